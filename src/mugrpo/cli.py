@@ -1,0 +1,178 @@
+"""The command line. Heavy imports wait until the arguments are understood."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mugrpo.config.load import describe_options
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.run_dir import RunDir
+
+PHASES = {
+    "generate": "make a stage's missing rollout shards",
+    "score": "score a stage's unscored rollout shards",
+    "optimize": "make a stage's missing updates",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, 2 for bad input, 3 where the run can be resumed."""
+    parser = _parser()
+    options, overrides = parser.parse_known_args(arguments)
+    try:
+        if overrides and not options.takes_overrides:
+            raise UsageError(f"{options.command} takes no option {overrides[0]}")
+        options.overrides = overrides
+        status: int = options.do(options)
+    except UsageError as error:
+        print(f"mugrpo: {error}", file=sys.stderr)
+        return 2
+    except RunStopped as error:
+        print(f"mugrpo: {error}. {_resume_sentence(options, overrides)}", file=sys.stderr)
+        return 3
+    return status
+
+
+def _train(options: argparse.Namespace) -> int:
+    from mugrpo.metrics import read_metrics
+    from mugrpo.pipeline import train
+    from mugrpo.summary import summarize
+
+    with _opened(options) as run:
+        train(run)
+        run.progress.say(summarize(list(read_metrics(run.dir.metrics))))
+    return 0
+
+
+def _phase(options: argparse.Namespace) -> int:
+    from mugrpo import pipeline
+
+    with _opened(options) as run:
+        stage = options.stage
+        if stage is None:
+            stage = min(run.schedule.stage_of(run.newest_update), run.config.schedule.stages - 1)
+        if not 0 <= stage < run.config.schedule.stages:
+            raise UsageError(
+                f"--stage {stage}: the run has stages 0 to {run.config.schedule.stages - 1}"
+            )
+        pipeline.run_phase(run, options.command, stage)
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from mugrpo.evaluate import evaluate
+
+    with _opened(options) as run:
+        update = run.newest_update if options.update is None else options.update
+        result = evaluate(run, update)
+        if not run.metrics.has("evaluation", update):
+            run.metrics.append("evaluation", update, **result)
+        for name, value in result.items():
+            run.progress.say(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+    return 0
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from mugrpo.repair import repair
+
+    run_dir = RunDir(options.target)
+    if run_dir.read_config() is None:
+        raise UsageError(f"{options.target} is no run")
+    with run_dir.locked() as notices:
+        for notice in notices:
+            print(notice)
+        bad = repair(run_dir, print)
+    print(f"{bad} bad; `mugrpo train {options.target}` makes them again" if bad else "all is well")
+    return 0
+
+
+def _opened(options: argparse.Namespace):  # type: ignore[no-untyped-def] # torch-free annotation
+    from contextlib import contextmanager
+
+    from mugrpo.progress import Progress
+    from mugrpo.run import Run, open_run
+    from mugrpo.stopping import stop_on_signals
+
+    @contextmanager
+    def opened():  # type: ignore[no-untyped-def]
+        with (
+            stop_on_signals() as stop,
+            open_run(
+                options.target,
+                overrides=options.overrides,
+                run_dir=options.run_dir,
+                force=options.force,
+                progress=Progress(),
+                stop=stop,
+            ) as run,
+        ):
+            assert isinstance(run, Run)
+            yield run
+
+    return opened()
+
+
+def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
+    words = ["mugrpo", options.command, str(options.target)]
+    if getattr(options, "run_dir", None):
+        words += ["--run-dir", str(options.run_dir)]
+    if getattr(options, "stage", None) is not None:
+        words += ["--stage", str(options.stage)]
+    return f"Nothing published is lost; resume with: {' '.join([*words, *overrides])}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mugrpo", description="Reinforcement learning of language models in few large stages."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=_options_text() if run else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        what = "a config file (TOML) or the directory of a run" if run else "the directory of a run"
+        command.add_argument("target", type=Path, help=what)
+        command.set_defaults(do=do, takes_overrides=run)
+        if run:
+            command.add_argument(
+                "--run-dir", type=Path, help="where the run lives (default: runs/NAME of the config)"
+            )
+            command.add_argument(
+                "--force", action="store_true", help="resume although config, data, model or code changed"
+            )
+        return command
+
+    add("train", _train, "run all stages, or what is left of them", run=True)
+    for name, text in PHASES.items():
+        phase = add(name, _phase, text, run=True)
+        phase.add_argument("--stage", type=int, help="which, from 0 (default: the current one)")
+    evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
+    evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
+    add("repair", _repair, "check every checksum and mark what is bad to be made again", run=False)
+    return parser
+
+
+def _options_text() -> str:
+    lines = ["options of a run, in the config file or as --group.option value:"]
+    seen = set()
+    for name, kind, default, meaning in describe_options():
+        if (entry := (name, default)) in seen:
+            continue
+        seen.add(entry)
+        lines.append(f"  --{name}  {kind}  (default {default})")
+        lines += textwrap.wrap(meaning, 90, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""The options of each engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mugrpo.config.options import NamedOptions
+
+
+class EngineOptions(NamedOptions):
+    """What every engine is asked for."""
+
+    canary_responses: int = Field(4, ge=0)
+    """Responses whose logprobs are compared with the trainer's at each refresh; 0 turns it off."""
+    canary_tolerance: float = Field(1e-3, gt=0)
+    """Largest absolute difference in logprob that the canary lets pass."""
+
+
+class HFOptions(EngineOptions):
+    """Hugging Face in process: the trainer's own model, batched sampling with a KV cache."""
+
+    name: Literal["hf"] = "hf"
+    """Which engine."""
+    batch_size: int = Field(128, ge=1)
+    """Sequences decoded together."""

@@ -1,0 +1,200 @@
+"""A TOML file and dotted overrides become one resolved RunConfig, or one clear sentence.
+
+Overrides use TOML's own values (`--objective.ratio_clip [0,5]`); what is no TOML value is taken
+as text, and `none` unsets. They are laid over the file's raw values before anything is derived.
+An override of a group's `name` starts that group from the chosen name's defaults.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from mugrpo.config.options import Options
+from mugrpo.config.registry import ENGINES, OBJECTIVES, TASKS
+from mugrpo.config.run import RunConfig
+from mugrpo.errors import UsageError
+
+CHOICES = {"task": TASKS, "engine": ENGINES, "objective": OBJECTIVES}
+
+
+def load_config(file: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of `file` (None: all defaults) under `overrides`, as the command line has them.
+
+    Raises UsageError, one line a fault, for unreadable TOML, unknown options, wrong types and
+    values out of bounds.
+    """
+    raw = apply_overrides(_read_toml(file) if file else {}, overrides)
+    return build_config(raw, str(file) if file else "the command line")
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`raw` with the command line's overrides laid over it."""
+    raw = copy.deepcopy(raw)
+    for name, value in parse_overrides(overrides):
+        _set(raw, name, value)
+    return raw
+
+
+def build_config(raw: dict[str, Any], source: str) -> RunConfig:
+    """Validate raw nested values; raises UsageError naming `source` and every fault."""
+    try:
+        return RunConfig.model_validate(raw)
+    except ValidationError as error:
+        lines = [_sentence(".".join(map(str, loc)), e) for loc, e in _flatten(error)]
+        raise UsageError(f"{source}: " + "; ".join(lines)) from None
+
+
+def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) for each `--a.b value` or `--a.b=value`."""
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise UsageError(f"{flag!r} is no option: overrides are written --group.option value")
+        name, equals, text = flag[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise UsageError(f"--{name} has no value: write --{name} value")
+            text = rest.pop(0)
+        yield name.replace("-", "_"), _toml_value(text)
+
+
+def describe_options() -> Iterator[tuple[str, str, str, str]]:
+    """(dotted name, type and bounds, default, meaning) of every option, for --help."""
+    for name, field in _fields(RunConfig):
+        meaning = " ".join((field.description or "").split())
+        yield name, _type_text(field), _default_text(field), meaning
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(dotted name, old, new) where two resolved configs differ; None for "not there"."""
+    flat_old, flat_new = dict(_leaves(old)), dict(_leaves(new))
+    names = sorted(flat_old.keys() | flat_new.keys())
+    pairs = [(name, flat_old.get(name), flat_new.get(name)) for name in names]
+    return [(name, a, b) for name, a, b in pairs if a != b]
+
+
+def harmless(name: str) -> bool:
+    """Whether the option `name` may change between a run's start and its resume."""
+    fields = dict(_fields(RunConfig))
+    extra = fields[name].json_schema_extra if name in fields else None
+    return isinstance(extra, dict) and bool(extra.get("harmless"))
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{file}: there is no such config file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except (tomllib.TOMLDecodeError, OSError) as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _toml_value(text: str) -> Any:
+    if text == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(raw: dict[str, Any], name: str, value: Any) -> None:
+    *groups, leaf = name.split(".")
+    table = raw
+    for group in groups:
+        table = table.setdefault(group, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"--{name}: {group} is an option, not a group of options")
+    if leaf == "name" and groups and table.get("name") != value:
+        table.clear()
+    table[leaf] = value
+
+
+def _fields(options: type[Options], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every option below `options` under its dotted name, those of all choices included."""
+    for name, field in options.model_fields.items():
+        groups = list(CHOICES[name].values()) if name in CHOICES else [field.annotation]
+        for group in groups:
+            if isinstance(group, type) and issubclass(group, Options):
+                yield from _fields(group, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", field
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _flatten(
+    error: ValidationError, prefix: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Pydantic's errors with whole locations, those of groups chosen by name included."""
+    for e in error.errors():
+        inner = e.get("ctx", {}).get("error")
+        loc = (*prefix, *e["loc"])
+        if isinstance(inner, ValidationError):
+            yield from _flatten(inner, loc)
+        else:
+            yield loc, e
+
+
+def _sentence(name: str, error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        known = dict.fromkeys(known for known, _ in _fields(RunConfig))
+        group, _, leaf = name.rpartition(".")
+        if name in known:
+            return f"{leaf} is no option of the {group} named in {group}.name, but of another"
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
+            k for k in known if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], cutoff=0.7)
+        ]
+        hint = f"did you mean {near[0]}?" if near else "`mugrpo train --help` lists all options"
+        return f"there is no option {name}; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{name} = {error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _type_text(field: FieldInfo) -> str:
+    signs = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
+    bounds = [
+        f"{sign} {getattr(bound, kind.__name__.lower())}"
+        for bound in field.metadata
+        for kind, sign in signs.items()
+        if isinstance(bound, kind)
+    ]
+    return " ".join([_annotation_text(field.annotation), *bounds])
+
+
+def _annotation_text(annotation: Any) -> str:
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(map(str, arguments))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return "|".join("none" if a is type(None) else _annotation_text(a) for a in arguments)
+    if typing.get_origin(annotation) is tuple:
+        return f"[{', '.join(map(_annotation_text, arguments))}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _default_text(field: FieldInfo) -> str:
+    default = field.default
+    if default is None:
+        return "none"
+    return str(list(default)) if isinstance(default, tuple) else str(default)

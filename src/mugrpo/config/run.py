@@ -1,0 +1,165 @@
+"""Every option of a run: one field, one owner, one description under it. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mugrpo.config.engines import HFOptions
+from mugrpo.config.objectives.mu_grpo import MuGRPOOptions
+from mugrpo.config.options import HARMLESS, Options
+from mugrpo.config.registry import EngineChoice, ObjectiveChoice, TaskChoice
+from mugrpo.config.tasks import ChainOptions
+
+
+class ModelOptions(Options):
+    """The policy's model and tokenizer."""
+
+    path: str = "chain"
+    """A directory in Hugging Face form, or "chain" for the embedded model."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of forward and backward passes; weights and optimizer stay in fp32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; "auto" takes the GPU where there is one."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    eos_token: str | None = None
+    """The end-of-sequence token, for a tokenizer that names none."""
+
+
+class PromptOptions(Options):
+    """How a problem becomes token ids."""
+
+    form: Literal["plain", "chat"] = "plain"
+    """The problem's text as it is, or one user message through the chat template."""
+    chat_template: str | None = None
+    """A Jinja file to use as the chat template instead of the tokenizer's own."""
+
+
+class ScheduleOptions(Options):
+    """What is generated when, and how often it is optimized on."""
+
+    stages: int = Field(4, ge=1)
+    """Refreshes: in each, the engine takes the newest weights and generates once."""
+    batches_per_stage: int = Field(64, ge=1)
+    """Batches of rollouts generated at a refresh."""
+    passes_per_batch: int = Field(1, ge=1)
+    """Updates made on a batch, one after another."""
+    problems_per_update: int = Field(16, ge=1)
+    """Problems, that is groups, in a batch."""
+    group_size: int = Field(8, ge=2)
+    """Responses to a problem."""
+
+    @property
+    def updates_per_stage(self) -> int:
+        """The literature's mu: updates per refresh."""
+        return self.batches_per_stage * self.passes_per_batch
+
+    @property
+    def total_updates(self) -> int:
+        return self.stages * self.updates_per_stage
+
+    @property
+    def groups_per_stage(self) -> int:
+        return self.batches_per_stage * self.problems_per_update
+
+    @property
+    def rollouts_per_stage(self) -> int:
+        return self.groups_per_stage * self.group_size
+
+    @property
+    def rollouts_per_update(self) -> int:
+        return self.problems_per_update * self.group_size
+
+
+class RolloutOptions(Options):
+    """Sampling, and how rollouts are laid on disk."""
+
+    temperature: float = Field(1.0, gt=0, le=10)
+    """Sampling temperature; every logprob of the run is of log_softmax(logits / temperature)."""
+    max_new_tokens: int = Field(48, ge=1)
+    """Longest response in tokens, its end-of-sequence token included."""
+    shard_rollouts: int = Field(2048, ge=1)
+    """Rollouts in a shard, the unit that is published and resumed; whole groups, rounded up."""
+
+
+class RewardOptions(Options):
+    """What scores mean to the optimizer."""
+
+    truncated: Literal["zero", "masked"] = "zero"
+    """A truncated response gets reward 0, or is left out of its group and of the loss."""
+
+
+class OptimizerOptions(Options):
+    """AdamW, its learning-rate schedule (in updates), and how an update is computed."""
+
+    lr: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over all updates of the run."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the learning rate rises linearly from 0."""
+    final_lr_share: float = Field(0.0, ge=0, le=1)
+    """The last learning rate of a linear or cosine schedule, as a share of the peak."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's denominator constant."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient's norm is clipped to this."""
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Padded tokens in a micro-batch at most; one response longer than this goes alone."""
+    logprob_chunk_tokens: int = Field(1024, ge=1)
+    """Tokens whose logits exist at once: memory is this x vocabulary x 4 bytes."""
+    nonfinite_limit: int = Field(3, ge=1)
+    """Stop after so many updates in a row with a non-finite loss or gradient."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas = {list(self.betas)}: each must be in [0, 1)")
+        return self
+
+
+class CheckpointOptions(Options):
+    """When the policy and the optimizer's state are saved."""
+
+    every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Save every so many updates; 0: at the ends of stages only."""
+    stage_end: bool = Field(True, json_schema_extra=HARMLESS)
+    """Save at the end of every stage (the last update is always saved)."""
+    keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Keep the newest so many, besides the one the current stage began from; 0 keeps all."""
+
+
+class EvaluationOptions(Options):
+    """Accuracy on held-out problems, measured before, during and after training."""
+
+    every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
+    """Evaluate every so many updates, besides before the first and after the last; 0: never."""
+    samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    """Responses to a problem."""
+    temperature: float = Field(1.0, gt=0, le=10, json_schema_extra=HARMLESS)
+    """Sampling temperature."""
+
+
+class RunConfig(Options):
+    """A run, resolved: everything that decides its numbers."""
+
+    seed: int = Field(0, ge=0)
+    """Decides the order of problems and every sampled token."""
+    model: ModelOptions = ModelOptions()
+    task: TaskChoice = ChainOptions()
+    prompt: PromptOptions = PromptOptions()
+    schedule: ScheduleOptions = ScheduleOptions()
+    rollouts: RolloutOptions = RolloutOptions()
+    engine: EngineChoice = HFOptions()
+    rewards: RewardOptions = RewardOptions()
+    objective: ObjectiveChoice = MuGRPOOptions()
+    optimizer: OptimizerOptions = OptimizerOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+

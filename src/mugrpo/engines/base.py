@@ -1,0 +1,43 @@
+"""What an engine is: token ids in, token ids and their logprobs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mugrpo.records import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to sample."""
+
+    prompt_ids: NDArray[np.int32]  # [P]
+    seed: int  # 64 bits; with the prompt and the weights it decides the response
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled response."""
+
+    ids: NDArray[np.int32]  # [T], with the end-of-sequence token where it was sampled
+    logprobs: NDArray[np.float32]  # [T], log_softmax(logits / temperature) at each id
+    finish_reason: FinishReason
+
+
+class Engine(Protocol):
+    """Samples from the policy as it is now."""
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """Completions in the order of `requests`, handed over a batch at a time.
+
+        Every token is drawn from softmax(logits / temperature), nothing else (no top-k, no
+        penalties), and reported with its logprob under that very distribution.
+        """
+        ...

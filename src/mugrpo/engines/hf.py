@@ -1,0 +1,93 @@
+"""The Hugging Face engine: the trainer's own model in process, plain and obviously right.
+
+Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from mugrpo.config.engines import HFOptions
+from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.sampling import sample, uniforms
+from mugrpo.policy import Policy
+from mugrpo.records import FinishReason
+
+
+class HFEngine:
+    """Samples in static batches with a KV cache. A refresh costs nothing: the model is shared."""
+
+    def __init__(self, policy: Policy, options: HFOptions) -> None:
+        self.policy = policy
+        self.options = options
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """See `Engine.generate`; a batch ends when its last response does."""
+        size = self.options.batch_size
+        for start in range(0, len(requests), size):
+            yield self._batch(requests[start : start + size], temperature, max_new_tokens)
+
+    @torch.inference_mode()
+    def _batch(
+        self, requests: Sequence[Request], temperature: float, max_new_tokens: int
+    ) -> list[Completion]:
+        policy, device = self.policy, self.policy.device
+        longest = max(len(r.prompt_ids) for r in requests)
+        ids_BP = np.full((len(requests), longest), policy.pad_id, np.int64)
+        mask_BP = np.zeros((len(requests), longest), np.int64)
+        for row, request in enumerate(requests):
+            ids_BP[row, longest - len(request.prompt_ids) :] = request.prompt_ids
+            mask_BP[row, longest - len(request.prompt_ids) :] = 1
+        step_ids = torch.from_numpy(ids_BP).to(device)
+        mask_BL = torch.from_numpy(mask_BP).to(device)
+        position_ids = (mask_BL.cumsum(-1) - 1).clamp(min=0)
+        stop_ids = torch.tensor(policy.stop_ids, device=device)
+        uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
+        uniforms_BT = uniforms_BT.to(device)
+        cache = DynamicCache(config=policy.model.config)
+        finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        tokens, logprobs = [], []
+        was_training = policy.model.training
+        policy.model.eval()  # gradient checkpointing, where it is on, would refuse the cache
+        for t in range(max_new_tokens):
+            with policy.autocast():
+                logits_BV = policy.model(
+                    input_ids=step_ids,
+                    attention_mask=mask_BL,
+                    position_ids=position_ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
+            logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, -1)
+            token_B = sample(logprobs_BV, uniforms_BT[:, t])
+            tokens.append(token_B)
+            logprobs.append(logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1))
+            finished_B |= torch.isin(token_B, stop_ids)
+            if finished_B.all():
+                break
+            step_ids = token_B[:, None]
+            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
+            position_ids = position_ids[:, -1:] + 1
+        policy.model.train(was_training)
+        return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
+
+    def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
+        """Cut each row behind its first stop id; a row without one was truncated."""
+        ids, logprobs = ids_BT.cpu().numpy().astype(np.int32), logprobs_BT.cpu().numpy()
+        stops = np.isin(ids, self.policy.stop_ids)
+        completions = []
+        for row, stop in enumerate(stops):
+            stopped = bool(stop.any())
+            length = int(stop.argmax()) + 1 if stopped else ids.shape[1]
+            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+            completions.append(
+                Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)
+            )
+        return completions

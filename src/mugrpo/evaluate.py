@@ -1,0 +1,67 @@
+"""Accuracy on held-out problems through an engine: avg@k and pass@k."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from typing import Any
+
+from mugrpo.records import Status
+from mugrpo.rollouts.generate import Sampler
+from mugrpo.rollouts.score import score_shard
+from mugrpo.run import Run
+from mugrpo.shards import RowReader, ShardSet
+
+
+def evaluate(run: Run, update: int) -> dict[str, Any]:
+    """Sample and score the held-out problems under the policy after `update` updates.
+
+    Every evaluation draws from the same seeds, so that two policies are compared on the same
+    random numbers. Rollouts and scores are kept under the run's evaluations. Returns `accuracy`
+    (avg@k: the mean reward over k samples of every problem, unknown rewards left out), `pass@k`
+    (share of problems with a right sample among k) and the counts by status.
+    """
+    began = time.monotonic()
+    options = run.config.evaluation
+    problems = run.task.eval_problems()
+    folder = run.dir.evaluation(update)
+    shutil.rmtree(folder, ignore_errors=True)
+    rollouts = ShardSet(folder / "rollouts", "rollouts")
+    scores = ShardSet(folder / "scores", "scores")
+    run.policy_at(update)
+    sampler = Sampler(
+        run.engine,
+        run.encode,
+        seed=run.config.seed,
+        stage="evaluation",
+        group_size=options.samples,
+        temperature=options.temperature,
+        max_new_tokens=run.config.rollouts.max_new_tokens,
+        policy_step=update,
+    )
+    sampler.make_shard(rollouts, 0, [(p, 0) for p in problems], lambda _: run.stop.check())
+    score_shard(
+        rollouts,
+        scores,
+        0,
+        task=run.task,
+        problems={p.id: p for p in problems},
+        tokenizer=run.policy.tokenizer,
+        check=run.stop.check,
+    )
+    count = scores.entry(0)["rows"]
+    verdicts = RowReader(scores).rows((0, row) for row in range(count))
+    rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
+    right = [v["status"] == Status.RIGHT for v in verdicts]
+    k = options.samples
+    passed = sum(any(right[i : i + k]) for i in range(0, count, k))
+    statuses = Counter(v["status"] for v in verdicts)
+    return {
+        "accuracy": sum(rewards) / len(rewards) if rewards else None,
+        f"pass@{k}": passed / len(problems),
+        "problems": len(problems),
+        "samples": k,
+        **{f"status/{status}": statuses[status] for status in Status},
+        "time/evaluate": time.monotonic() - began,
+    }

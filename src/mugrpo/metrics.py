@@ -1,0 +1,63 @@
+"""metrics.jsonl: one flat JSON object an event. It is the truth; everything else is drawn from it.
+
+Every line has `kind` ("refresh", "update", "evaluation") and `update` (updates made before it, or
+by it for kind "update"). Keys that begin with `time/` are seconds and the only ones that differ
+between a run and its killed and resumed twin.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mugrpo.run_dir import publish_file
+
+
+class MetricsLog:
+    """The metrics file at `path`, open for appending; lines past `update` are cut first."""
+
+    def __init__(self, path: Path, update: int) -> None:
+        kept = [line for line in read_metrics(path) if line["update"] <= update]
+        with publish_file(path) as file:
+            for line in kept:
+                file.write(_encode(line))
+        self._seen = {(line["kind"], line["update"]) for line in kept}
+        self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+
+    def has(self, kind: str, update: int) -> bool:
+        return (kind, update) in self._seen
+
+    def append(self, kind: str, update: int, **values: Any) -> None:
+        """Write one line; a number that is not finite is written as null, as JSON has no name."""
+        self._seen.add((kind, update))
+        self._file.write(_encode({"kind": kind, "update": update, **values}))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make every line durable: called before a checkpoint that rests on them is published."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file in order; a last line cut short by a kill is passed over."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }
+    return json.dumps(finite, allow_nan=False).encode() + b"\n"

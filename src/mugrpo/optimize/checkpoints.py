@@ -1,0 +1,35 @@
+"""Checkpoints: published whole, sealed with checksums, the oldest removed when asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+
+from mugrpo.errors import RunStopped
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.run_dir import RunDir, publish_folder, seal_folder
+
+
+def save_checkpoint(trainer: Trainer, run_dir: RunDir, *, keep: int, needed: Collection[int]) -> None:
+    """Publish the trainer's checkpoint, then keep the newest `keep` (0: all) and the `needed`.
+
+    Raises RunStopped, naming the last good one, where a weight is not finite.
+    """
+    if name := trainer.policy.nonfinite_parameter():
+        saved = run_dir.checkpoint_updates()
+        last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"
+        raise RunStopped(
+            f"no checkpoint of update {trainer.update} is written: {name} holds NaN or inf; the "
+            f"last good one is {last}"
+        )
+    with publish_folder(run_dir.checkpoint(trainer.update)) as folder:
+        trainer.save(folder)
+        seal_folder(folder)
+    updates = run_dir.checkpoint_updates()
+    for update in updates[:-keep] if keep else []:
+        if update not in needed:
+            folder = run_dir.checkpoint(update)
+            doomed = folder.with_name(f"{folder.name}.tmp.{os.getpid()}")
+            os.rename(folder, doomed)  # so that a kill leaves no half checkpoint under its name
+            shutil.rmtree(doomed)

@@ -1,0 +1,72 @@
+"""What is told of every update: ratios by advantage sign, fractions, divergences, entropy."""
+
+from __future__ import annotations
+
+import torch
+
+from mugrpo.optimize.batching import MicroBatch
+
+Values = dict[str, float | None]
+
+
+class TokenStatistics:
+    """Collects the response tokens of an update's micro-batches; a few numbers a token."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[torch.Tensor]] = {}
+
+    def add(
+        self,
+        batch: MicroBatch,
+        logprobs_BT: torch.Tensor,
+        entropy_BT: torch.Tensor,
+        metrics: dict[str, torch.Tensor],
+    ) -> None:
+        tokens = {
+            "log_ratio": logprobs_BT.detach() - batch.behavior_logprobs,
+            "advantage": batch.advantages[:, None].expand_as(batch.mask),
+            "entropy": entropy_BT,
+            **{name: tensor.detach().float() for name, tensor in metrics.items()},
+        }
+        for name, tensor in tokens.items():
+            self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
+
+    def values(self, update_tokens: int) -> Values:
+        """The update's metrics.
+
+        Fractions are of all `update_tokens` response tokens. Ratios, divergences and entropy are
+        over the tokens that were computed: those of groups with reward variance, where the
+        objective needs no others. None where there are none. KL and total variation are
+        estimated on the behavior policy's own samples: kl_behavior = mean(r - 1 - log r)
+        estimates KL(behavior || policy) a token, tv_token = mean(max(0, 1 - r)).
+        """
+        tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
+        log_ratio = tokens.pop("log_ratio", torch.empty(0))
+        advantage = tokens.pop("advantage", torch.empty(0))
+        entropy = tokens.pop("entropy", torch.empty(0))
+        ratio = log_ratio.exp()
+        values: Values = {
+            "kl_behavior": _mean(ratio - 1 - log_ratio),
+            "tv_token": _mean((1 - ratio).clamp(min=0)),
+            "entropy": _mean(entropy),
+        }
+        for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
+            part = ratio[chosen]
+            values[f"ratio/{sign}/mean"] = _mean(part)
+            values[f"ratio/{sign}/p99"] = _quantile(part, 0.99)
+            values[f"ratio/{sign}/max"] = part.max().item() if len(part) else None
+        for name, tensor in tokens.items():
+            values[name] = tensor.sum().item() / update_tokens
+        return values
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    return values.double().mean().item() if len(values) else None
+
+
+def _quantile(values: torch.Tensor, share: float) -> float | None:
+    """The smallest value that at least `share` of `values` do not exceed."""
+    if not len(values):
+        return None
+    rank = max(1, -int(-share * len(values) // 1))  # ceil(share x n), from 1
+    return values.kthvalue(rank).values.item()

@@ -1,0 +1,29 @@
+"""The learning rate as a function of the update's number. It counts updates, never rollouts."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+
+def learning_rate(
+    update: int,
+    *,
+    peak: float,
+    schedule: Literal["constant", "linear", "cosine"],
+    warmup_updates: int,
+    total_updates: int,
+    final_share: float,
+) -> float:
+    """The rate of update number `update` (from 0).
+
+    Warm-up: peak x (update + 1) / warmup_updates. Then constant, or linear or cosine from peak
+    down to final_share x peak, reached at the last update.
+    """
+    if update < warmup_updates:
+        return peak * (update + 1) / warmup_updates
+    if schedule == "constant":
+        return peak
+    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - 1 - warmup_updates))
+    fall = progress if schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return peak * (1 - (1 - final_share) * fall)

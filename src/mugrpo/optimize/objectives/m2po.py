@@ -1,0 +1,50 @@
+"""M2PO: trust by the second moment of the log ratio. B responses, T tokens."""
+
+from __future__ import annotations
+
+import torch
+
+
+def prepass(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    second_moment_limit: float,
+) -> dict[str, torch.Tensor]:
+    """The tokens that M2PO keeps, over all responses of an update: {"keep": [B, T] bool}.
+
+        T = tokens with (A > 0, r > 1) or (A < 0, r < 1)
+        while mean over T of (log r)^2 > limit: mask the token with the largest, drop it from T
+
+    Masking the largest one by one ends at the longest ascending prefix whose mean is within the
+    limit, which is how it is computed. Among equal values the later token goes first.
+    """
+    log_ratio_BT = logprobs - behavior_logprobs
+    away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
+    squares, order = (log_ratio_BT[away_BT].double() ** 2).sort(stable=True)
+    running_mean = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
+    kept = torch.zeros_like(order, dtype=torch.bool)
+    kept[order] = running_mean <= second_moment_limit  # ascending squares: a prefix
+    return {"keep": mask.clone().masked_scatter(away_BT, kept)}
+
+
+def loss(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    second_moment_limit: float,
+    keep: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """M2PO as its paper has it: loss_t = -keep_t r_t A, no clip, mean over all tokens.
+
+    Equals GRPO with the interval [0, inf) when the limit is never reached. (The released code
+    instead caps |log r| and clips; that is another objective.)
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
+    ratio_BT = (logprobs - behavior_logprobs).exp()
+    loss_BT = -(ratio_BT * advantages[:, None]).masked_fill(~keep, 0.0)
+    return loss_BT, {"masked_fraction": mask & ~keep}

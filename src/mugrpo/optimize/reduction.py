@@ -1,0 +1,37 @@
+"""From per-token losses to one number, with the update's denominator. B responses, T tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Reduction = Literal["token_mean", "sequence_mean", "constant"]
+
+
+def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_tokens: int) -> int:
+    """What an update's summed loss is divided by.
+
+    It counts every response of the update, whatever was masked, vetoed or not computed, so that
+    neither a mask nor the cut into micro-batches changes the weight of what remains.
+    """
+    return {
+        "token_mean": tokens,
+        "sequence_mean": responses,
+        "constant": responses * max_new_tokens,
+    }[reduction]
+
+
+def reduced_loss(
+    loss_BT: torch.Tensor, mask_BT: torch.Tensor, reduction: Reduction, denominator: int
+) -> torch.Tensor:
+    """The part of an update's loss that these responses contribute, a scalar.
+
+    token_mean and constant: sum of the token losses / denominator. sequence_mean: sum of each
+    response's mean token loss / denominator. Parts of an update add up to its whole.
+    """
+    assert loss_BT.shape == mask_BT.shape and loss_BT.ndim == 2
+    per_response_B = (loss_BT * mask_BT).sum(-1)
+    if reduction == "sequence_mean":
+        per_response_B = per_response_B / mask_BT.sum(-1).clamp(min=1)
+    return per_response_B.sum() / denominator

@@ -1,0 +1,262 @@
+"""Updates: advantages -> micro-batches -> logprobs -> objective -> one optimizer step.
+
+Suffixes: B responses of a micro-batch, T response tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mugrpo.config.run import RunConfig
+from mugrpo.optimize.advantages import group_advantages
+from mugrpo.optimize.batching import MicroBatch, collate, split_by_tokens
+from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.logprobs import response_logprobs
+from mugrpo.optimize.lr import learning_rate
+from mugrpo.optimize.objectives import load_objective
+from mugrpo.optimize.reduction import denominator, reduced_loss
+from mugrpo.policy import Policy
+from mugrpo.records import Rollout, Score, Status
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What one update trains on: whole groups, their rollouts side by side."""
+
+    rollouts: Sequence[Rollout]
+    scores: Sequence[Score]
+
+
+class Trainer:
+    """The policy with its optimizer. `update` counts updates made, applied or not."""
+
+    def __init__(self, policy: Policy, config: RunConfig) -> None:
+        self.policy = policy
+        self.config = config
+        self.options = config.optimizer
+        self.objective = load_objective(config.objective.name)
+        self.update = 0
+        self.nonfinite_in_a_row = 0
+        parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.ndim >= 2]},
+                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=self.options.lr,
+            betas=self.options.betas,
+            eps=self.options.eps,
+            weight_decay=self.options.weight_decay,
+        )
+
+    def step(self, experience: Experience) -> dict[str, Any]:
+        """One update on `experience`; returns its metrics (see diagnostics, and the keys below).
+
+        The gradient is that of the whole update's loss: its denominator counts every response,
+        so the cut into micro-batches changes nothing but rounding. Responses without gradient
+        (advantage 0, where the objective gives them none) are not computed. A non-finite loss or
+        gradient is counted in `skipped` and never reaches the weights.
+        """
+        began = time.monotonic()
+        rollouts = experience.rollouts
+        advantages, zero_variance = self._advantages(experience)
+        tokens = sum(len(r.response_ids) for r in rollouts)
+        divisor = denominator(
+            self.config.objective.reduction,
+            tokens=tokens,
+            responses=len(rollouts),
+            max_new_tokens=self.config.rollouts.max_new_tokens,
+        )
+        batches = self._micro_batches(rollouts, advantages)
+        extras = self._prepass(batches)
+        statistics = TokenStatistics()
+        loss = 0.0
+        for batch, extra in zip(batches, extras, strict=True):
+            logprobs_BT, entropy_BT = self.logprobs(batch)
+            loss_BT, metrics = self.objective.loss(
+                logprobs_BT,
+                batch.behavior_logprobs,
+                batch.advantages,
+                batch.mask,
+                **self.config.objective.knobs,
+                **extra,
+            )
+            part = reduced_loss(loss_BT, batch.mask, self.config.objective.reduction, divisor)
+            part.backward()
+            loss += part.item()
+            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+        lr = self._learning_rate()
+        grad_norm, applied = self._apply(lr, loss)
+        padded = sum(batch.ids.numel() for batch in batches)
+        computed = sum(len(rollouts[r].prompt_ids) + len(rollouts[r].response_ids)
+                       for batch in batches for r in batch.rows)
+        statuses = [score.status for score in experience.scores]
+        rewards = [score.reward for score in experience.scores if score.reward is not None]
+        return {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "skipped": int(not applied),
+            "batch_reward": sum(rewards) / len(rewards) if rewards else None,
+            "tokens": tokens,
+            "computed_tokens": computed,
+            "padding_share": 1 - computed / padded if padded else 0.0,
+            "zero_variance_share": zero_variance,
+            "failed_share": sum(s.failed for s in statuses) / len(statuses),
+            "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
+            **statistics.values(tokens),
+            "time/update": time.monotonic() - began,
+        }
+
+    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs and entropy of the batch's response tokens under the policy now, [B, T]."""
+        with self.policy.autocast():
+            return response_logprobs(
+                self.policy.model,
+                batch.ids,
+                batch.prompt_lengths,
+                batch.mask,
+                temperature=self.config.rollouts.temperature,
+                chunk=self.options.logprob_chunk_tokens,
+            )
+
+    @torch.no_grad()
+    def logprob_gap(self, rollouts: Sequence[Rollout]) -> float:
+        """Largest |trainer logprob - behavior logprob| over `rollouts`: the canary's measure."""
+        rows = list(range(len(rollouts)))
+        batch = self._collate(rollouts, torch.zeros(len(rollouts)), rows)
+        logprobs_BT, _ = self.logprobs(batch)
+        return (logprobs_BT - batch.behavior_logprobs)[batch.mask].abs().max().item()
+
+    def save(self, folder: Path) -> None:
+        """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
+        self.policy.save(folder)
+        names = {p: name for name, p in self.policy.model.named_parameters()}
+        tensors = {
+            f"{names[parameter]}/{key}": value.contiguous()
+            for parameter, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+        tensors["rng/cpu"] = torch.get_rng_state()
+        save_file(tensors, folder / "optimizer.safetensors")
+        state = {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row}
+        (folder / "trainer.json").write_text(json.dumps(state) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Continue from a folder that `save` wrote."""
+        state = json.loads((folder / "trainer.json").read_text())
+        self.policy.load_weights(folder, state["update"])
+        tensors = load_file(folder / "optimizer.safetensors")
+        torch.set_rng_state(tensors.pop("rng/cpu"))
+        parameters = dict(self.policy.model.named_parameters())
+        self.optimizer.state.clear()
+        for name, value in tensors.items():
+            parameter_name, _, key = name.rpartition("/")
+            parameter = parameters[parameter_name]
+            device = parameter.device if value.ndim else value.device  # AdamW's step stays on CPU
+            self.optimizer.state[parameter][key] = value.clone().to(device)
+        self.update = state["update"]
+        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+    def _advantages(self, experience: Experience) -> tuple[torch.Tensor, float]:
+        """Advantages of all responses in order, and the share of groups without variance."""
+        advantages, zero_variance, groups = [], 0, 0
+        pairs = zip(experience.rollouts, experience.scores, strict=True)
+        for _, group in groupby(pairs, key=lambda pair: pair[0].group):
+            scores = [score for _, score in group]
+            rewards = torch.tensor([[score.reward or 0.0 for score in scores]], dtype=torch.double)
+            valid = torch.tensor([[self._counts(score) for score in scores]])
+            part = group_advantages(
+                rewards,
+                valid,
+                std=self.config.objective.advantage_std,
+                eps=self.config.objective.advantage_eps,
+            )
+            advantages.append(part[0])
+            zero_variance += int(not part.any())
+            groups += 1
+        return torch.cat(advantages), zero_variance / groups
+
+    def _counts(self, score: Score) -> bool:
+        """Whether a response takes part in its group's statistics and in the loss."""
+        masked = score.status is Status.TRUNCATED and self.config.rewards.truncated == "masked"
+        return not (score.status.failed or masked)
+
+    def _micro_batches(
+        self, rollouts: Sequence[Rollout], advantages: torch.Tensor
+    ) -> list[MicroBatch]:
+        every = self.objective.needs_zero_advantages
+        rows = [i for i in range(len(rollouts)) if every or advantages[i] != 0]
+        lengths = [len(rollouts[i].prompt_ids) + len(rollouts[i].response_ids) for i in rows]
+        parts = split_by_tokens(lengths, self.options.micro_batch_tokens)
+        return [self._collate(rollouts, advantages, [rows[i] for i in part]) for part in parts]
+
+    def _collate(
+        self, rollouts: Sequence[Rollout], advantages: torch.Tensor, rows: list[int]
+    ) -> MicroBatch:
+        return collate(
+            rollouts, advantages, rows, pad_id=self.policy.pad_id, device=self.policy.device
+        )
+
+    @torch.no_grad()
+    def _prepass(self, batches: list[MicroBatch]) -> list[dict[str, torch.Tensor]]:
+        """What the objective's pre-pass over the whole update gives to each micro-batch."""
+        if self.objective.prepass is None or not batches:
+            return [{} for _ in batches]
+        width = max(batch.mask.shape[1] for batch in batches)
+
+        def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+            widened = [torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors]
+            return torch.cat(widened)
+
+        results = self.objective.prepass(
+            stacked([self.logprobs(batch)[0] for batch in batches]),
+            stacked([batch.behavior_logprobs for batch in batches]),
+            torch.cat([batch.advantages for batch in batches]),
+            stacked([batch.mask for batch in batches]),
+            **self.config.objective.knobs,
+        )
+        sizes = [len(batch.rows) for batch in batches]
+        parts = {name: tensor.split(sizes) for name, tensor in results.items()}
+        return [
+            {name: part[i][:, : batch.mask.shape[1]] for name, part in parts.items()}
+            for i, batch in enumerate(batches)
+        ]
+
+    def _learning_rate(self) -> float:
+        return learning_rate(
+            self.update,
+            peak=self.options.lr,
+            schedule=self.options.lr_schedule,
+            warmup_updates=self.options.warmup_updates,
+            total_updates=self.config.schedule.total_updates,
+            final_share=self.options.final_lr_share,
+        )
+
+    def _apply(self, lr: float, loss: float) -> tuple[float, bool]:
+        """Clip and step where everything is finite; returns the gradient's norm and whether."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for parameter in parameters:
+            if parameter.grad is None:  # no response had a gradient: it is zero, moments decay
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm).item()
+        applied = math.isfinite(norm) and math.isfinite(loss)
+        if applied:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
+        self.update += 1
+        self.policy.update = self.update
+        return norm, applied

@@ -1,0 +1,333 @@
+"""The stage loop. If it is not published, do it.
+
+    for each stage:
+        generate   every missing rollout shard, with the policy at the stage's first update
+        score      every missing score shard
+        plan       which rollouts each update trains on
+        optimize   from the newest checkpoint to the stage's last update
+
+Generation and optimization never call each other: they meet at the stage's shards on disk. Each
+step looks at what is published and does the rest, so a run that was killed anywhere goes on from
+there, and any one of them can be run alone, elsewhere or again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from mugrpo.engines.base import Completion
+from mugrpo.errors import Interrupted, RunStopped
+from mugrpo.evaluate import evaluate
+from mugrpo.optimize.checkpoints import save_checkpoint
+from mugrpo.optimize.trainer import Experience
+from mugrpo.rollouts.generate import Group, Sampler
+from mugrpo.rollouts.score import score_shard, scored
+from mugrpo.run import Run
+from mugrpo.run_dir import publish_json
+from mugrpo.shards import (
+    RowReader,
+    ShardSet,
+    read_plan,
+    rollout_from_row,
+    score_from_row,
+    write_plan,
+)
+
+
+def train(run: Run) -> None:
+    """Everything of the run that is not done yet."""
+    total = run.config.schedule.total_updates
+    update = run.newest_update
+    if update:
+        run.progress.say(f"resuming from {run.dir.checkpoint(update)}")
+    try:
+        evaluate_if_due(run, update)
+        for stage in range(run.schedule.stage_of(update), run.config.schedule.stages):
+            generate_stage(run, stage)
+            score_stage(run, stage)
+            plan_stage(run, stage)
+            optimize_stage(run, stage)
+    except Interrupted:
+        save_progress(run)
+        raise
+    assert run.newest_update == total
+
+
+def run_phase(run: Run, phase: str, stage: int) -> None:
+    """One phase ("generate", "score", "optimize") of one stage.
+
+    Raises UsageError where the phase before it is not complete.
+    """
+    if phase == "generate":
+        generate_stage(run, stage)
+    elif phase == "score":
+        require(run, stage, "rollouts")
+        score_stage(run, stage)
+    else:
+        require(run, stage, "rollouts")
+        require(run, stage, "scores")
+        plan_stage(run, stage)
+        optimize_stage(run, stage)
+
+
+def require(run: Run, stage: int, kind: str) -> None:
+    """Raise UsageError where the stage lacks shards of `kind`."""
+    shards = ShardSet(run.dir.stage(stage) / kind, kind)
+    count = shard_count(run, stage)
+    have = sum(shard in shards for shard in range(count))
+    if have < count:
+        before = "generate" if kind == "rollouts" else "score"
+        raise UsageError(
+            f"stage {stage} has {have} of {count} shards of {kind}; run `mugrpo {before} "
+            f"{run.dir.root} --stage {stage}` first"
+        )
+
+
+def generate_stage(run: Run, stage: int) -> None:
+    """Publish the stage's missing rollout shards."""
+    shards = ShardSet(run.dir.rollouts(stage), "rollouts")
+    parts = list(shard_groups(run, stage))
+    missing = [shard for shard in range(len(parts)) if shard not in shards]
+    for stranger in shards.strangers():
+        run.progress.say(f"{stranger} is not in its manifest; it is not read")
+    if not missing:
+        return
+    first_update = run.schedule.first_update(stage)
+    run.policy_at(first_update)
+    sampler = Sampler(
+        run.engine,
+        run.encode,
+        seed=run.config.seed,
+        stage=str(stage),
+        group_size=run.config.schedule.group_size,
+        temperature=run.config.rollouts.temperature,
+        max_new_tokens=run.config.rollouts.max_new_tokens,
+        policy_step=first_update,
+    )
+    gap = canary(run, sampler, parts[missing[0]])
+    size = run.config.schedule.group_size
+    done = sum(len(part) for shard, part in enumerate(parts) if shard in shards) * size
+    if done:
+        have = len(parts) - len(missing)
+        run.progress.say(f"stage {stage + 1}: {have}/{len(parts)} shards done, continuing")
+    total = run.config.schedule.rollouts_per_stage
+    run.progress.begin(_heading(run, stage, "generate"), "rollouts", total, done)
+
+    def on_batch(batch: list[Completion]) -> None:
+        run.stop.check()
+        run.progress.advance(len(batch), sum(len(c.ids) for c in batch))
+
+    for shard in missing:
+        groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
+        sampler.make_shard(shards, shard, groups, on_batch, canary_gap=gap)
+    run.progress.end()
+
+
+def score_stage(run: Run, stage: int) -> None:
+    """Publish the stage's missing score shards; those of other rollouts are made again."""
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    missing = [s for s in range(shard_count(run, stage)) if not scored(rollouts, scores, s)]
+    if missing:
+        problems = {problem.id: problem for problem in run.problems}
+        run.progress.begin(_heading(run, stage, "score"), "shards", len(missing))
+        for shard in missing:
+            score_shard(
+                rollouts,
+                scores,
+                shard,
+                task=run.task,
+                problems=problems,
+                tokenizer=run.policy.tokenizer,
+                check=run.stop.check,
+            )
+            run.progress.advance(1)
+        run.progress.end()
+    first_update = run.schedule.first_update(stage)
+    if not run.metrics.has("refresh", first_update):
+        refresh = refresh_metrics(rollouts, scores)
+        run.metrics.append("refresh", first_update, stage=stage, **refresh)
+
+
+def plan_stage(run: Run, stage: int) -> None:
+    """Publish the stage's batch plan: every batch its groups, in the order they were sampled."""
+    plan = ShardSet(run.dir.plan(stage), "plan")
+    if 0 in plan:
+        return
+    rows = [
+        (shard, row)
+        for shard, groups in enumerate(shard_groups(run, stage))
+        for row in range(len(groups) * run.config.schedule.group_size)
+    ]
+    size = run.config.schedule.rollouts_per_update
+    write_plan(plan, [rows[start : start + size] for start in range(0, len(rows), size)])
+
+
+def optimize_stage(run: Run, stage: int) -> None:
+    """Make the stage's updates that no checkpoint holds yet."""
+    schedule = run.schedule
+    first, end = schedule.first_update(stage), schedule.first_update(stage + 1)
+    if run.newest_update >= end:
+        return
+    start = max(run.newest_update, first)
+    trainer = run.trainer_at(start)
+    rollout_shards = ShardSet(run.dir.rollouts(stage), "rollouts")
+    score_shards = ShardSet(run.dir.scores(stage), "scores")
+    reward = refresh_metrics(rollout_shards, score_shards)["behavior_reward"]
+    run.progress.behavior_reward = reward
+    rollouts, scores = RowReader(rollout_shards), RowReader(score_shards)
+    plan = read_plan(ShardSet(run.dir.plan(stage), "plan"))
+    updates = run.config.schedule.updates_per_stage
+    run.progress.begin(_heading(run, stage, "optimize"), "updates", updates, start - first)
+    checkpoint_seconds = 0.0
+    for update in range(start, end):
+        run.stop.check()
+        began = time.monotonic()
+        places = plan[schedule.batch_of(update)]
+        experience = Experience(
+            [rollout_from_row(row) for row in rollouts.rows(places)],
+            [score_from_row(row) for row in scores.rows(places)],
+        )
+        read_seconds = time.monotonic() - began
+        metrics = trainer.step(experience)
+        run.metrics.append(
+            "update",
+            trainer.update,
+            stage=stage,
+            staleness=schedule.staleness(update),
+            behavior_reward=reward,
+            **metrics,
+            **{"time/read": read_seconds, "time/checkpoint": checkpoint_seconds},
+        )
+        checkpoint_seconds = 0.0  # a checkpoint's seconds stand in the line of the next update
+        if metrics["skipped"]:
+            report_nonfinite(run, experience, metrics)
+        if checkpoint_due(run, trainer.update):
+            checkpoint_seconds = checkpoint(run)
+        run.progress.advance(1, metrics["tokens"])
+        evaluate_if_due(run, trainer.update)
+    run.progress.end()
+
+
+def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float | None:
+    """Compare the engine's logprobs of a few responses with the trainer's.
+
+    Returns the largest difference; raises RunStopped above the tolerance: then the engine's
+    weights or sampling are not the policy's, and every importance ratio would be wrong.
+    """
+    options = run.config.engine
+    if not options.canary_responses:
+        return None
+    problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
+    rollouts = sampler.sample(problems, lambda _: run.stop.check())[: options.canary_responses]
+    gap = run.trainer.logprob_gap(rollouts)
+    if not gap <= options.canary_tolerance:
+        raise RunStopped(
+            f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
+            f"{options.canary_tolerance:g}); the engine's weights or sampling are not the policy's. "
+            "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
+        )
+    return gap
+
+
+def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
+    """What a stage's rollouts are like, from the manifests alone."""
+    made, judged = rollouts.entries(), scores.entries()
+    rows = sum(entry["rows"] for entry in made)
+    tokens = sum(entry["tokens"] for entry in made)
+    slots = sum(entry["slots"] for entry in made)
+    rewarded = sum(entry["rewarded"] for entry in judged)
+    gaps = [entry["canary_gap"] for entry in made if entry["canary_gap"] is not None]
+    statuses: Counter[str] = Counter()
+    for entry in judged:
+        statuses.update(entry["statuses"])
+    return {
+        "rollouts": rows,
+        "tokens": tokens,
+        "mean_length": tokens / rows,
+        "occupancy": tokens / slots,
+        "canary_gap": max(gaps, default=None),
+        "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
+        **{f"status/{status}": count for status, count in sorted(statuses.items())},
+        "time/generate": sum(entry["seconds"] for entry in made),
+        "time/score": sum(entry["seconds"] for entry in judged),
+    }
+
+
+def evaluate_if_due(run: Run, update: int) -> None:
+    """Evaluate before the first, after the last and after every N-th update, once each."""
+    every, total = run.config.evaluation.every, run.config.schedule.total_updates
+    if not every or run.metrics.has("evaluation", update):
+        return
+    if update % every == 0 or update == total:
+        result = evaluate(run, update)
+        run.progress.accuracy = result["accuracy"]
+        run.metrics.append("evaluation", update, **result)
+
+
+def checkpoint_due(run: Run, update: int) -> bool:
+    options, schedule = run.config.checkpoint, run.config.schedule
+    stage_end = options.stage_end and update % schedule.updates_per_stage == 0
+    every = options.every > 0 and update % options.every == 0
+    return every or stage_end or update == schedule.total_updates
+
+
+def save_progress(run: Run) -> None:
+    """Checkpoint what a signal interrupted, if anything was made since the last one."""
+    if "trainer" in run.__dict__ and run.trainer.update == run.policy.update > run.newest_update:
+        checkpoint(run)
+
+
+def checkpoint(run: Run) -> float:
+    """Save the trainer and every metric up to it; returns the seconds it took."""
+    began = time.monotonic()
+    run.metrics.sync()
+    stage = run.schedule.stage_of(run.trainer.update - 1)
+    needed = {run.schedule.first_update(stage)}
+    save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
+    return time.monotonic() - began
+
+
+def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) -> None:
+    """Keep what was in an update that was not applied; stop after too many in a row."""
+    trainer = run.trainer
+    path = run.dir.nonfinite(trainer.update)
+    groups = dict.fromkeys(rollout.group for rollout in experience.rollouts)
+    publish_json(
+        path,
+        {
+            "update": trainer.update,
+            "loss": str(metrics["loss"]),
+            "grad_norm": str(metrics["grad_norm"]),
+            "groups": [[key.problem_id, key.occurrence] for key in groups],
+        },
+    )
+    run.progress.say(
+        f"update {trainer.update} had loss {metrics['loss']} and gradient norm "
+        f"{metrics['grad_norm']}; it was not applied, its groups are in {path}"
+    )
+    if trainer.nonfinite_in_a_row >= run.config.optimizer.nonfinite_limit:
+        raise RunStopped(
+            f"{trainer.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient; "
+            f"see {path.parent}; a lower --optimizer.lr may help"
+        )
+
+
+def shard_groups(run: Run, stage: int) -> Iterator[list[tuple[int, int]]]:
+    """(problem index, occurrence) of the groups in each of the stage's shards."""
+    groups = list(run.schedule.groups(stage))
+    size = math.ceil(run.config.rollouts.shard_rollouts / run.config.schedule.group_size)
+    for start in range(0, len(groups), size):
+        yield groups[start : start + size]
+
+
+def shard_count(run: Run, stage: int) -> int:
+    return sum(1 for _ in shard_groups(run, stage))
+
+
+def _heading(run: Run, stage: int, phase: str) -> str:
+    return f"stage {stage + 1}/{run.config.schedule.stages}  {phase}"

@@ -1,0 +1,138 @@
+"""The policy: a causal language model with its tokenizer, and the update its weights are at."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.errors import UsageError
+from mugrpo.run_dir import sha256_of
+
+EMBEDDED = {"chain": Path(__file__).parent / "tasks" / "chain_model"}
+
+transformers_logging.disable_progress_bar()
+
+
+class Policy:
+    """A model and tokenizer in memory. `update` counts the updates its weights have seen.
+
+    Weights are fp32 whatever the precision of the arithmetic. Dropout is off always: the
+    logprobs that are optimized must be those that were sampled from.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, options: ModelOptions) -> None:
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self.precision = options.precision
+        self.update = 0
+        if options.eos_token:
+            tokenizer.eos_token = options.eos_token
+        if tokenizer.eos_token_id is None:
+            raise UsageError(
+                f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
+                "response would be truncated; name one with --model.eos_token"
+            )
+        self.pads_with_eos = tokenizer.pad_token_id is None
+        self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else tokenizer.pad_token_id
+        configured = getattr(model, "generation_config", None)
+        more = getattr(configured, "eos_token_id", None)
+        ids = more if isinstance(more, list) else [] if more is None else [more]
+        self.stop_ids = sorted({tokenizer.eos_token_id, *ids})
+        self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
+        if max(self.stop_ids) >= self.vocab_size:
+            raise UsageError(
+                f"the end-of-sequence id {max(self.stop_ids)} is outside the model's "
+                f"{self.vocab_size} embeddings: the tokenizer of {options.path} is not this model's"
+            )
+        _turn_off_dropout(self.model)
+        if options.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.train(options.gradient_checkpointing)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The arithmetic of forward passes: bf16 autocast, or nothing for fp32."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def nonfinite_parameter(self) -> str | None:
+        """The name of a parameter that holds NaN or inf, or None."""
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                return str(name)
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face form."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def load_weights(self, folder: Path, update: int) -> None:
+        """Take the weights of a model directory of the same architecture."""
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted(folder.glob("model*.safetensors")):
+            weights |= load_file(file)
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        if unexpected or set(missing) - tied:
+            raise UsageError(f"{folder} holds another model: {[*missing, *unexpected][0]} differs")
+        self.update = update
+
+
+def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
+    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
+    path = model_path(options)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"model.path = {options.path!r} cannot be loaded ({reason}); name a directory in "
+            "Hugging Face form, or a hub id where there is a network"
+        ) from None
+    for parameter in model.parameters():  # safetensors hands out unaligned memory; resume is exact
+        parameter.data = parameter.data.clone()
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = Policy(model.to(device), tokenizer, options)
+    if policy.pads_with_eos:
+        notify("the tokenizer names no padding token; padding with the end-of-sequence token")
+    return policy
+
+
+def model_path(options: ModelOptions) -> str:
+    return str(EMBEDDED.get(options.path, options.path))
+
+
+def model_fingerprint(options: ModelOptions) -> str:
+    """A hash of every file of a model directory; a hub id stands for itself."""
+    folder = Path(model_path(options))
+    if not folder.is_dir():
+        return options.path
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja"))
+    lines = [f"{file.name} {sha256_of(file)}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _turn_off_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0

@@ -1,0 +1,93 @@
+"""What a person sees while a run goes on: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
+
+
+class Progress:
+    """Reports phases of work: `begin` one, `advance` in it, `end` it; `say` a sentence between.
+
+    On a terminal the current line is redrawn in place; elsewhere a line is printed every ten
+    seconds and at each phase's end. Times are of the monotonic clock.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.behavior_reward: float | None = None
+        self.accuracy: float | None = None
+        self._live: Live | None = None
+        self._heading, self._unit = "", ""
+        self._total = self._done = self._before = self._tokens = 0
+        self._began = self._printed = time.monotonic()
+
+    def begin(self, heading: str, unit: str, total: int, done: int = 0) -> None:
+        """Start a phase of `total` units, `done` of which were there before."""
+        self._heading, self._unit, self._total = heading, unit, total
+        self._done = self._before = done
+        self._tokens = 0
+        self._began = self._printed = time.monotonic()
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def advance(self, units: int, tokens: int = 0) -> None:
+        self._done += units
+        self._tokens += tokens
+        if self._live:
+            self._live.update(Text(self.line()))
+        elif time.monotonic() - self._printed > _PLAIN_INTERVAL:
+            self._print()
+
+    def end(self) -> None:
+        """Finish the phase; its last line stays."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+        if self._total:
+            self._print()
+        self._total = 0
+
+    def stop(self) -> None:
+        """Leave the terminal whole, whatever state the phase is in."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def say(self, sentence: str) -> None:
+        self.console.print(Text(sentence))
+
+    def line(self) -> str:
+        """The current phase in one line: done, tokens/s, time left, reward, accuracy."""
+        seconds = time.monotonic() - self._began
+        parts = [self._heading, f"{self._done}/{self._total} {self._unit}"]
+        if self._tokens and seconds > 0:
+            parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
+        fresh, left = self._done - self._before, self._total - self._done
+        if left and fresh:
+            parts.append(f"{clock(seconds / fresh * left)} left")
+        else:
+            parts.append(clock(seconds))
+        if self.behavior_reward is not None:
+            parts.append(f"behavior reward {self.behavior_reward:.3f}")
+        if self.accuracy is not None:
+            parts.append(f"accuracy {self.accuracy:.3f}")
+        return "  ".join(parts)
+
+    def _print(self) -> None:
+        self._printed = time.monotonic()
+        self.say(self.line())
+
+
+def clock(seconds: float) -> str:
+    """125 seconds are "2:05"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

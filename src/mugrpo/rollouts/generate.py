@@ -1,0 +1,110 @@
+"""Problems become a shard of rollouts through an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from mugrpo.engines.base import Completion, Engine, Request
+from mugrpo.records import Problem, Rollout
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.schedule import rollout_seed
+from mugrpo.shards import ShardSet, write_rollouts
+
+Group = tuple[Problem, int]  # a problem and its occurrence
+
+
+class Sampler:
+    """Makes rollouts of groups: `group_size` responses to each problem.
+
+    `stage` is the stage's number or "evaluation", and with `seed` decides the random numbers;
+    `policy_step` is the updates that the engine's weights have seen.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        encode: PromptEncoder,
+        *,
+        seed: int,
+        stage: str,
+        group_size: int,
+        temperature: float,
+        max_new_tokens: int,
+        policy_step: int,
+    ) -> None:
+        self.engine = engine
+        self.encode = encode
+        self.seed = seed
+        self.stage = stage
+        self.group_size = group_size
+        self.temperature = temperature
+        self.max_new_tokens = max_new_tokens
+        self.policy_step = policy_step
+
+    def sample(
+        self, groups: Sequence[Group], on_batch: Callable[[list[Completion]], None]
+    ) -> list[Rollout]:
+        """The rollouts of `groups` in order; `on_batch` sees each batch as it is finished."""
+        keys, requests = [], []
+        for problem, occurrence in groups:
+            prompt_ids = self.encode(problem)
+            for sample in range(self.group_size):
+                seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
+                keys.append((problem.id, occurrence, sample))
+                requests.append(Request(prompt_ids, seed))
+        completions: list[Completion] = []
+        for batch in self.engine.generate(
+            requests, temperature=self.temperature, max_new_tokens=self.max_new_tokens
+        ):
+            completions += batch
+            on_batch(batch)
+        return [
+            Rollout(
+                problem_id=problem_id,
+                occurrence=occurrence,
+                sample=sample,
+                seed=request.seed,
+                prompt_ids=request.prompt_ids,
+                response_ids=completion.ids,
+                behavior_logprobs=completion.logprobs,
+                finish_reason=completion.finish_reason,
+                temperature=self.temperature,
+                policy_step=self.policy_step,
+            )
+            for (problem_id, occurrence, sample), request, completion in zip(
+                keys, requests, completions, strict=True
+            )
+        ]
+
+    def make_shard(
+        self,
+        shards: ShardSet,
+        shard: int,
+        groups: Sequence[Group],
+        on_batch: Callable[[list[Completion]], None],
+        **notes: float,
+    ) -> None:
+        """Sample `groups` and publish them; the manifest gets counts, occupancy and seconds.
+
+        Occupancy is useful tokens over token slots decoded, a batch's slots being its responses
+        times its longest response.
+        """
+        slots = 0
+
+        def count(batch: list[Completion]) -> None:
+            nonlocal slots
+            slots += len(batch) * max(len(c.ids) for c in batch)
+            on_batch(batch)
+
+        began = time.monotonic()
+        rollouts = self.sample(groups, count)
+        write_rollouts(
+            shards,
+            shard,
+            rollouts,
+            tokens=sum(len(r.response_ids) for r in rollouts),
+            slots=slots,
+            seconds=time.monotonic() - began,
+            **notes,
+        )

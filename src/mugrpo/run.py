@@ -1,0 +1,206 @@
+"""A run, opened: its folder locked, its config checked, its task, policy and engine at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mugrpo.config.load import apply_overrides, build_config, changes, harmless, load_config
+from mugrpo.config.run import RunConfig
+from mugrpo.engines import make_engine
+from mugrpo.engines.base import Engine
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.metrics import MetricsLog
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.policy import Policy, load_policy, model_fingerprint, model_path
+from mugrpo.progress import Progress
+from mugrpo.records import Problem
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.run_dir import FORMAT, RunDir, publish_json, sealed_folder_fault
+from mugrpo.schedule import Schedule
+from mugrpo.stopping import StopFlag
+from mugrpo.tasks import make_task
+from mugrpo.tasks.base import Task
+
+_MUST_AGREE = {"problems_sha256": "the problems", "model_sha256": "the model", "code_sha256": "mugrpo's code"}
+
+
+@dataclass
+class Run:
+    """What every phase needs. Heavy parts are made when first asked for."""
+
+    dir: RunDir
+    config: RunConfig
+    task: Task
+    problems: Sequence[Problem]
+    schedule: Schedule
+    progress: Progress
+    stop: StopFlag
+
+    @cached_property
+    def policy(self) -> Policy:
+        return load_policy(self.config.model, self.progress.say)
+
+    @cached_property
+    def encode(self) -> PromptEncoder:
+        return PromptEncoder(self.policy.tokenizer, self.policy.vocab_size, self.config.prompt)
+
+    @cached_property
+    def engine(self) -> Engine:
+        return make_engine(self.policy, self.config.engine)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        return Trainer(self.policy, self.config)
+
+    @cached_property
+    def metrics(self) -> MetricsLog:
+        """The metrics file, cut to the newest checkpoint: where the run goes on from."""
+        return MetricsLog(self.dir.metrics, self.newest_update)
+
+    @property
+    def newest_update(self) -> int:
+        """The update of the newest checkpoint, 0 before the first."""
+        return max(self.dir.checkpoint_updates(), default=0)
+
+    def policy_at(self, update: int) -> Policy:
+        """The policy with the weights it had after `update` updates.
+
+        Raises RunStopped where they are neither in memory nor in a checkpoint.
+        """
+        if self.policy.update != update:
+            self.policy.load_weights(self._folder(update), update)
+        return self.policy
+
+    def trainer_at(self, update: int) -> Trainer:
+        """The trainer as it was after `update` updates."""
+        if not (self.trainer.update == self.policy.update == update):
+            if update == 0:
+                self.policy_at(0)
+                del self.trainer  # a fresh optimizer
+            else:
+                self.trainer.load(self._folder(update))
+        return self.trainer
+
+    def _folder(self, update: int) -> Path:
+        if update == 0:
+            return Path(model_path(self.config.model))
+        if update not in self.dir.checkpoint_updates():
+            raise RunStopped(
+                f"the policy after update {update} is needed, but {self.dir.checkpoint(update)} is "
+                "gone; remove the checkpoints after it, and the run goes on from an earlier one"
+            )
+        folder = self.dir.checkpoint(update)
+        if fault := sealed_folder_fault(folder):
+            raise RunStopped(f"{folder} {fault}; `mugrpo repair` sets it aside")
+        return folder
+
+
+@contextmanager
+def open_run(
+    target: Path,
+    *,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    force: bool = False,
+    progress: Progress,
+    stop: StopFlag | None = None,
+) -> Iterator[Run]:
+    """The run of `target`, a config file (begun where it is new) or the directory of a run.
+
+    Raises UsageError where the folder is no run, is locked, or was begun with another config,
+    data, model or code (unless `force`).
+    """
+    if target.is_dir():
+        folder = RunDir(target)
+        stored = folder.read_config()
+        if stored is None:
+            raise UsageError(f"{target} is an empty directory, not a run; name a config file")
+        raw = apply_overrides(stored["config"], overrides)
+        config = build_config(raw, str(folder.config))
+    else:
+        config = load_config(target, overrides)
+        folder = RunDir(run_dir or Path("runs") / target.stem)
+        folder.read_config()
+    task = make_task(config.task)
+    problems = task.train_problems()
+    schedule = Schedule(config.schedule, len(problems), config.seed)
+    with folder.locked() as notices:
+        for notice in notices:
+            progress.say(notice)
+        _settle_config(folder, config, _provenance(config, task), force, progress)
+        run = Run(folder, config, task, problems, schedule, progress, stop or StopFlag())
+        try:
+            yield run
+        finally:
+            progress.stop()
+            if "metrics" in run.__dict__:
+                run.metrics.close()
+
+
+def _settle_config(
+    folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
+) -> None:
+    """Store a new run's config; hold a resumed run's against what it was begun with."""
+    resolved = json.loads(config.model_dump_json())
+    document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+    stored = folder.read_config()
+    if stored is None:
+        publish_json(folder.config, document)
+        return
+    differences = changes(stored["config"], resolved)
+    refused = [f"{name}: {a!r} -> {b!r}" for name, a, b in differences if not harmless(name)]
+    for name, words in _MUST_AGREE.items():
+        if stored["provenance"][name] != provenance[name]:
+            refused.append(f"{words} changed ({name} does not match)")
+    if refused and not force:
+        raise UsageError(
+            f"{folder.root} was begun otherwise: {'; '.join(refused)}. Undo that, choose a new "
+            "--run-dir, or go on regardless with --force"
+        )
+    for name, a, b in differences:
+        progress.say(f"changed since the run began: {name}: {a!r} -> {b!r}")
+    for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
+        if (old := stored["provenance"].get(name)) != provenance[name]:
+            progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
+    if differences or refused:
+        publish_json(folder.config, document)
+
+
+def _provenance(config: RunConfig, task: Task) -> dict[str, Any]:
+    """What a run's numbers rest on besides its config."""
+    problems = hashlib.sha256()
+    for problem in (*task.train_problems(), *task.eval_problems()):
+        problems.update(f"{problem.id}\0{problem.prompt}\0{problem.answer}\0".encode())
+    code = hashlib.sha256()
+    home = Path(__file__).parent
+    for file in sorted(home.rglob("*.py")):
+        code.update(f"{file.relative_to(home)}\0".encode() + file.read_bytes())
+    packages = ("mugrpo", "torch", "transformers", "numpy")
+    return {
+        "problems_sha256": problems.hexdigest(),
+        "model_sha256": model_fingerprint(config.model),
+        "code_sha256": code.hexdigest(),
+        **{name: metadata.version(name) for name in packages},
+        "threads": torch.get_num_threads(),
+        "git_revision": _git_revision(home),
+    }
+
+
+def _git_revision(folder: Path) -> str | None:
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

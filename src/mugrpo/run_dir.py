@@ -1,0 +1,243 @@
+"""Every path of a run, its lock, and atomic publishing. No other file spells a path.
+
+    RUN/
+      config.json                         resolved config and what it was started with
+      lock                                who works here now
+      metrics.jsonl                       one flat object an update, evaluation or refresh
+      stages/000/rollouts/shard-00000.parquet, manifest.json
+      stages/000/scores/shard-00000.parquet, manifest.json
+      stages/000/plan/shard-00000.parquet, manifest.json
+      checkpoints/update-000064/          after 64 updates: model, optimizer, state
+      evaluations/update-000064/          rollouts and scores of the held-out problems
+      nonfinite/update-000017.json        what was in an update that was not applied
+
+Publishing is: write `name.tmp.PID`, fsync, rename, fsync the folder. So a name without `.tmp.` is
+whole, and what a manifest does not list does not exist.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from mugrpo.errors import RunStopped, UsageError
+
+FORMAT = 1
+_SUMS = "sha256.json"
+
+
+class RunDir:
+    """The paths of the run at `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.json"
+        self.metrics = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self._lock = root / "lock"
+
+    def stage(self, stage: int) -> Path:
+        return self.root / "stages" / f"{stage:03d}"
+
+    def rollouts(self, stage: int) -> Path:
+        return self.stage(stage) / "rollouts"
+
+    def scores(self, stage: int) -> Path:
+        return self.stage(stage) / "scores"
+
+    def plan(self, stage: int) -> Path:
+        return self.stage(stage) / "plan"
+
+    def checkpoint(self, update: int) -> Path:
+        return self.checkpoints / f"update-{update:06d}"
+
+    def checkpoint_updates(self) -> list[int]:
+        """Updates with a published checkpoint, ascending. The folder's names are the only truth."""
+        names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
+        return sorted(int(n.removeprefix("update-")) for n in names if n[7:].isdigit())
+
+    def evaluation(self, update: int) -> Path:
+        return self.root / "evaluations" / f"update-{update:06d}"
+
+    def nonfinite(self, update: int) -> Path:
+        return self.root / "nonfinite" / f"update-{update:06d}.json"
+
+    def shard_folders(self) -> list[tuple[Path, str]]:
+        """(folder, kind of shards) of every stage, in stage order."""
+        manifests = sorted(self.root.glob("stages/*/*/manifest.json"))
+        return [(manifest.parent, manifest.parent.name) for manifest in manifests]
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The stored config.json, or None where this is no run yet.
+
+        Raises UsageError where the folder holds something else, or a format this version does
+        not know.
+        """
+        if not self.config.exists():
+            strangers = [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
+            strangers = [n for n in strangers if n != "lock" and ".tmp." not in n]
+            if strangers:
+                raise UsageError(
+                    f"{self.root} is not a run (it has no config.json) and not empty (it holds "
+                    f"{strangers[0]}); name an empty or new directory with --run-dir"
+                )
+            return None
+        try:
+            stored: dict[str, Any] = json.loads(self.config.read_text())
+            found = stored["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.config} is no run's config.json ({error}); name another --run-dir"
+            ) from None
+        if found != FORMAT:
+            raise UsageError(
+                f"{self.root} has run format {found}, this version of mugrpo reads format "
+                f"{FORMAT}; use the version that wrote it or another --run-dir"
+            )
+        return stored
+
+    @contextmanager
+    def locked(self) -> Iterator[list[str]]:
+        """Hold the run for this process; yields notices of what a previous crash left behind.
+
+        The kernel frees the lock when a process dies, so a stale one never blocks. Raises
+        UsageError naming the holder where another process works here. (flock: on NFS only as
+        good as the server's.)
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self._lock, "a+", encoding="utf-8") as file:
+            file.seek(0)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.root} is locked by {file.read().strip() or 'another process'}; wait "
+                    "for it, end it, or use another --run-dir"
+                ) from None
+            left = file.read().strip()
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n")
+            file.flush()
+            notices = [f"the last process here ({left}) ended without unlocking"] if left else []
+            notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
+            try:
+                yield notices
+            finally:
+                file.truncate(0)
+
+
+def remove_unfinished(root: Path) -> list[Path]:
+    """Remove what publishing left behind when it was killed. Only under the lock."""
+    paths = sorted(p for p in root.rglob("*.tmp.*") if ".tmp." not in str(p.parent))
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return paths
+
+
+@contextmanager
+def publish_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write `path` so that it appears whole or not at all; a full disk is a RunStopped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    with _full_disk_explained(path):
+        with open(unfinished, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def publish_folder(path: Path) -> Iterator[Path]:
+    """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    with _full_disk_explained(path):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        yield unfinished
+        for file in unfinished.iterdir():
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+        fsync_folder(unfinished)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(unfinished, path)
+        fsync_folder(path.parent)
+
+
+def seal_folder(folder: Path) -> None:
+    """Write down the checksum of every file in `folder`, before it is published."""
+    sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    (folder / _SUMS).write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def sealed_folder_fault(folder: Path) -> str | None:
+    """What is wrong with a folder that was sealed, or None."""
+    try:
+        sums = json.loads((folder / _SUMS).read_text())
+    except (OSError, ValueError):
+        return f"has no readable {_SUMS}"
+    for name, checksum in sums.items():
+        if not (folder / name).exists():
+            return f"lacks {name}"
+        if sha256_of(folder / name) != checksum:
+            return f"has a {name} that does not match its checksum"
+    return None
+
+
+def publish_json(path: Path, value: Any) -> None:
+    with publish_file(path) as file:
+        file.write(json.dumps(value, indent=1).encode() + b"\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames within `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _full_disk_explained(path: Path) -> Iterator[None]:
+    """A full disk in the block becomes one sentence; what was half written is removed.
+
+    Libraries wrap the system's error in their own (safetensors does), so its text counts too.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
+            raise
+        needed = _size(path.with_name(f"{path.name}.tmp.{os.getpid()}"))
+        remove_unfinished(path.parent)
+        free = shutil.disk_usage(path.parent).free
+        raise RunStopped(
+            f"the disk is full: {path} needs more than the {needed:,} bytes written of it, "
+            f"{free:,} bytes are free now; make room"
+        ) from error
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

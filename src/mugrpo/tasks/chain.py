@@ -1,0 +1,97 @@
+"""The embedded task: a chain of small sums, answered by a scratchpad of running sums modulo 10.
+
+    prompt    3+2-1=
+    response  3+2=5,5-1=4
+
+The reward is 1 when the last state is right, else 0; the way there is not judged. With eight
+terms a response has 41 characters: long enough that one wrong early step spoils the answer and
+that stale prefixes matter, small enough for two CPU cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+
+from mugrpo.config.tasks import ChainOptions
+from mugrpo.records import FinishReason, Problem, Score, Status
+
+MODULUS = 10
+CHARACTERS = "0123456789+-=,"
+_LAST_STATE = re.compile(r"=(\d)$")
+_HELD_OUT_SHARE = 8  # one prompt in so many is never trained on
+
+
+def running_states(prompt: str) -> list[int]:
+    """The state after each term of `prompt`: "3+2-1=" gives [3, 5, 4]."""
+    state, states = 0, []
+    for sign, digit in re.findall(r"([+-]?)(\d)", prompt):
+        state = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
+        states.append(state)
+    return states
+
+
+def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0) -> str:
+    """A scratchpad for `prompt`; with `rng`, each step is wrong with probability `wrong_steps`.
+
+    A wrong step replaces its result by another digit, and the chain goes on from there.
+    """
+    terms = re.findall(r"([+-]?)(\d)", prompt)
+    state, steps = int(terms[0][1]), []
+    for sign, digit in terms[1:]:
+        result = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
+        if rng is not None and rng.random() < wrong_steps:
+            result = (result + rng.randint(1, MODULUS - 1)) % MODULUS
+        steps.append(f"{state}{sign}{digit}={result}")
+        state = result
+    return ",".join(steps)
+
+
+def held_out(prompt: str) -> bool:
+    """Whether `prompt` is kept for evaluation, by a stable hash of its text."""
+    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT_SHARE == 0
+
+
+class Chain:
+    """The chain task under `options`; raises ValueError where so many problems do not exist."""
+
+    def __init__(self, options: ChainOptions) -> None:
+        self.options = options
+
+    def train_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.train_problems, evaluation=False)
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.eval_problems, evaluation=True)
+
+    def score(self, problem: Problem, response: str, finish_reason: FinishReason) -> Score:
+        if finish_reason is FinishReason.LENGTH:
+            return Score(Status.TRUNCATED, 0.0)
+        found = _LAST_STATE.search(response)
+        if found is None:
+            return Score(Status.NO_ANSWER, 0.0)
+        right = found[1] == problem.answer
+        return Score(Status.RIGHT if right else Status.WRONG, float(right), {"answer": found[1]})
+
+    def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
+        """`count` distinct prompts of one side of the split, the same ones at every call."""
+        rng = random.Random(f"chain {self.options.seed} {evaluation}")
+        prompts: dict[str, None] = {}  # insertion-ordered set
+        for _ in range(200 * count):
+            if len(prompts) == count:
+                return [Problem(p, p, str(running_states(p)[-1])) for p in prompts]
+            prompt = self._prompt(rng)
+            if held_out(prompt) == evaluation:
+                prompts[prompt] = None
+        side = "eval" if evaluation else "train"
+        raise ValueError(
+            f"task.{side}_problems = {count}, but chains of {self.options.terms} terms with digits "
+            f"up to {self.options.max_digit} give about {len(prompts)} different {side} problems; "
+            f"ask for fewer, or raise task.terms or task.max_digit"
+        )
+
+    def _prompt(self, rng: random.Random) -> str:
+        digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]
+        return digits[0] + "".join(rng.choice("+-") + digit for digit in digits[1:]) + "="
