@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mugrpo.config.load import describe_options
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from mugrpo.run import Run
 
 PHASES = {
     "generate": "make a stage's missing rollout shards",
@@ -72,7 +77,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         if not run.metrics.has("evaluation", update):
             run.metrics.append("evaluation", update, **result)
         for name, value in result.items():
-            run.progress.say(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            run.progress.say(f"{name}: {text}")
     return 0
 
 
@@ -90,30 +96,24 @@ def _repair(options: argparse.Namespace) -> int:
     return 0
 
 
-def _opened(options: argparse.Namespace):  # type: ignore[no-untyped-def] # torch-free annotation
-    from contextlib import contextmanager
-
+@contextmanager
+def _opened(options: argparse.Namespace) -> Iterator[Run]:
     from mugrpo.progress import Progress
-    from mugrpo.run import Run, open_run
+    from mugrpo.run import open_run
     from mugrpo.stopping import stop_on_signals
 
-    @contextmanager
-    def opened():  # type: ignore[no-untyped-def]
-        with (
-            stop_on_signals() as stop,
-            open_run(
-                options.target,
-                overrides=options.overrides,
-                run_dir=options.run_dir,
-                force=options.force,
-                progress=Progress(),
-                stop=stop,
-            ) as run,
-        ):
-            assert isinstance(run, Run)
-            yield run
-
-    return opened()
+    with (
+        stop_on_signals() as stop,
+        open_run(
+            options.target,
+            overrides=options.overrides,
+            run_dir=options.run_dir,
+            force=options.force,
+            progress=Progress(),
+            stop=stop,
+        ) as run,
+    ):
+        yield run
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
@@ -131,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool) -> argparse.ArgumentParser:
+    def add(
+        name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=text,
@@ -145,10 +147,14 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(do=do, takes_overrides=run)
         if run:
             command.add_argument(
-                "--run-dir", type=Path, help="where the run lives (default: runs/NAME of the config)"
+                "--run-dir",
+                type=Path,
+                help="where the run lives (default: runs/NAME of the config)",
             )
             command.add_argument(
-                "--force", action="store_true", help="resume although config, data, model or code changed"
+                "--force",
+                action="store_true",
+                help="resume although config, data, model or code changed",
             )
         return command
 

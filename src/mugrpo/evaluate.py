@@ -65,3 +65,14 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
         **{f"status/{status}": statuses[status] for status in Status},
         "time/evaluate": time.monotonic() - began,
     }
+
+
+def evaluate_if_due(run: Run, update: int) -> None:
+    """Evaluate before the first, after the last and after every N-th update, once each."""
+    every, total = run.config.evaluation.every, run.config.schedule.total_updates
+    if not every or run.metrics.has("evaluation", update):
+        return
+    if update % every == 0 or update == total:
+        result = evaluate(run, update)
+        run.progress.accuracy = result["accuracy"]
+        run.metrics.append("evaluation", update, **result)

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from mugrpo.engines.base import Completion
-from mugrpo.errors import Interrupted, RunStopped
-from mugrpo.evaluate import evaluate
+from mugrpo.errors import Interrupted, RunStopped, UsageError
+from mugrpo.evaluate import evaluate_if_due
 from mugrpo.optimize.checkpoints import save_checkpoint
 from mugrpo.optimize.trainer import Experience
-from mugrpo.rollouts.generate import Group, Sampler
+from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import score_shard, scored
+from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.run import Run
 from mugrpo.run_dir import publish_json
 from mugrpo.shards import (
@@ -228,45 +228,10 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
     if not gap <= options.canary_tolerance:
         raise RunStopped(
             f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
-            f"{options.canary_tolerance:g}); the engine's weights or sampling are not the policy's. "
+            f"{options.canary_tolerance:g}); its weights or sampling are not the policy's. "
             "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
         )
     return gap
-
-
-def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
-    """What a stage's rollouts are like, from the manifests alone."""
-    made, judged = rollouts.entries(), scores.entries()
-    rows = sum(entry["rows"] for entry in made)
-    tokens = sum(entry["tokens"] for entry in made)
-    slots = sum(entry["slots"] for entry in made)
-    rewarded = sum(entry["rewarded"] for entry in judged)
-    gaps = [entry["canary_gap"] for entry in made if entry["canary_gap"] is not None]
-    statuses: Counter[str] = Counter()
-    for entry in judged:
-        statuses.update(entry["statuses"])
-    return {
-        "rollouts": rows,
-        "tokens": tokens,
-        "mean_length": tokens / rows,
-        "occupancy": tokens / slots,
-        "canary_gap": max(gaps, default=None),
-        "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
-        **{f"status/{status}": count for status, count in sorted(statuses.items())},
-        "time/generate": sum(entry["seconds"] for entry in made),
-        "time/score": sum(entry["seconds"] for entry in judged),
-    }
-
-
-def evaluate_if_due(run: Run, update: int) -> None:
-    """Evaluate before the first, after the last and after every N-th update, once each."""
-    every, total = run.config.evaluation.every, run.config.schedule.total_updates
-    if not every or run.metrics.has("evaluation", update):
-        return
-    if update % every == 0 or update == total:
-        result = evaluate(run, update)
-        run.progress.accuracy = result["accuracy"]
-        run.metrics.append("evaluation", update, **result)
 
 
 def checkpoint_due(run: Run, update: int) -> bool:

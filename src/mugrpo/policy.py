@@ -30,8 +30,8 @@ class Policy:
     logprobs that are optimized must be those that were sampled from.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, options: ModelOptions) -> None:
-        self.model: Any = model
+    def __init__(self, model: Any, tokenizer: Any, options: ModelOptions) -> None:
+        self.model = model
         self.tokenizer = tokenizer
         self.precision = options.precision
         self.update = 0
@@ -61,7 +61,8 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        device: torch.device = self.model.device
+        return device
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The arithmetic of forward passes: bf16 autocast, or nothing for fp32."""
@@ -110,7 +111,8 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = Policy(model.to(device), tokenizer, options)
+    model.to(torch.device(device))  # type: ignore[arg-type]
+    policy = Policy(model, tokenizer, options)
     if policy.pads_with_eos:
         notify("the tokenizer names no padding token; padding with the end-of-sequence token")
     return policy
@@ -135,4 +137,4 @@ def _turn_off_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - a module's attribute is typed

@@ -32,7 +32,11 @@ from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 
-_MUST_AGREE = {"problems_sha256": "the problems", "model_sha256": "the model", "code_sha256": "mugrpo's code"}
+_MUST_AGREE = {
+    "problems_sha256": "the problems",
+    "model_sha256": "the model",
+    "code_sha256": "mugrpo's code",
+}
 
 
 @dataclass

@@ -84,7 +84,9 @@ class RunDir:
         not know.
         """
         if not self.config.exists():
-            strangers = [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
+            strangers = (
+                [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
+            )
             strangers = [n for n in strangers if n != "lock" and ".tmp." not in n]
             if strangers:
                 raise UsageError(

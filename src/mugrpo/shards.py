@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,9 @@ class ShardSet:
         """The verified file of `shard`. Raises RunStopped where its checksum does not match."""
         if shard not in self._verified:
             if shard not in self._entries:
-                raise RunStopped(f"{self.path(shard)} is not in its manifest; it must be made again")
+                raise RunStopped(
+                    f"{self.path(shard)} is not in its manifest; it must be made again"
+                )
             if fault := self.fault(shard):
                 raise RunStopped(
                     f"{self.path(shard)} {fault}; `mugrpo repair` marks it to be made again"
@@ -224,9 +227,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
         if pa.types.is_list(column.type):
             offsets = column.offsets.to_numpy()
             flat = column.values.to_numpy(zero_copy_only=False)
-            columns[name] = [
-                flat[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True)
-            ]
+            columns[name] = [flat[a:b] for a, b in pairwise(offsets)]
         else:
             columns[name] = column.to_pylist()
     return [

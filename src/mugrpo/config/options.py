@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
 
 
 class Options(BaseModel):
@@ -16,7 +17,7 @@ class Options(BaseModel):
     )
 
 
-HARMLESS = {"harmless": True}
+HARMLESS: JsonDict = {"harmless": True}
 
 
 class NamedOptions(Options):

@@ -162,4 +162,3 @@ class RunConfig(Options):
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
-

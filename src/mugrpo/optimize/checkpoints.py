@@ -11,7 +11,9 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.run_dir import RunDir, publish_folder, seal_folder
 
 
-def save_checkpoint(trainer: Trainer, run_dir: RunDir, *, keep: int, needed: Collection[int]) -> None:
+def save_checkpoint(
+    trainer: Trainer, run_dir: RunDir, *, keep: int, needed: Collection[int]
+) -> None:
     """Publish the trainer's checkpoint, then keep the newest `keep` (0: all) and the `needed`.
 
     Raises RunStopped, naming the last good one, where a weight is not finite.

@@ -48,11 +48,12 @@ class Trainer:
         self.update = 0
         self.nonfinite_in_a_row = 0
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if p.ndim >= 2]},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim >= 2]},
-                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            ],
+            groups,
             lr=self.options.lr,
             betas=self.options.betas,
             eps=self.options.eps,
@@ -98,8 +99,11 @@ class Trainer:
         lr = self._learning_rate()
         grad_norm, applied = self._apply(lr, loss)
         padded = sum(batch.ids.numel() for batch in batches)
-        computed = sum(len(rollouts[r].prompt_ids) + len(rollouts[r].response_ids)
-                       for batch in batches for r in batch.rows)
+        computed = sum(
+            len(rollouts[r].prompt_ids) + len(rollouts[r].response_ids)
+            for batch in batches
+            for r in batch.rows
+        )
         statuses = [score.status for score in experience.scores]
         rewards = [score.reward for score in experience.scores if score.reward is not None]
         return {

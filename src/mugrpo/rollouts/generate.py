@@ -83,7 +83,7 @@ class Sampler:
         shard: int,
         groups: Sequence[Group],
         on_batch: Callable[[list[Completion]], None],
-        **notes: float,
+        **notes: float | None,
     ) -> None:
         """Sample `groups` and publish them; the manifest gets counts, occupancy and seconds.
 

@@ -27,9 +27,7 @@ def loss(
     low, high = ratio_clip
     ratio_BT = (logprobs - behavior_logprobs).exp()
     advantages_B1 = advantages[:, None]
-    surrogate_BT = torch.min(
-        ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1
-    )
+    surrogate_BT = torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
     clipped_BT = ((advantages_B1 > 0) & (ratio_BT > high)) | (
         (advantages_B1 < 0) & (ratio_BT < low)
     )

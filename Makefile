@@ -1,0 +1,55 @@
+# Everything is run from here. `make demo` and `make test` need Python 3.11, pip and make.
+PYTHON ?= python3.11
+BIN := .venv/bin
+CONFIG ?= configs/demo.toml
+
+.PHONY: demo test lint types unit kill-test memory veto-pair chain-model golden wheel clean
+
+demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
+	$(BIN)/mugrpo train $(CONFIG)
+
+test: lint types unit  ## what continuous integration runs
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-test
+	$(BIN)/mypy
+
+unit: .venv/installed-test
+	$(BIN)/pytest
+
+kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (about ten minutes)
+	$(BIN)/python -m tests.random_kills --kills 50
+
+memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
+	$(BIN)/python benchmarks/stage_memory.py
+
+veto-pair: .venv/installed  ## relaxed clipping with and without the veto (about five minutes)
+	$(BIN)/python benchmarks/veto_pair.py
+
+chain-model: .venv/installed  ## make the embedded model's weights again (about two minutes)
+	$(BIN)/python scripts/make_chain_model.py
+
+golden: .venv/installed-test  ## record the golden trace again
+	$(BIN)/python -m tests.golden_trace --record
+
+wheel: .venv/installed  ## build the wheel into dist/
+	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist runs
+
+# An unfinished environment leaves no mark, so it is finished at the next call.
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
