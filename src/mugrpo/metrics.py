@@ -7,6 +7,7 @@ between a run and its killed and resumed twin.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mugrpo.run_dir import publish_file
+from mugrpo.run_dir import full_disk_explained, publish_file
 
 
 class MetricsLog:
@@ -25,8 +26,10 @@ class MetricsLog:
         with publish_file(path) as file:
             for line in kept:
                 file.write(_encode(line))
+        self._path = path
         self._seen = {(line["kind"], line["update"]) for line in kept}
-        self._file = open(path, "ab")  # noqa: SIM115 - closed by close()
+        # Unbuffered, so that nothing waits to be written when the disk is full.
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def has(self, kind: str, update: int) -> bool:
         return (kind, update) in self._seen
@@ -34,8 +37,10 @@ class MetricsLog:
     def append(self, kind: str, update: int, **values: Any) -> None:
         """Write one line; a number that is not finite is written as null, as JSON has no name."""
         self._seen.add((kind, update))
-        self._file.write(_encode({"kind": kind, "update": update, **values}))
-        self._file.flush()
+        line = _encode({"kind": kind, "update": update, **values})
+        with full_disk_explained(self._path):
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, "No space left on device")
 
     def sync(self) -> None:
         """Make every line durable: called before a checkpoint that rests on them is published."""

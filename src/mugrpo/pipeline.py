@@ -108,7 +108,7 @@ def generate_stage(run: Run, stage: int) -> None:
         max_new_tokens=run.config.rollouts.max_new_tokens,
         policy_step=first_update,
     )
-    gap = canary(run, sampler, parts[missing[0]])
+    gap = canary(run, sampler, parts[0])  # of the same responses, wherever this goes on from
     size = run.config.schedule.group_size
     done = sum(len(part) for shard, part in enumerate(parts) if shard in shards) * size
     if done:
@@ -172,6 +172,7 @@ def optimize_stage(run: Run, stage: int) -> None:
     schedule = run.schedule
     first, end = schedule.first_update(stage), schedule.first_update(stage + 1)
     if run.newest_update >= end:
+        run.progress.say(f"stage {stage}: all updates are made")
         return
     start = max(run.newest_update, first)
     trainer = run.trainer_at(start)
@@ -223,12 +224,13 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
     if not options.canary_responses:
         return None
     problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
-    rollouts = sampler.sample(problems, lambda _: run.stop.check())[: options.canary_responses]
+    rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
     gap = run.trainer.logprob_gap(rollouts)
-    if not gap <= options.canary_tolerance:
+    tolerance = run.config.canary_tolerance
+    if not gap <= tolerance:
         raise RunStopped(
             f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
-            f"{options.canary_tolerance:g}); its weights or sampling are not the policy's. "
+            f"{tolerance:g}); its weights or sampling are not the policy's. "
             "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
         )
     return gap

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -56,7 +56,9 @@ class Policy:
             )
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            with warnings.catch_warnings():  # its new name is not in transformers 5.0
+                warnings.simplefilter("ignore", FutureWarning)
+                self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(options.gradient_checkpointing)
 
     @property
@@ -82,15 +84,14 @@ class Policy:
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
-    def load_weights(self, folder: Path, update: int) -> None:
-        """Take the weights of a model directory of the same architecture."""
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(folder.glob("model*.safetensors")):
-            weights |= load_file(file)
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        if unexpected or set(missing) - tied:
-            raise UsageError(f"{folder} holds another model: {[*missing, *unexpected][0]} differs")
+    def load_weights(self, path: str | Path, update: int) -> None:
+        """Take the weights of a model of the same architecture: a directory or a hub id."""
+        other = _load_model(path)
+        try:
+            self.model.load_state_dict(other.state_dict())
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"{path} holds a model of another form ({reason})") from None
         self.update = update
 
 
@@ -98,7 +99,7 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
     """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
     path = model_path(options)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        model = _load_model(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
@@ -111,11 +112,14 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(torch.device(device))  # type: ignore[arg-type]
-    policy = Policy(model, tokenizer, options)
+    policy = Policy(model.to(device), tokenizer, options)
     if policy.pads_with_eos:
         notify("the tokenizer names no padding token; padding with the end-of-sequence token")
     return policy
+
+
+def _load_model(path: str | Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def model_path(options: ModelOptions) -> str:

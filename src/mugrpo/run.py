@@ -80,10 +80,10 @@ class Run:
     def policy_at(self, update: int) -> Policy:
         """The policy with the weights it had after `update` updates.
 
-        Raises RunStopped where they are neither in memory nor in a checkpoint.
+        Raises UsageError where no update has come so far, RunStopped where its checkpoint is gone.
         """
         if self.policy.update != update:
-            self.policy.load_weights(self._folder(update), update)
+            self.policy.load_weights(self._weights(update), update)
         return self.policy
 
     def trainer_at(self, update: int) -> Trainer:
@@ -93,21 +93,26 @@ class Run:
                 self.policy_at(0)
                 del self.trainer  # a fresh optimizer
             else:
-                self.trainer.load(self._folder(update))
+                self.trainer.load(Path(self._weights(update)))
         return self.trainer
 
-    def _folder(self, update: int) -> Path:
+    def _weights(self, update: int) -> str:
+        """Where the weights after `update` updates lie."""
         if update == 0:
-            return Path(model_path(self.config.model))
+            return model_path(self.config.model)
+        folder = self.dir.checkpoint(update)
+        if update > self.newest_update:
+            raise UsageError(
+                f"{folder} is not made yet: optimize the stages before (`mugrpo train` does all)"
+            )
         if update not in self.dir.checkpoint_updates():
             raise RunStopped(
-                f"the policy after update {update} is needed, but {self.dir.checkpoint(update)} is "
-                "gone; remove the checkpoints after it, and the run goes on from an earlier one"
+                f"{folder} is needed, but gone; remove the checkpoints after it, and the run goes "
+                "on from an earlier one"
             )
-        folder = self.dir.checkpoint(update)
         if fault := sealed_folder_fault(folder):
-            raise RunStopped(f"{folder} {fault}; `mugrpo repair` sets it aside")
-        return folder
+            raise RunStopped(f"{folder} {fault}; `mugrpo repair {self.dir.root}` sets it aside")
+        return str(folder)
 
 
 @contextmanager

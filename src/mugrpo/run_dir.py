@@ -152,7 +152,7 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
     """Write `path` so that it appears whole or not at all; a full disk is a RunStopped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    with _full_disk_explained(path):
+    with full_disk_explained(path):
         with open(unfinished, "wb") as file:
             yield file
             file.flush()
@@ -166,7 +166,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    with _full_disk_explained(path):
+    with full_disk_explained(path):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         yield unfinished
@@ -220,7 +220,7 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def _full_disk_explained(path: Path) -> Iterator[None]:
+def full_disk_explained(path: Path) -> Iterator[None]:
     """A full disk in the block becomes one sentence; what was half written is removed.
 
     Libraries wrap the system's error in their own (safetensors does), so its text counts too.

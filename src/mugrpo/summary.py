@@ -14,7 +14,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     """Accuracy before and after, seconds by phase, refreshes made and those GRPO would make."""
 
     def of(kind: str) -> list[dict[str, Any]]:
-        return [line for line in lines if line["kind"] == kind]
+        chosen = [line for line in lines if line["kind"] == kind]
+        return sorted(chosen, key=lambda line: line["update"])
 
     def seconds(kind: str, *keys: str) -> float:
         return sum(line.get(f"time/{key}") or 0.0 for line in of(kind) for key in keys)

@@ -162,3 +162,9 @@ class RunConfig(Options):
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
+
+    @property
+    def canary_tolerance(self) -> float:
+        """The engine's own, or what rounding explains: bf16 keeps 8 bits of a logit."""
+        by_precision = {"fp32": 1e-3, "bf16": 0.1}[self.model.precision]
+        return self.engine.canary_tolerance or by_precision

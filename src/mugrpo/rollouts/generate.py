@@ -43,13 +43,19 @@ class Sampler:
         self.policy_step = policy_step
 
     def sample(
-        self, groups: Sequence[Group], on_batch: Callable[[list[Completion]], None]
+        self,
+        groups: Sequence[Group],
+        on_batch: Callable[[list[Completion]], None],
+        samples: int | None = None,
     ) -> list[Rollout]:
-        """The rollouts of `groups` in order; `on_batch` sees each batch as it is finished."""
+        """The rollouts of `groups` in order; `on_batch` sees each batch as it is finished.
+
+        With `samples`, only so many of each group.
+        """
         keys, requests = [], []
         for problem, occurrence in groups:
             prompt_ids = self.encode(problem)
-            for sample in range(self.group_size):
+            for sample in range(samples or self.group_size):
                 seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
                 keys.append((problem.id, occurrence, sample))
                 requests.append(Request(prompt_ids, seed))
