@@ -1,7 +1,7 @@
 """Relaxed clipping with and without the negative-advantage veto, side by side: `make veto-pair`.
 
-Two runs of the demo's schedule at a constant learning rate that is high enough for stale
-negative-advantage tokens to matter. Prints, for each evaluation of both runs, accuracy and what
+Two runs of the demo at a peak learning rate that is high enough for stale negative-advantage
+tokens to matter. Prints, for each evaluation of both runs, accuracy and what
 the updates since the last one were like.
 """
 
@@ -20,8 +20,7 @@ DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 
 
 def metrics_of(run_dir: Path, lr: float, kappa: float, more: list[str]) -> list[dict[str, Any]]:
-    overrides = ["--optimizer.lr", str(lr), "--optimizer.lr_schedule", "constant"]
-    overrides += ["--objective.veto_kappa", str(kappa), *more]
+    overrides = ["--optimizer.lr", str(lr), "--objective.veto_kappa", str(kappa), *more]
     command = [sys.executable, "-m", "mugrpo.cli", "train", str(DEMO), "--run-dir", str(run_dir)]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return list(read_metrics(run_dir / "metrics.jsonl"))

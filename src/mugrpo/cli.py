@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,7 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> s
         words += ["--run-dir", str(options.run_dir)]
     if getattr(options, "stage", None) is not None:
         words += ["--stage", str(options.stage)]
-    return f"Nothing published is lost; resume with: {' '.join([*words, *overrides])}"
+    return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -137,8 +137,10 @@ def model_fingerprint(options: ModelOptions) -> str:
 
 
 def _turn_off_dropout(model: nn.Module) -> None:
+    """Every dropout rate becomes 0, those that modules keep as plain numbers too."""
     for module in model.modules():
+        rates = [n for n, v in vars(module).items() if "drop" in n and isinstance(v, float)]
+        for name in rates:
+            setattr(module, name, 0.0)
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - a module's attribute is typed

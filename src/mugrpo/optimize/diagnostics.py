@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from mugrpo.optimize.batching import MicroBatch
@@ -10,9 +12,13 @@ Values = dict[str, float | None]
 
 
 class TokenStatistics:
-    """Collects the response tokens of an update's micro-batches; a few numbers a token."""
+    """Collects the response tokens of an update's micro-batches; a few numbers a token.
 
-    def __init__(self) -> None:
+    `fractions` names the objective's metrics.
+    """
+
+    def __init__(self, fractions: Sequence[str]) -> None:
+        self._fractions = fractions
         self._parts: dict[str, list[torch.Tensor]] = {}
 
     def add(
@@ -55,8 +61,8 @@ class TokenStatistics:
             values[f"ratio/{sign}/mean"] = _mean(part)
             values[f"ratio/{sign}/p99"] = _quantile(part, 0.99)
             values[f"ratio/{sign}/max"] = part.max().item() if len(part) else None
-        for name, tensor in tokens.items():
-            values[name] = tensor.sum().item() / update_tokens
+        for name in self._fractions:
+            values[name] = tokens[name].sum().item() / update_tokens if name in tokens else 0.0
         return values
 
 

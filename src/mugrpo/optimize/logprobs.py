@@ -102,6 +102,8 @@ def response_logprobs(
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+    if torch.is_autocast_enabled(ids_BL.device.type):  # the engine's head is in this precision
+        hidden_BLH = hidden_BLH.to(torch.get_autocast_dtype(ids_BL.device.type))
     length = ids_BL.shape[1]
     rows_B1 = torch.arange(len(ids_BL), device=ids_BL.device)[:, None] * length
     steps_T = torch.arange(mask_BT.shape[1], device=ids_BL.device)
@@ -125,5 +127,8 @@ def _logits(
     bias_V: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
+    """Autocast is off here: the backward pass must make the very logits of the forward pass."""
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
-    return F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V).float() / temperature
+    with torch.autocast(hidden_CH.device.type, enabled=False):
+        logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)
+    return logits_CV.float() / temperature

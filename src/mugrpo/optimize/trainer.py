@@ -80,7 +80,7 @@ class Trainer:
         )
         batches = self._micro_batches(rollouts, advantages)
         extras = self._prepass(batches)
-        statistics = TokenStatistics()
+        statistics = TokenStatistics(self.objective.metrics)
         loss = 0.0
         for batch, extra in zip(batches, extras, strict=True):
             logprobs_BT, entropy_BT = self.logprobs(batch)

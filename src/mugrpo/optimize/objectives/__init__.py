@@ -6,8 +6,11 @@ Each file `NAME.py` here (its options are `config/objectives/NAME.py`) defines
 
 with logprobs, behavior_logprobs [B, T] float, advantages [B], mask [B, T] bool true on response
 tokens; token losses [B, T], to be minimized, and metrics a dictionary of [B, T] tensors whose
-means over the update's response tokens are logged. Reduction is not the objective's affair. It
-may also define
+means over the update's response tokens are logged. Reduction is not the objective's affair. And
+
+    METRICS = names of the metrics, so that an update in which nothing is computed logs zeros
+
+It may also define
 
     prepass(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> {name: [B, T] tensor}
         called once an update, without gradient, with all its responses that are computed; what
@@ -32,6 +35,7 @@ class Objective:
     """What an objective's file defines."""
 
     loss: Callable[..., tuple[torch.Tensor, TokenTensors]]
+    metrics: tuple[str, ...]
     prepass: Callable[..., TokenTensors] | None
     needs_zero_advantages: bool
 
@@ -40,6 +44,7 @@ def load_objective(name: str) -> Objective:
     module = importlib.import_module(f"{__name__}.{name}")
     return Objective(
         loss=module.loss,
+        metrics=module.METRICS,
         prepass=getattr(module, "prepass", None),
         needs_zero_advantages=getattr(module, "NEEDS_ZERO_ADVANTAGES", False),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+METRICS = ("clipped_fraction",)
+
 
 def loss(
     logprobs: torch.Tensor,

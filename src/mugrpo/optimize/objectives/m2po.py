@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+METRICS = ("masked_fraction",)
+
 
 def prepass(
     logprobs: torch.Tensor,

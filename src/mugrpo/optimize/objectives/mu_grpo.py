@@ -8,6 +8,8 @@ import torch
 
 from mugrpo.optimize.objectives import grpo
 
+METRICS = ("clipped_fraction", "vetoed_fraction")
+
 Scope = Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"]
 
 
