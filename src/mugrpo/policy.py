@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -36,6 +37,10 @@ class Policy:
         self.precision = options.precision
         self.update = 0
         if options.eos_token:
+            if options.eos_token not in tokenizer.get_vocab():
+                raise UsageError(
+                    f"model.eos_token = {options.eos_token!r} is no token of {options.path}"
+                )
             tokenizer.eos_token = options.eos_token
         if tokenizer.eos_token_id is None:
             raise UsageError(
@@ -86,30 +91,26 @@ class Policy:
 
     def load_weights(self, path: str | Path, update: int) -> None:
         """Take the weights of a model of the same architecture: a directory or a hub id."""
-        other = _load_model(path)
         try:
-            self.model.load_state_dict(other.state_dict())
+            self.model.load_state_dict(_load_model(path).state_dict())
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise UsageError(f"{path} holds a model of another form ({reason})") from None
+            raise UsageError(f"{path} holds a model of another form ({_first(error)})") from None
         self.update = update
 
 
 def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
     """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
     path = model_path(options)
+    model = _load_model(path)
     try:
-        model = _load_model(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"model.path = {options.path!r} cannot be loaded ({reason}); name a directory in "
-            "Hugging Face form, or a hub id where there is a network"
-        ) from None
+        raise UsageError(f"the tokenizer of {path} cannot be loaded ({_first(error)})") from None
     for parameter in model.parameters():  # safetensors hands out unaligned memory; resume is exact
         parameter.data = parameter.data.clone()
     device = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = Policy(model.to(device), tokenizer, options)
@@ -119,7 +120,31 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
 
 
 def _load_model(path: str | Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    """The model in fp32, every one of its weights from the files, none left at random."""
+    text = str(path)
+    if not Path(path).is_dir() and (text.startswith(("/", ".", "~")) or text.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {text}; name one in Hugging Face form, or a hub id"
+        )
+    model: Any
+    info: dict[str, Any]
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            path, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(
+            f"the model {text} cannot be loaded ({_first(error)}); name a directory in Hugging "
+            "Face form, or a hub id where there is a network"
+        ) from None
+    if absent := sorted(info["missing_keys"]):
+        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are not complete")
+    return model
+
+
+def _first(error: Exception) -> str:
+    """The first line of what a library has to say."""
+    return str(error).strip().split("\n")[0]
 
 
 def model_path(options: ModelOptions) -> str:

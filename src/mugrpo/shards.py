@@ -9,7 +9,7 @@ elsewhere can be trained on: write them with `write_rollouts` or with these colu
 
     problem_id string · occurrence int32 · sample int32 · seed uint64 · prompt_ids list<int32>
     response_ids list<int32> · behavior_logprobs list<float32> · finish_reason string
-    temperature float32 · policy_step int64
+    temperature float64 · policy_step int64
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("response_ids", pa.list_(pa.int32())),
         ("behavior_logprobs", pa.list_(pa.float32())),
         ("finish_reason", pa.string()),
-        ("temperature", pa.float32()),
+        ("temperature", pa.float64()),
         ("policy_step", pa.int64()),
     ]
 )
@@ -235,12 +235,14 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def write_plan(shards: ShardSet, batches: Iterable[Sequence[tuple[int, int]]]) -> None:
+def write_plan(shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]]) -> None:
     """Publish the batch plan of a stage: for each batch the (shard, row) of its rollouts.
 
     Whole groups side by side; filters, refills and sampling choose rows here and never change a
-    shard.
+    shard. Raises ValueError for a batch without rows.
     """
+    if not all(batches):
+        raise ValueError("a batch of the plan has no rows: an update needs at least one group")
     flat = [(batch, shard, row) for batch, places in enumerate(batches) for shard, row in places]
     columns = np.array(flat, np.int32).T
     arrays = [pa.array(column) for column in columns]

@@ -36,6 +36,12 @@ class PromptOptions(Options):
     chat_template: str | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
 
+    @model_validator(mode="after")
+    def _template_is_used(self) -> Self:
+        if self.chat_template is not None and self.form != "chat":
+            raise ValueError("a chat_template has no effect with form = 'plain'; use form = 'chat'")
+        return self
+
 
 class ScheduleOptions(Options):
     """What is generated when, and how often it is optimized on."""

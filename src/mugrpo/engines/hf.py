@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import StaticCache
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.engines.base import Completion, Request
@@ -50,7 +50,7 @@ class HFEngine:
         stop_ids = torch.tensor(policy.stop_ids, device=device)
         uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
         uniforms_BT = uniforms_BT.to(device)
-        cache = DynamicCache(config=policy.model.config)
+        cache = StaticCache(config=policy.model.config, max_cache_len=longest + max_new_tokens)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
         was_training = policy.model.training

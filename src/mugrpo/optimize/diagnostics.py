@@ -52,7 +52,7 @@ class TokenStatistics:
         entropy = tokens.pop("entropy", torch.empty(0))
         ratio = log_ratio.exp()
         values: Values = {
-            "kl_behavior": _mean(ratio - 1 - log_ratio),
+            "kl_behavior": _mean(log_ratio.double().expm1() - log_ratio.double()),
             "tv_token": _mean((1 - ratio).clamp(min=0)),
             "entropy": _mean(entropy),
         }

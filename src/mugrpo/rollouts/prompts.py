@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
@@ -26,7 +27,8 @@ class PromptEncoder:
         self.form = options.form
         self.template: str | None = None
         if options.form == "chat":
-            self.template = _read_template(options.chat_template) or tokenizer.chat_template
+            file = options.chat_template
+            self.template = tokenizer.chat_template if file is None else _read_template(file)
             if self.template is None:
                 raise UsageError(
                     "prompt.form = 'chat', but the tokenizer has no chat template; use "
@@ -36,12 +38,7 @@ class PromptEncoder:
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
         """The prompt of `problem`, [P]."""
         if self.form == "chat":
-            ids = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": problem.prompt}],
-                chat_template=self.template,
-                add_generation_prompt=True,
-                return_dict=False,
-            )
+            ids = self._chat_ids(problem)
         else:
             ids = self.tokenizer(problem.prompt)["input_ids"]
         if not ids:
@@ -54,10 +51,24 @@ class PromptEncoder:
             )
         return np.array(ids, np.int32)
 
+    def _chat_ids(self, problem: Problem) -> list[int]:
+        messages = [{"role": "user", "content": problem.prompt}]
+        try:
+            ids: list[int] = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=self.template,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except TemplateError as error:
+            raise UsageError(
+                f"the chat template fails on problem {problem.id!r} ({error}); mend it, or name "
+                "another with --prompt.chat_template"
+            ) from None
+        return ids
 
-def _read_template(file: str | None) -> str | None:
-    if file is None:
-        return None
+
+def _read_template(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

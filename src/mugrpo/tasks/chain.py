@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 
 from mugrpo.config.tasks import ChainOptions
+from mugrpo.errors import UsageError
 from mugrpo.records import FinishReason, Problem, Score, Status
 
 MODULUS = 10
@@ -55,7 +56,7 @@ def held_out(prompt: str) -> bool:
 
 
 class Chain:
-    """The chain task under `options`; raises ValueError where so many problems do not exist."""
+    """The chain task under `options`; asking for more problems than there are is a UsageError."""
 
     def __init__(self, options: ChainOptions) -> None:
         self.options = options
@@ -86,7 +87,7 @@ class Chain:
             if held_out(prompt) == evaluation:
                 prompts[prompt] = None
         side = "eval" if evaluation else "train"
-        raise ValueError(
+        raise UsageError(
             f"task.{side}_problems = {count}, but chains of {self.options.terms} terms with digits "
             f"up to {self.options.max_digit} give about {len(prompts)} different {side} problems; "
             f"ask for fewer, or raise task.terms or task.max_digit"

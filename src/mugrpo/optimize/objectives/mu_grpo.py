@@ -29,21 +29,19 @@ def loss(
     The interval [0, 5] is the paper's. The denominator keeps counting vetoed tokens. Equals GRPO
     with the same interval when veto_kappa is 0.
     """
+    ratio_BT = (logprobs.detach() - behavior_logprobs).exp()
+    vetoed_BT = veto(ratio_BT, advantages, mask, kappa=veto_kappa, scope=veto_scope)
+    # A vetoed ratio is taken as 1 before it is computed: it may be infinite, and 0 x inf is NaN.
     loss_BT, metrics = grpo.loss(
-        logprobs,
+        torch.where(vetoed_BT, behavior_logprobs, logprobs),
         behavior_logprobs,
         advantages,
         mask,
         ratio_clip=ratio_clip,
         dual_clip=dual_clip,
     )
-    ratio_BT = (logprobs.detach() - behavior_logprobs).exp()
-    vetoed_BT = veto(ratio_BT, advantages, mask, kappa=veto_kappa, scope=veto_scope)
-    clipped_BT = metrics["clipped_fraction"] & ~vetoed_BT
-    return loss_BT.masked_fill(vetoed_BT, 0.0), {
-        "clipped_fraction": clipped_BT,
-        "vetoed_fraction": vetoed_BT,
-    }
+    metrics["vetoed_fraction"] = vetoed_BT
+    return loss_BT.masked_fill(vetoed_BT, 0.0), metrics
 
 
 def veto(

@@ -1,0 +1,161 @@
+"""What tests build their cases from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+)
+
+from mugrpo.config.engines import HFOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.hf import HFEngine
+from mugrpo.optimize.trainer import Experience
+from mugrpo.policy import Policy, load_policy
+from mugrpo.records import FinishReason, Rollout, Score, Status
+
+TINY_FORMS = ("llama", "qwen2", "gpt2")
+
+# Prompts of 2 to 16 tokens, for ragged batches.
+PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
+
+
+def tiny_config(form: str) -> Any:
+    """The config of a tiny model: with grouped queries, tied embeddings, biases or dropout."""
+    shared = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.2}
+    if form == "gpt2":
+        return GPT2Config(
+            n_positions=128,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.5,
+            embd_pdrop=0.5,
+            attn_pdrop=0.5,
+            **shared,
+        )
+    return {"llama": LlamaConfig, "qwen2": Qwen2Config}[form](
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        attention_dropout=0.5,
+        **shared,
+    )
+
+
+def tiny_policy(form: str, **options: Any) -> Policy:
+    """A random model of `form`, the same at every call, with the embedded model's tokenizer."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(tiny_config(form))
+    return Policy(model, chain_tokenizer(), ModelOptions(**options))
+
+
+def chain_tokenizer() -> PreTrainedTokenizerBase:
+    return load_policy(ModelOptions()).tokenizer
+
+
+def encoded(policy: Policy, prompt: str) -> np.ndarray:
+    return np.array(policy.tokenizer(prompt)["input_ids"], np.int32)
+
+
+def generated(
+    policy: Policy,
+    requests: Sequence[Request],
+    *,
+    batch_size: int = 64,
+    temperature: float = 1.0,
+    max_new_tokens: int = 48,
+) -> list[Completion]:
+    """All completions of `requests`, in order."""
+    engine = HFEngine(policy, HFOptions(batch_size=batch_size))
+    batches = engine.generate(requests, temperature=temperature, max_new_tokens=max_new_tokens)
+    return [completion for batch in batches for completion in batch]
+
+
+def plain_logprobs(
+    policy: Policy, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
+    """log_softmax(logits / temperature) at the response's ids: one row, all logits, no cache."""
+    ids_1L = torch.tensor([[*prompt_ids, *response_ids]])
+    logits_LV = policy.model(input_ids=ids_1L, use_cache=False).logits[0].float()
+    start = len(prompt_ids) - 1
+    logprobs_TV = torch.log_softmax(logits_LV[start:-1] / temperature, -1)
+    return logprobs_TV.gather(-1, ids_1L[0, start + 1 :, None])[:, 0]
+
+
+def sampled_experience(policy: Policy) -> Experience:
+    """Groups of four responses to the first four of PROMPTS, cut to unequal lengths.
+
+    Rewards are set: group 0 has one right response, group 1 two, group 2 none (so no variance),
+    group 3 three.
+    """
+    rewards = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]
+    prompts = [encoded(policy, prompt) for prompt in PROMPTS[:4]]
+    requests = [Request(ids, 4 * i + k) for i, ids in enumerate(prompts) for k in range(4)]
+    limits = [48, 33, 9, 21]  # by sample; the beginning of a response is a response
+    rollouts = [
+        rollout(f"p{i // 4}", i % 4, request.prompt_ids, cut(completion, limits[i % 4]))
+        for i, (request, completion) in enumerate(
+            zip(requests, generated(policy, requests), strict=True)
+        )
+    ]
+    return Experience(rollouts, [verdict(r) for row in rewards for r in row])
+
+
+def cut(completion: Completion, limit: int) -> Completion:
+    """`completion` as max_new_tokens = `limit` would have made it."""
+    if len(completion.ids) <= limit:
+        return completion
+    ids, logprobs = completion.ids[:limit], completion.logprobs[:limit]
+    return Completion(ids, logprobs, FinishReason.LENGTH)
+
+
+def rollout(problem_id: str, sample: int, prompt_ids: np.ndarray, made: Completion) -> Rollout:
+    return Rollout(
+        problem_id=problem_id,
+        occurrence=0,
+        sample=sample,
+        seed=sample,
+        prompt_ids=prompt_ids,
+        response_ids=made.ids,
+        behavior_logprobs=made.logprobs,
+        finish_reason=made.finish_reason,
+        temperature=1.0,
+        policy_step=0,
+    )
+
+
+def verdict(reward: float | None) -> Score:
+    """A right (1), wrong (0) or failed (None) score."""
+    if reward is None:
+        return Score(Status.TIMEOUT, None)
+    return Score(Status.RIGHT if reward == 1 else Status.WRONG, float(reward))
+
+
+def stale(experience: Experience, spread: float = 0.5) -> Experience:
+    """`experience` with its behavior logprobs moved by normal noise: as if of an older policy."""
+    rng = np.random.default_rng(3)
+    moved = [
+        replace(r, behavior_logprobs=_moved(r.behavior_logprobs, rng, spread))
+        for r in experience.rollouts
+    ]
+    return Experience(moved, experience.scores)
+
+
+def _moved(logprobs: np.ndarray, rng: np.random.Generator, spread: float) -> np.ndarray:
+    noise = rng.normal(0, spread, len(logprobs))
+    return (logprobs + noise).astype(np.float32)

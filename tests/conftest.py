@@ -1,0 +1,32 @@
+"""Fixtures that many tests share. Session-wide policies are read, never trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.trainer import Experience
+from mugrpo.policy import Policy, load_policy
+from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
+
+torch.set_num_threads(1)  # the models are tiny
+
+
+@pytest.fixture(scope="session")
+def embedded_policy() -> Policy:
+    return load_policy(ModelOptions())
+
+
+@pytest.fixture(scope="session", params=["chain", *TINY_FORMS])
+def any_policy(request: pytest.FixtureRequest) -> Policy:
+    """The embedded model, and a random one of each of several forms."""
+    if request.param == "chain":
+        return load_policy(ModelOptions())
+    return tiny_policy(request.param)
+
+
+@pytest.fixture(scope="session")
+def experience(embedded_policy: Policy) -> Experience:
+    """Four groups of four responses of unequal lengths that the embedded model sampled."""
+    return sampled_experience(embedded_policy)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines.base import Request
+from mugrpo.policy import load_policy
+from mugrpo.records import FinishReason
+
+EOS = 1
+LIMIT = 42  # tokens; with these seeds some responses of every model end before it, some do not
+
+
+def requests_of(policy, count: int) -> list[Request]:
+    """`count` requests that go through PROMPTS again and again, each with a seed of its own."""
+    return [Request(encoded(policy, PROMPTS[i % len(PROMPTS)]), i) for i in range(count)]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
+    requests = requests_of(any_policy, 12)
+    assert len({len(r.prompt_ids) for r in requests}) > 3  # so the batch is padded
+    made = generated(any_policy, requests, batch_size=12, temperature=temperature)
+    for request, completion in zip(requests, made, strict=True):
+        expected = plain_logprobs(any_policy, request.prompt_ids, completion.ids, temperature)
+        np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=2e-5)
+
+
+def test_a_response_does_not_depend_on_the_batch_it_is_in(any_policy):
+    requests = requests_of(any_policy, 20)
+    alone = generated(any_policy, requests, batch_size=1)
+    order = np.random.default_rng(0).permutation(20)  # other mates, other padding
+    mixed = generated(any_policy, [requests[i] for i in order], batch_size=8)
+    for place, i in enumerate(order):
+        np.testing.assert_array_equal(mixed[place].ids, alone[i].ids)
+        np.testing.assert_allclose(mixed[place].logprobs, alone[i].logprobs, atol=1e-4)
+
+
+def test_completions_come_in_the_order_of_the_requests(embedded_policy):
+    # The embedded model copies the prompt's first term, so a response tells its prompt.
+    requests = [Request(encoded(embedded_policy, f"{d}+1-1+1-1+1-1+1="), d) for d in (1, 2, 3)]
+    made = generated(embedded_policy, requests, batch_size=2, temperature=0.1)
+    assert [embedded_policy.tokenizer.decode(c.ids[:1]) for c in made] == ["1", "2", "3"]
+
+
+def test_a_response_ends_at_its_first_stop_id_and_is_truncated_without_one(any_policy):
+    requests = requests_of(any_policy, 40)
+    made = generated(any_policy, requests, max_new_tokens=LIMIT)
+    stopped = [c for c in made if c.finish_reason is FinishReason.STOP]
+    truncated = [c for c in made if c.finish_reason is FinishReason.LENGTH]
+    assert stopped and truncated  # the case holds both
+    for completion in stopped:
+        assert completion.ids.tolist().index(EOS) == len(completion.ids) - 1 < LIMIT
+    for completion in truncated:
+        assert EOS not in completion.ids and len(completion.ids) == LIMIT
+    assert all(len(c.logprobs) == len(c.ids) for c in made)
+
+
+def test_every_end_of_sequence_id_of_the_generation_config_stops():
+    policy = tiny_policy("llama")
+    policy.stop_ids = [EOS, 5]
+    made = generated(policy, requests_of(policy, 40))
+    ends = {int(c.ids[-1]) for c in made if c.finish_reason is FinishReason.STOP}
+    assert ends == {EOS, 5}
+    assert not any(set(c.ids[:-1].tolist()) & {EOS, 5} for c in made)
+
+
+def test_a_longer_limit_continues_the_same_response(any_policy):
+    requests = requests_of(any_policy, 12)
+    short = generated(any_policy, requests, max_new_tokens=5)
+    long = generated(any_policy, requests, max_new_tokens=30)
+    for few, many in zip(short, long, strict=True):
+        np.testing.assert_array_equal(few.ids, many.ids[:5])
+
+
+def test_seeds_decide_the_tokens(any_policy):
+    requests = requests_of(any_policy, 12)
+    once, again = generated(any_policy, requests), generated(any_policy, requests)
+    assert [c.ids.tolist() for c in once] == [c.ids.tolist() for c in again]
+    others = generated(any_policy, [replace(r, seed=r.seed + 1000) for r in requests])
+    assert [c.ids.tolist() for c in once] != [c.ids.tolist() for c in others]
+
+
+def test_first_tokens_are_drawn_from_the_models_next_token_distribution(any_policy):
+    draws = 1500
+    prompt_ids = encoded(any_policy, "3+2-1+3-2+1+1+2=3+2=")  # where the embedded model is unsure
+    requests = [Request(prompt_ids, seed) for seed in range(draws)]
+    made = generated(any_policy, requests, batch_size=500, temperature=0.7, max_new_tokens=1)
+    with torch.no_grad():
+        logits = any_policy.model(input_ids=torch.tensor(prompt_ids.astype(np.int64))[None]).logits
+    observed = np.bincount([c.ids[0] for c in made], minlength=logits.shape[-1])
+
+    def p_value(temperature: float) -> float:
+        expected = torch.softmax(logits[0, -1].double() / temperature, -1).numpy() * draws
+        rare = expected < 5  # too few for the test: into the most likely token's cell
+        rare[expected.argmax()] = True
+        cells = [[*x[~rare], x[rare].sum()] for x in (observed, expected)]
+        return float(chisquare(*cells).pvalue)
+
+    assert p_value(0.7) > 1e-3
+    assert p_value(0.85) < 1e-3  # the same test tells the next temperature apart
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_engine_leaves_the_models_mode_as_it_was(training):
+    policy = tiny_policy("llama")
+    policy.model.train(training)
+    generated(policy, requests_of(policy, 2), max_new_tokens=3)
+    assert policy.model.training is training
+
+
+@pytest.mark.parametrize("form", ["chain", "gpt2"])
+def test_gradient_checkpointing_and_dropout_change_no_response(form):
+    # Checkpointing keeps the model in training mode; GPT-2's config asks for dropout of 0.5.
+    options = ModelOptions(gradient_checkpointing=True)
+    if form == "chain":
+        plain, checkpointed = load_policy(ModelOptions()), load_policy(options)
+    else:
+        plain, checkpointed = tiny_policy(form), tiny_policy(form, gradient_checkpointing=True)
+    assert checkpointed.model.training
+    requests = requests_of(plain, 8)
+    for a, b in zip(generated(plain, requests), generated(checkpointed, requests), strict=True):
+        np.testing.assert_array_equal(a.ids, b.ids)
+        np.testing.assert_array_equal(a.logprobs, b.logprobs)

@@ -1,0 +1,125 @@
+"""The golden trace: five Mu-GRPO updates on stored rollouts, whose numbers must not drift.
+
+    python -m tests.golden_trace --record        record tests/golden/trace.json again
+    python -m tests.golden_trace                 print the trace as it would be now
+
+The rollouts and scores lie beside it as ordinary shards. They are made again only where they are
+missing or of another embedded model than the present one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.engines import make_engine
+from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.policy import load_policy, model_fingerprint
+from mugrpo.rollouts.generate import Sampler
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.score import score_shard
+from mugrpo.shards import RowReader, ShardSet, rollout_from_row, score_from_row
+from mugrpo.tasks import make_task
+
+FOLDER = Path(__file__).parent / "golden"
+TRACE = FOLDER / "trace.json"
+MODEL = ModelOptions()
+KEYS = (
+    "loss",
+    "grad_norm",
+    "ratio/negative/max",
+    "clipped_fraction",
+    "vetoed_fraction",
+    "entropy",
+    "kl_behavior",
+)
+
+# A narrow interval and a large kappa, so that five updates clip and veto.
+CONFIG = RunConfig.model_validate(
+    {
+        "schedule": {
+            "stages": 1,
+            "batches_per_stage": 5,
+            "problems_per_update": 4,
+            "group_size": 4,
+        },
+        "objective": {"name": "mu_grpo", "ratio_clip": [0.0, 1.1], "veto_kappa": 0.3},
+        "optimizer": {"lr": 5e-4, "micro_batch_tokens": 400},
+    }
+)
+
+
+def make_rollouts(folder: Path) -> None:
+    """Sample and score the groups of all five updates into one shard each."""
+    shutil.rmtree(folder, ignore_errors=True)
+    policy, task = load_policy(MODEL), make_task(CONFIG.task)
+    problems = task.train_problems()[: CONFIG.schedule.groups_per_stage]
+    sampler = Sampler(
+        make_engine(policy, CONFIG.engine),
+        PromptEncoder(policy.tokenizer, policy.vocab_size, CONFIG.prompt),
+        seed=CONFIG.seed,
+        stage="0",
+        group_size=CONFIG.schedule.group_size,
+        temperature=CONFIG.rollouts.temperature,
+        max_new_tokens=CONFIG.rollouts.max_new_tokens,
+        policy_step=0,
+    )
+    rollouts = ShardSet(folder / "rollouts", "rollouts")
+    sampler.make_shard(rollouts, 0, [(problem, 0) for problem in problems], lambda _: None)
+    score_shard(
+        rollouts,
+        ShardSet(folder / "scores", "scores"),
+        0,
+        task=task,
+        problems={problem.id: problem for problem in problems},
+        tokenizer=policy.tokenizer,
+    )
+
+
+def trace(folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """What each update on the stored rollouts comes to."""
+    trainer = Trainer(load_policy(MODEL), CONFIG)
+    rollouts = RowReader(ShardSet(folder / "rollouts", "rollouts"))
+    scores = RowReader(ShardSet(folder / "scores", "scores"))
+    size = CONFIG.schedule.rollouts_per_update
+    lines = []
+    for update in range(CONFIG.schedule.total_updates):
+        places = [(0, row) for row in range(update * size, (update + 1) * size)]
+        experience = Experience(
+            [rollout_from_row(row) for row in rollouts.rows(places)],
+            [score_from_row(row) for row in scores.rows(places)],
+        )
+        metrics = trainer.step(experience)
+        lines.append({key: metrics[key] for key in KEYS})
+    return lines
+
+
+def recorded() -> dict[str, Any]:
+    """The stored trace with the fingerprint of the model its rollouts are of."""
+    stored: dict[str, Any] = json.loads(TRACE.read_text()) if TRACE.exists() else {}
+    return stored
+
+
+def record() -> None:
+    model = model_fingerprint(MODEL)
+    if recorded().get("model_sha256") != model or not (FOLDER / "rollouts").exists():
+        make_rollouts(FOLDER)
+    TRACE.write_text(json.dumps({"model_sha256": model, "updates": trace()}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", action="store_true", help="write tests/golden")
+    if parser.parse_args().record:
+        record()
+        print(f"recorded {TRACE}")
+    else:
+        print(json.dumps(trace(), indent=1))
+
+
+if __name__ == "__main__":
+    main()

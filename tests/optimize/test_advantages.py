@@ -1,0 +1,97 @@
+"""Group-relative advantages, worked out by hand and against TRL's formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mugrpo.optimize.advantages import group_advantages
+
+FAILED = 7.0  # a reward that nobody may look at
+
+
+def of_group(rewards: list[float], valid: list[bool] | None = None, **knobs: object) -> list[float]:
+    rewards_PG = torch.tensor([rewards], dtype=torch.float64)
+    valid_PG = torch.tensor([valid or [True] * len(rewards)])
+    return group_advantages(rewards_PG, valid_PG, **knobs)[0].tolist()
+
+
+def test_unbiased_std_plus_1e_4():
+    # mean 1, squares 4 + 1 + 1, unbiased variance 6 / 2 = 3
+    s = math.sqrt(3) + 1e-4
+    assert of_group([3.0, 0.0, 0.0]) == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
+    # mean 1/2, squares 4 / 4, unbiased variance 1 / 3
+    s = 0.5773502691896258 + 1e-4
+    assert of_group([1.0, 1.0, 0.0, 0.0]) == pytest.approx(
+        [0.5 / s, 0.5 / s, -0.5 / s, -0.5 / s], rel=1e-12
+    )
+
+
+def test_eps_is_added_to_the_std():
+    # unbiased std of (2, 0) is sqrt(2); with eps 1: 1 / 2.41421356
+    assert of_group([2.0, 0.0], eps=1.0) == pytest.approx([0.41421356, -0.41421356], abs=1e-8)
+
+
+def test_without_std_only_the_mean_is_taken_off():
+    assert of_group([3.0, 0.0, 0.0], std=False) == [2.0, -1.0, -1.0]
+
+
+def test_groups_do_not_see_each_other():
+    both = group_advantages(
+        torch.tensor([[1.0, 0.0], [10.0, 4.0]]), torch.ones(2, 2, dtype=torch.bool), std=False
+    )
+    assert both.tolist() == [[0.5, -0.5], [3.0, -3.0]]
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_a_failed_response_is_left_out_and_gets_0(std):
+    with_failure = of_group([1.0, FAILED, 0.0, 0.0], [True, False, True, True], std=std)
+    without = of_group([1.0, 0.0, 0.0], std=std)
+    assert with_failure == [without[0], 0.0, without[1], without[2]]
+    assert without[0] > 0
+
+
+def test_failures_do_not_hide_that_the_rest_is_equal():
+    assert of_group([1.0, FAILED, 1.0], [True, False, True]) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("valid", [[False, True, False], [False, False, False]])
+def test_fewer_than_two_known_rewards_give_0(valid, std):
+    assert of_group([FAILED, 1.0, FAILED], valid, std=std) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.7])
+def test_equal_rewards_give_exactly_0(reward, std):
+    """The mean of three or six times 0.1 is not 0.1 in floats; over std + eps it would stay."""
+    for size in (2, 3, 6, 7):
+        assert of_group([reward] * size, std=std) == [0.0] * size
+
+
+def test_equal_rewards_would_leave_a_residue_by_the_formula():
+    # What the test above guards against is there.
+    rewards = torch.full((3,), 0.1, dtype=torch.float64)
+    assert ((rewards - rewards.mean()) != 0).any()
+
+
+@pytest.mark.slow
+def test_equals_trl_with_failures_as_nan():
+    """The lines of TRL's `_generate_and_score_completions`, with its own nanstd.
+
+    nanstd's n / (n - 1) is rounded to fp32, hence the tolerance.
+    """
+    from trl.trainer.utils import nanstd
+
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(50, 8, generator=generator, dtype=torch.float64)
+    valid = torch.rand(50, 8, generator=generator) < 0.8
+    assert valid.sum(-1).min() >= 2 and not valid.all()
+    known = rewards.masked_fill(~valid, torch.nan)
+    centered = known - torch.nanmean(known, dim=1, keepdim=True)
+    scaled = centered / (nanstd(known, dim=1, keepdim=True) + 1e-4)
+    for std, theirs in ((True, scaled), (False, centered)):
+        ours = group_advantages(rewards, valid, std=std)
+        torch.testing.assert_close(ours, theirs.nan_to_num(0.0), rtol=1e-7, atol=1e-12)

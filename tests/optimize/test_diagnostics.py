@@ -1,0 +1,149 @@
+"""An update's metrics, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.diagnostics import TokenStatistics
+
+PAD = 1e6  # a ratio no metric may see
+
+
+def micro_batch(mask: list[list[bool]], advantages: list[float]) -> MicroBatch:
+    mask_BT = torch.tensor(mask)
+    rows = len(mask)
+    return MicroBatch(
+        rows=list(range(rows)),
+        ids=torch.zeros(rows, mask_BT.shape[1] + 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(rows, dtype=torch.int64),
+        mask=mask_BT,
+        behavior_logprobs=torch.full(mask_BT.shape, -1.0),
+        advantages=torch.tensor(advantages),
+    )
+
+
+def add(
+    statistics: TokenStatistics,
+    batch: MicroBatch,
+    ratios: list[list[float]],
+    *,
+    entropy: float = 0.0,
+    **metrics: list[list[bool]],
+) -> None:
+    logprobs = (torch.tensor(ratios).log() - 1.0).requires_grad_()
+    statistics.add(
+        batch,
+        logprobs,
+        torch.full(batch.mask.shape, entropy),
+        {name: torch.tensor(marks) for name, marks in metrics.items()},
+    )
+
+
+def two_responses() -> TokenStatistics:
+    """A = +1: ratios 1/2, 2; A = -1: ratios 4, 1/2, 1/2; in micro-batches of their own."""
+    statistics = TokenStatistics(["clipped_fraction"])
+    add(
+        statistics,
+        micro_batch([[True, True, False]], [1.0]),
+        [[0.5, 2.0, PAD]],
+        entropy=1.0,
+        clipped_fraction=[[False, True, False]],
+    )
+    add(
+        statistics,
+        micro_batch([[True, True, True]], [-1.0]),
+        [[4.0, 0.5, 0.5]],
+        entropy=2.0,
+        clipped_fraction=[[False, True, True]],
+    )
+    return statistics
+
+
+def test_divergences_and_entropy_by_hand():
+    values = two_responses().values(update_tokens=5)
+    # sum of r - 1: -.5 + 1 + 3 - .5 - .5 = 2.5; the logs cancel (.5 x 2 x 4 x .5 x .5 = 1)
+    assert values["kl_behavior"] == pytest.approx(2.5 / 5)
+    assert values["tv_token"] == pytest.approx((0.5 + 0.5 + 0.5) / 5)
+    assert values["entropy"] == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
+
+
+def test_kl_of_nearly_equal_policies_is_no_rounding():
+    # log r = x = 2^-10, exact in fp32: r - 1 - x = x^2 / 2 + x^3 / 6 + .., below fp32's 1 + eps
+    x = 2.0**-10
+    statistics = TokenStatistics([])
+    batch = micro_batch([[True, True]], [1.0])
+    statistics.add(batch, torch.full((1, 2), -1.0 + x), torch.zeros(1, 2), {})
+    assert statistics.values(2)["kl_behavior"] == pytest.approx(x**2 / 2 + x**3 / 6, rel=1e-6)
+
+
+def test_ratios_by_advantage_sign_by_hand():
+    values = two_responses().values(update_tokens=5)
+    assert values["ratio/positive/mean"] == pytest.approx((0.5 + 2.0) / 2)
+    assert values["ratio/positive/p99"] == pytest.approx(2.0)
+    assert values["ratio/positive/max"] == pytest.approx(2.0)
+    assert values["ratio/negative/mean"] == pytest.approx((4.0 + 0.5 + 0.5) / 3)
+    assert values["ratio/negative/p99"] == pytest.approx(4.0)
+    assert values["ratio/negative/max"] == pytest.approx(4.0)
+
+
+def test_fractions_are_of_all_tokens_of_the_update():
+    # 3 of the 5 computed tokens, in an update of 20: the others count in the denominator.
+    assert two_responses().values(update_tokens=20)["clipped_fraction"] == pytest.approx(3 / 20)
+
+
+def test_padding_is_in_no_metric():
+    """The same responses in one padded micro-batch."""
+    statistics = TokenStatistics(["clipped_fraction"])
+    add(
+        statistics,
+        micro_batch([[True, True, False, False], [True, True, True, False]], [1.0, -1.0]),
+        [[0.5, 2.0, PAD, PAD], [4.0, 0.5, 0.5, PAD]],
+        clipped_fraction=[[False, True, True, True], [False, True, True, True]],
+    )
+    found, expected = statistics.values(20), two_responses().values(20)
+    del found["entropy"], expected["entropy"]
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "p99"),
+    [
+        (100, 99.0),  # 99 of 100 do not exceed it
+        (101, 100.0),  # 0.99 x 101 = 99.99: the 100th
+        (200, 198.0),
+        (3, 3.0),
+        (1, 1.0),
+    ],
+)
+def test_p99_is_the_smallest_ratio_that_99_percent_do_not_exceed(tokens, p99):
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0)) + 1
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True] * tokens], [-1.0]), [order.float().tolist()])
+    assert statistics.values(tokens)["ratio/negative/p99"] == pytest.approx(p99, rel=1e-5)
+
+
+def test_where_nothing_was_computed_means_are_none_and_fractions_0():
+    """No mean exists, but of the update's tokens none was clipped."""
+    values = TokenStatistics(["clipped_fraction"]).values(update_tokens=10)
+    assert values["clipped_fraction"] == 0.0
+    names = ["kl_behavior", "tv_token", "entropy"]
+    names += [f"ratio/{s}/{v}" for s in ("positive", "negative") for v in ("mean", "p99", "max")]
+    assert [values[name] for name in names] == [None] * 9
+
+
+def test_a_sign_that_is_not_there_has_none():
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True, True]], [1.0]), [[1.0, 3.0]])
+    values = statistics.values(2)
+    assert values["ratio/positive/mean"] == pytest.approx(2.0)
+    assert [values[f"ratio/negative/{name}"] for name in ("mean", "p99", "max")] == [None] * 3
+
+
+def test_tokens_without_advantage_count_in_divergences_only():
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True, True]], [0.0]), [[0.5, 0.5]])
+    values = statistics.values(2)
+    assert values["tv_token"] == pytest.approx(0.5)
+    assert values["ratio/positive/mean"] is None and values["ratio/negative/mean"] is None

@@ -1,0 +1,80 @@
+"""Learning-rate schedules by hand. Rates are shares of a peak of 1 unless said otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mugrpo.optimize.lr import learning_rate
+
+
+def rates(
+    schedule: str, *, updates: int, warmup: int = 0, total: int = 7, final: float = 0.0
+) -> list[float]:
+    return [
+        learning_rate(
+            update,
+            peak=1.0,
+            schedule=schedule,
+            warmup_updates=warmup,
+            total_updates=total,
+            final_share=final,
+        )
+        for update in range(updates)
+    ]
+
+
+def test_constant_is_the_peak_at_every_update():
+    assert rates("constant", updates=7, final=0.2) == [1.0] * 7
+
+
+def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
+    assert rates("constant", updates=6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_falls_from_the_peak_after_the_warm_up_to_the_final_share():
+    # After 2 updates of warm-up, progress 0, 1/4, .. 1 takes off 0.8 x progress.
+    assert rates("linear", updates=7, warmup=2, final=0.2) == pytest.approx(
+        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+    )
+
+
+def test_cosine_falls_along_half_a_period():
+    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536, 1; rate = 1 - 0.8 fall
+    root = math.sqrt(0.5)
+    assert rates("cosine", updates=7, warmup=2, final=0.2) == pytest.approx(
+        [0.5, 1.0, 1.0, 1 - 0.4 * (1 - root), 0.6, 1 - 0.4 * (1 + root), 0.2]
+    )
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
+def test_the_last_update_has_the_final_share(schedule, warmup, total):
+    found = rates(schedule, updates=total, warmup=warmup, total=total, final=0.1)
+    assert found[-1] == pytest.approx(0.1)
+    assert max(found) == 1.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_updates_past_the_planned_end_stay_at_the_final_share(schedule):
+    assert rates(schedule, updates=10, final=0.1)[6:] == pytest.approx([0.1] * 4)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_default_final_share_ends_at_0(schedule):
+    assert rates(schedule, updates=7)[-1] == pytest.approx(0.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_every_rate_is_proportional_to_the_peak(schedule):
+    for update, share in enumerate(rates(schedule, updates=7, warmup=2, final=0.2)):
+        rate = learning_rate(
+            update,
+            peak=3e-4,
+            schedule=schedule,
+            warmup_updates=2,
+            total_updates=7,
+            final_share=0.2,
+        )
+        assert rate == pytest.approx(3e-4 * share)

@@ -1,0 +1,201 @@
+"""M2PO: the masking of its pre-pass, its loss, and why the pre-pass sees the whole update."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mugrpo.optimize.objectives import grpo, m2po
+
+
+def kept(
+    log_ratios: list[list[float]] | torch.Tensor,
+    advantages: list[float] | torch.Tensor,
+    limit: float,
+    mask: torch.Tensor | None = None,
+) -> list[list[bool]]:
+    log_ratio_BT = torch.as_tensor(log_ratios, dtype=torch.float64)
+    mask_BT = torch.ones(log_ratio_BT.shape, dtype=torch.bool) if mask is None else mask
+    result = m2po.prepass(
+        log_ratio_BT,
+        torch.zeros_like(log_ratio_BT),
+        torch.as_tensor(advantages, dtype=torch.float64),
+        mask_BT,
+        second_moment_limit=limit,
+    )
+    return result["keep"].tolist()
+
+
+# A = +1: 1/2, 1/4, 1/16 move away, -1 moves back. A = -1: -1/2, -1/8 move away, 3/4 moves back.
+# Squares of T in order: .25, .0625, .00390625 | .25, .015625; their sum is .58203125.
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (0.12, ["xxxx", "xxx"]),  # mean .1164
+        (0.1, ["xxxx", ".xx"]),  # the later of the two .25 goes: .33203125 / 4 = .0830
+        (0.03, [".xxx", ".xx"]),  # the other .25: .08203125 / 3 = .0273
+        (0.02, ["..xx", ".xx"]),  # .0625: .01953125 / 2 = .0098
+        (0.005, ["..xx", ".x."]),  # .015625: .0039
+        (0.003, ["..x.", ".x."]),  # .0039 alone is over the limit: all of T goes
+    ],
+)
+def test_largest_squares_go_until_the_mean_is_within_the_limit(limit, expected):
+    log_ratios = [[0.5, 0.25, -1.0, 0.0625], [-0.5, 0.75, -0.125, 0.0]]
+    mask = torch.tensor([[True] * 4, [True, True, True, False]])
+    found = kept(log_ratios, [1.0, -1.0], limit, mask)
+    assert found == [
+        [mark == "x" for mark in expected[0]],
+        [mark == "x" for mark in expected[1]] + [False],
+    ]
+
+
+def test_a_mean_of_exactly_the_limit_is_within_it():
+    assert kept([[0.5, 0.5]], [1.0], 0.25) == [[True, True]]
+
+
+def test_among_equal_squares_the_later_token_goes_first():
+    # Squares .25, .015625, .25: mean .1719; without the last .1328.
+    assert kept([[0.5, 0.125, 0.5]], [1.0], 0.14) == [[True, True, False]]
+    assert kept([[0.5], [0.125], [0.5]], [1.0, 1.0, 1.0], 0.14) == [[True], [True], [False]]
+
+
+def test_tokens_that_move_towards_the_behavior_policy_are_never_masked():
+    found = kept([[-3.0, -0.5, 0.0], [3.0, 0.5, 0.0]], [1.0, -1.0], 1e-9)
+    assert found == [[True] * 3] * 2
+
+
+def test_tokens_without_advantage_are_never_masked():
+    assert kept([[3.0, -3.0]], [0.0], 1e-9) == [[True, True]]
+
+
+def test_padding_takes_no_part_in_the_mean_and_is_not_kept():
+    # With the padding's .0039 the mean would be .0332; without it .0625 alone decides.
+    mask = torch.tensor([[True, False]])
+    assert kept([[0.25, 0.0625]], [1.0], 0.04, mask) == [[False, False]]
+    assert kept([[0.25, 9.0]], [1.0], 0.07, mask) == [[True, False]]
+
+
+def literal_prepass(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, limit: float
+) -> tuple[list[list[bool]], float]:
+    """The definition word by word, and the mean over T that it ends with."""
+    squares = {
+        (b, t): log_ratio[b, t].item() ** 2
+        for b, t in mask.nonzero().tolist()
+        if (advantages[b] > 0 and log_ratio[b, t] > 0)
+        or (advantages[b] < 0 and log_ratio[b, t] < 0)
+    }
+    keep = mask.clone()
+    while squares and sum(squares.values()) / len(squares) > limit:
+        largest = max(squares, key=lambda place: (squares[place], place))
+        keep[largest] = False
+        del squares[largest]
+    return keep.tolist(), sum(squares.values()) / max(1, len(squares))
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.04, 0.25, 2.0])
+def test_prepass_is_the_literal_while_loop(limit):
+    """Log ratios are eighths: the arithmetic is exact and ties are many."""
+    masked = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        log_ratio = torch.randint(-8, 9, (4, 6), generator=generator).double() / 8
+        advantages = torch.randint(-1, 2, (4,), generator=generator).double()
+        mask = torch.rand(4, 6, generator=generator) < 0.8
+        expected, mean = literal_prepass(log_ratio, advantages, mask, limit)
+        found = kept(log_ratio, advantages, limit, mask)
+        assert found == expected
+        assert mean <= limit
+        masked += (mask & ~torch.tensor(found)).sum().item()
+    assert (masked > 0) == (limit < 1)  # squares are at most 1
+
+
+def test_loss_values_by_hand():
+    # -keep r A, no clip: A = 2: -2 x .5, -2 x 9; A = -1: dropped, 3
+    loss, metrics = m2po.loss(
+        torch.tensor([[0.5, 9.0], [0.1, 3.0]]).log(),
+        torch.zeros(2, 2),
+        torch.tensor([2.0, -1.0]),
+        torch.tensor([[True, True], [True, True]]),
+        second_moment_limit=0.04,
+        keep=torch.tensor([[True, True], [False, True]]),
+    )
+    torch.testing.assert_close(loss, torch.tensor([[-1.0, -18.0], [0.0, 3.0]]))
+    assert metrics["masked_fraction"].tolist() == [[False, False], [True, False]]
+
+
+def test_padding_does_not_count_as_masked():
+    mask = torch.tensor([[True, False]])
+    _, metrics = m2po.loss(
+        torch.zeros(1, 2),
+        torch.zeros(1, 2),
+        torch.tensor([1.0]),
+        mask,
+        second_moment_limit=0.04,
+        keep=mask,
+    )
+    assert metrics["masked_fraction"].tolist() == [[False, False]]
+
+
+def test_equals_grpo_without_bounds_when_the_limit_is_not_reached():
+    generator = torch.Generator().manual_seed(0)
+    behavior = -3 * torch.rand(5, 7, generator=generator, dtype=torch.float64)
+    start = behavior + torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(5, generator=generator, dtype=torch.float64)
+    mask = torch.arange(7) < torch.tensor([7, 1, 3, 7, 5])[:, None]
+    limit = 100.0
+    extra = m2po.prepass(start, behavior, advantages, mask, second_moment_limit=limit)
+    results = []
+    for loss, knobs in (
+        (m2po.loss, {"second_moment_limit": limit, **extra}),
+        (grpo.loss, {"ratio_clip": (0.0, 1e30)}),
+    ):
+        logprobs = start.clone().requires_grad_()
+        loss_BT, _ = loss(logprobs, behavior, advantages, mask, **knobs)
+        (gradient,) = torch.autograd.grad((loss_BT * mask).sum(), logprobs)
+        results.append((loss_BT[mask], gradient))
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-14, atol=0)
+
+
+def test_prepass_over_the_update_is_not_the_prepass_of_its_parts():
+    """Why the pre-pass comes before any backward: squares .01 and .09, limit .06.
+
+    Their mean .05 is within it, the second response alone is not.
+    """
+    log_ratios, advantages = [[0.1], [0.3]], [1.0, 1.0]
+    whole = kept(log_ratios, advantages, 0.06)
+    parts = kept(log_ratios[:1], advantages[:1], 0.06) + kept(log_ratios[1:], advantages[1:], 0.06)
+    assert whole == [[True], [True]]
+    assert parts == [[True], [False]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (1.0, [-0.375, 0.375]),
+        (0.2, [-0.1875, 0.1875]),  # mean (.1644 + .4805) / 2 is over it: arm 1 is masked
+    ],
+)
+def test_gradient_of_a_tabular_softmax_bandit(limit, expected):
+    """Two arms, beta = (1/2, 1/2), pi = softmax(log 3, 0) = (3/4, 1/4), one sample of each arm.
+
+    Arm 0, A = +1: r = 3/2, r A grad log pi = 3/2 (1/4, -1/4) = (.375, -.375)
+    Arm 1, A = -1: r = 1/2, r A grad log pi = -1/2 (-3/4, 3/4) = (.375, -.375)
+    gradient of the loss = -(their sum over what is kept) / 2 samples
+    """
+    logits = torch.tensor([math.log(3), 0.0], dtype=torch.float64, requires_grad=True)
+    logprobs = logits.log_softmax(-1)[torch.tensor([[0], [1]])]
+    arguments = (
+        logprobs,
+        torch.full((2, 1), math.log(0.5), dtype=torch.float64),
+        torch.tensor([1.0, -1.0], dtype=torch.float64),
+        torch.ones(2, 1, dtype=torch.bool),
+    )
+    with torch.no_grad():
+        extra = m2po.prepass(*arguments, second_moment_limit=limit)
+    loss, _ = m2po.loss(*arguments, second_moment_limit=limit, **extra)
+    (gradient,) = torch.autograd.grad(loss.mean(), logits)
+    assert gradient.tolist() == pytest.approx(expected, abs=1e-12)

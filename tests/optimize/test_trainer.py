@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
+from tests.updates import assert_same_gradients, config_of, norm, part, step
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines.base import Request
+from mugrpo.optimize.trainer import Experience
+from mugrpo.policy import Policy, load_policy
+from mugrpo.records import Score, Status
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo"},
+    "mu_grpo": {"name": "mu_grpo", "veto_kappa": 0.5},
+    "m2po": {"name": "m2po", "second_moment_limit": 0.1},
+}
+REDUCTIONS = ("token_mean", "sequence_mean", "constant")
+MAX_NEW_TOKENS = 48
+
+
+# --- The loss ------------------------------------------------------------------------------------
+
+
+Tokens = list[list[tuple[torch.Tensor, float]]]  # (ratio, advantage) by response and token
+
+
+def ratios_and_advantages(policy: Policy, experience: Experience) -> Tokens:
+    rewards = [score.reward for score in experience.scores]
+    tokens = []
+    for i, r in enumerate(experience.rollouts):
+        group = rewards[i // 4 * 4 : i // 4 * 4 + 4]
+        spread = statistics.stdev(group)
+        advantage = (rewards[i] - statistics.mean(group)) / (spread + 1e-4) if spread else 0.0
+        logprobs = plain_logprobs(policy, r.prompt_ids, r.response_ids)
+        ratios = (logprobs - torch.from_numpy(r.behavior_logprobs)).exp()
+        tokens.append([(ratio, advantage) for ratio in ratios])
+    return tokens
+
+
+def vetoed(tokens: Tokens, kappa: float) -> set[tuple[int, int]]:
+    """Tokens after the first one below kappa that are not below it, where the advantage is < 0."""
+    removed = set()
+    for i, response in enumerate(tokens):
+        triggered = False
+        for t, (ratio, advantage) in enumerate(response):
+            if advantage < 0 and ratio < kappa:
+                triggered = True
+            elif triggered:
+                removed.add((i, t))
+    return removed
+
+
+def masked(tokens: Tokens, limit: float) -> set[tuple[int, int]]:
+    """The tokens M2PO drops one by one, the largest first."""
+    away = {
+        (i, t): math.log(ratio.item()) ** 2
+        for i, response in enumerate(tokens)
+        for t, (ratio, advantage) in enumerate(response)
+        if advantage * math.log(ratio.item()) > 0
+    }
+    removed = set()
+    while away and statistics.mean(away.values()) > limit:
+        largest = max(away, key=lambda place: away[place])
+        removed.add(largest)
+        del away[largest]
+    return removed
+
+
+def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch.Tensor:
+    """An update's loss, a token at a time."""
+    total = torch.zeros(())
+    low, high = {"grpo": (0.8, 1.2), "mu_grpo": (0.0, 5.0), "m2po": (0.0, math.inf)}[name]
+    for i, response in enumerate(tokens):
+        kept = [token for t, token in enumerate(response) if (i, t) not in removed]
+        loss = -sum(min(r * a, r.clamp(low, high) * a) for r, a in kept)
+        total = total + (loss / len(response) if reduction == "sequence_mean" else loss)
+    counts = {
+        "token_mean": sum(len(response) for response in tokens),
+        "sequence_mean": len(tokens),
+        "constant": len(tokens) * MAX_NEW_TOKENS,
+    }
+    return total / counts[reduction]
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction"),
+    [("grpo", "sequence_mean"), ("mu_grpo", "token_mean"), ("m2po", "constant")],
+)
+def test_loss_and_gradient_equal_a_dense_computation(experience, name, reduction):
+    experience = stale(experience)
+    metrics, gradients = step(experience, config_of({**OBJECTIVES[name], "reduction": reduction}))
+    policy = load_policy(ModelOptions())
+    tokens = ratios_and_advantages(policy, experience)
+    removed = {"grpo": set(), "mu_grpo": vetoed(tokens, 0.5), "m2po": masked(tokens, 0.1)}[name]
+    expected = dense_loss(tokens, name, reduction, removed)
+    expected.backward()
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert_same_gradients(
+        gradients, {n: p.grad for n, p in policy.model.named_parameters()}, rtol=1e-3
+    )
+    key = {"mu_grpo": "vetoed_fraction", "m2po": "masked_fraction"}.get(name)
+    if key:
+        assert removed and metrics[key] == pytest.approx(len(removed) / metrics["tokens"])
+
+
+def test_the_loss_of_a_fresh_batch_is_minus_the_mean_advantage_of_its_tokens(experience):
+    # Every ratio is 1, so a token's loss is -A. One of four right: the mean is 1/4 and the
+    # unbiased variance (9 + 1 + 1 + 1) / 16 / 3 = 1/4, so A = 0.75 / 0.5001 and -0.25 / 0.5001.
+    one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
+    lengths = [len(r.response_ids) for r in one.rollouts]
+    advantages = [0.75 / 0.5001] + 3 * [-0.25 / 0.5001]
+    expected = -sum(a * n for a, n in zip(advantages, lengths, strict=True)) / sum(lengths)
+    metrics, _ = step(one, config_of())
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_on_the_policys_own_samples_every_ratio_is_one(experience):
+    metrics, _ = step(experience, config_of())
+    for key in ("ratio/positive/mean", "ratio/negative/mean", "ratio/positive/max"):
+        assert metrics[key] == pytest.approx(1, abs=1e-3)
+    assert abs(metrics["kl_behavior"]) < 1e-6 and abs(metrics["tv_token"]) < 1e-4
+    assert metrics["vetoed_fraction"] == metrics["clipped_fraction"] == 0
+
+
+def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_policy):
+    requests = [Request(encoded(embedded_policy, PROMPTS[0]), seed) for seed in range(4)]
+    made = generated(embedded_policy, requests, temperature=0.5)
+    rollouts = [
+        rollout("p", i, r.prompt_ids, c)
+        for i, (r, c) in enumerate(zip(requests, made, strict=True))
+    ]
+    experience = Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)])
+    metrics, _ = step(experience, config_of(rollouts={"temperature": 0.5}))
+    assert metrics["kl_behavior"] < 1e-6
+    metrics, _ = step(experience, config_of(rollouts={"temperature": 1.0}))
+    assert metrics["kl_behavior"] > 1e-3
+
+
+# --- Micro-batches and what is not computed -------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduction):
+    experience = stale(experience)
+    objective = {**OBJECTIVES[name], "reduction": reduction}
+    whole, together = step(experience, config_of(objective, optimizer={"micro_batch_tokens": 4096}))
+    for budget in (1, 150):  # each response alone; two to four together
+        cut, apart = step(
+            experience, config_of(objective, optimizer={"micro_batch_tokens": budget})
+        )
+        assert cut["padding_share"] < whole["padding_share"]  # it is another cut
+        assert_same_gradients(apart, together)
+        for key in ("loss", "grad_norm", "kl_behavior", "ratio/negative/max"):
+            assert cut[key] == pytest.approx(whole[key], rel=1e-4)
+        for key in ("clipped_fraction", "vetoed_fraction", "masked_fraction"):
+            assert cut.get(key) == whole.get(key)
+    if name == "m2po":
+        assert whole["masked_fraction"] > 0  # the pre-pass over all micro-batches had work
+
+
+def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
+    experience = stale(experience)
+    _, small = step(experience, config_of(optimizer={"logprob_chunk_tokens": 5}))
+    _, large = step(experience, config_of(optimizer={"logprob_chunk_tokens": 4096}))
+    assert_same_gradients(small, large)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experience, name):
+    experience = stale(experience)
+    few, skipped = step(experience, config_of(OBJECTIVES[name]))
+    every, computed = step(experience, config_of(OBJECTIVES[name]), needs_zero_advantages=True)
+    size = [len(r.prompt_ids) + len(r.response_ids) for r in experience.rollouts]
+    assert every["computed_tokens"] == sum(size)
+    assert few["computed_tokens"] == sum(size) - sum(size[8:12])  # group 2 has no variance
+    assert few["tokens"] == every["tokens"]
+    assert few["loss"] == pytest.approx(every["loss"], rel=1e-5)
+    assert_same_gradients(skipped, computed)
+
+
+def test_a_batch_without_reward_variance_has_no_gradient(experience):
+    policy = load_policy(ModelOptions())
+    before = [p.detach().clone() for p in policy.model.parameters()]
+    rewards: list[float | None] = [0, 0, 0, 0, 1, 1, 1, 1]
+    metrics, gradients = step(part(experience, list(range(8)), rewards), config_of(), policy)
+    assert metrics["loss"] == metrics["grad_norm"] == norm(gradients) == 0
+    assert metrics["zero_variance_share"] == 1 and metrics["skipped"] == 0
+    assert metrics["computed_tokens"] == 0 and metrics["batch_reward"] == 0.5
+    after = policy.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+# --- Scores --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_failed_score_leaves_the_statistics_but_not_the_denominator(experience, reduction):
+    with_it = part(experience, [0, 1, 2, 3], [1, 0, None, 0])
+    without = part(experience, [0, 1, 3], [1, 0, 0])
+    config = config_of({"reduction": reduction})
+    metrics, gradients = step(with_it, config)
+    _, expected = step(without, config)
+    lengths = [len(r.response_ids) for r in with_it.rollouts]
+    # The rest is divided by a denominator that counts the failed one too.
+    factor = {
+        "token_mean": (sum(lengths) - lengths[2]) / sum(lengths),
+        "sequence_mean": 3 / 4,
+        "constant": 3 / 4,
+    }[reduction]
+    assert_same_gradients(gradients, {n: g * factor for n, g in expected.items()})
+    assert metrics["failed_share"] == 1 / 4
+    assert metrics["batch_reward"] == pytest.approx(1 / 3)
+
+
+def truncated_case(experience: Experience, status: Status) -> Experience:
+    one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
+    third = Score(status, None if status.failed else 0.0)
+    return replace(one, scores=[*one.scores[:2], third, one.scores[3]])
+
+
+@pytest.mark.parametrize(("option", "same_as"), [("zero", Status.WRONG), ("masked", Status.ERROR)])
+def test_a_truncated_response_counts_as_wrong_or_as_failed(experience, option, same_as):
+    config = config_of(rewards={"truncated": option})
+    metrics, gradients = step(truncated_case(experience, Status.TRUNCATED), config)
+    _, expected = step(truncated_case(experience, same_as), config)
+    assert_same_gradients(gradients, expected, rtol=1e-6)
+    assert metrics["truncated_share"] == 1 / 4 and metrics["failed_share"] == 0
+
+
+def test_truncated_as_zero_and_as_masked_are_different_gradients(experience):
+    case = truncated_case(experience, Status.TRUNCATED)
+    zero = step(case, config_of(rewards={"truncated": "zero"}))[0]
+    masked = step(case, config_of(rewards={"truncated": "masked"}))[0]
+    assert zero["grad_norm"] != pytest.approx(masked["grad_norm"], rel=1e-2)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import PROMPTS, encoded, generated, rollout, stale, tiny_policy, verdict
+from tests.updates import assert_same_gradients, config_of, step
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines.base import Request
+from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.policy import Policy, load_policy
+
+
+def random_experience(policy: Policy) -> Experience:
+    """Two groups of two responses that a policy of any form samples."""
+    requests = [Request(encoded(policy, PROMPTS[i // 2]), i) for i in range(4)]
+    made = generated(policy, requests, max_new_tokens=20)
+    rollouts = [
+        rollout(f"p{i // 2}", i % 2, r.prompt_ids, c)
+        for i, (r, c) in enumerate(zip(requests, made, strict=True))
+    ]
+    return stale(Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)]))
+
+
+@pytest.mark.parametrize("form", ["llama", "qwen2", "gpt2"])
+def test_gradient_checkpointing_changes_no_gradient(form):
+    # The configs ask for dropout of 0.5, and checkpointing keeps the model in training mode.
+    case = random_experience(tiny_policy(form))
+    _, plain = step(case, config_of(), tiny_policy(form))
+    checkpointed = tiny_policy(form, gradient_checkpointing=True)
+    assert checkpointed.model.training
+    _, again = step(case, config_of(), checkpointed)
+    assert_same_gradients(again, plain, rtol=1e-6)
+
+
+def test_bf16_logprobs_are_close_to_fp32_ones(experience):
+    gap = Trainer(load_policy(ModelOptions()), config_of()).logprob_gap(experience.rollouts)
+    assert gap < 1e-4
+    policy = load_policy(ModelOptions(precision="bf16"))
+    gap = Trainer(policy, config_of()).logprob_gap(experience.rollouts)
+    assert 1e-3 < gap < 0.25  # 8 bits of a logit between 8 and 16 round by up to 0.03
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+
+
+def test_the_gap_is_the_largest_difference_over_all_tokens(experience):
+    rollouts = list(experience.rollouts)
+    logprobs = rollouts[5].behavior_logprobs.copy()
+    logprobs[-1] -= np.float32(0.25)
+    rollouts[5] = replace(rollouts[5], behavior_logprobs=logprobs)
+    gap = Trainer(load_policy(ModelOptions()), config_of()).logprob_gap(rollouts)
+    assert gap == pytest.approx(0.25, abs=1e-4)
+
+
+def test_a_tokenizer_without_a_padding_token_changes_nothing(experience):
+    experience = stale(experience)
+    with_pad, without = load_policy(ModelOptions()), load_policy(ModelOptions())
+    without.tokenizer.pad_token = None
+    without = Policy(without.model, without.tokenizer, ModelOptions())
+    assert (with_pad.pad_id, without.pad_id) == (0, 1)  # <pad>, <eos>
+    expected, gradients = step(experience, config_of(), with_pad)
+    metrics, others = step(experience, config_of(), without)
+    assert expected["padding_share"] > 0.2  # there is padding to go wrong in
+    assert metrics["loss"] == expected["loss"]
+    assert all(torch.equal(others[name], gradients[name]) for name in gradients)

@@ -1,0 +1,260 @@
+"""Tiny runs in processes of their own, what they left on disk, and whether two are the same.
+
+Processes are forked from a server that has imported everything, so that one costs a second or
+two. They have one thread each; the same bits are expected of the same thread count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import zip_longest
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+from unittest import mock
+
+ROOT = Path(__file__).parent.parent
+MODEL = ROOT / "src" / "mugrpo" / "tasks" / "chain_model"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+}
+
+# Two stages of three updates; a stage has 24 rollouts in 3 shards of 2 engine batches each, and
+# checkpoints come after updates 2, 3, 4 and 6. Every update has a gradient, as tests check.
+STAGES, SHARDS, UPDATES = 2, 3, 6
+CONFIG = """
+seed = 10
+
+[task]
+train_problems = 24
+eval_problems = 4
+
+[schedule]
+stages = 2
+batches_per_stage = 3
+problems_per_update = 2
+group_size = 4
+
+[engine]
+batch_size = 4
+
+[rollouts]
+shard_rollouts = 8
+max_new_tokens = 42
+
+[optimizer]
+lr = 1e-3
+lr_schedule = "linear"
+final_lr_share = 0.5
+weight_decay = 0.1
+
+[evaluation]
+every = 3
+
+[checkpoint]
+every = 2
+"""
+
+
+def write_config(folder: Path, text: str = CONFIG) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+class Ended(NamedTuple):
+    """How a process ended: its status (negative: by that signal) and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass
+class Started:
+    """A process under way."""
+
+    process: BaseProcess
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def end(self, seconds: float = 120) -> Ended:
+        """Wait for the process; one that takes longer than `seconds` is ended and an error."""
+        self.process.join(seconds)
+        status = self.process.exitcode
+        if status is None:
+            self.process.kill()
+        out, err = ((self.folder / name).read_text() for name in ("out", "err"))
+        shutil.rmtree(self.folder)
+        if status is None:
+            raise TimeoutError(f"not ended after {seconds} seconds; it said: {out} {err}")
+        return Ended(status, out, err)
+
+
+def start(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") -> Started:
+    """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at)."""
+    folder = Path(mkdtemp(prefix="mugrpo-test-"))
+    words = [str(argument) for argument in arguments]
+    process = _processes().Process(target=_child, args=(words, at, nth, act, folder))
+    process.start()
+    return Started(process, folder)
+
+
+def mugrpo(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") -> Ended:
+    """`start` and wait for the end."""
+    return start(*arguments, at=at, nth=nth, act=act).end()
+
+
+def train(run_dir: Path, *options: object, **signals: Any) -> Ended:
+    """`mugrpo train` of the tiny config."""
+    config = write_config(run_dir.parent / "config")
+    return mugrpo("train", config, "--run-dir", run_dir, *options, **signals)
+
+
+def killed(run_dir: Path, at: str, nth: int = 1, *options: object) -> Ended:
+    """`train`, killed at a place."""
+    ended = train(run_dir, *options, at=at, nth=nth)
+    assert ended.status == -signal.SIGKILL, ended
+    assert ended.err == f"SIGKILL at {at}\n"
+    return ended
+
+
+def finished(run_dir: Path, *options: object) -> Ended:
+    """`train`, which must end well."""
+    ended = train(run_dir, *options)
+    assert ended.status == 0 and ended.err == "", ended
+    return ended
+
+
+class State(NamedTuple):
+    """What a run has published, and what lies there unfinished."""
+
+    rollouts: tuple[int, ...]  # shards by stage
+    scores: tuple[int, ...]
+    checkpoints: tuple[int, ...]
+    last_line: str  # of the metrics file, "" before the first
+    unfinished: tuple[str, ...] = ()
+
+
+def state(run_dir: Path) -> State:
+    lines = read_metrics(run_dir)
+    return State(
+        rollouts=tuple(len(_manifest(run_dir, stage, "rollouts")) for stage in range(STAGES)),
+        scores=tuple(len(_manifest(run_dir, stage, "scores")) for stage in range(STAGES)),
+        checkpoints=tuple(checkpoints(run_dir)),
+        last_line=f"{lines[-1]['kind']} {lines[-1]['update']}" if lines else "",
+        unfinished=unfinished(run_dir),
+    )
+
+
+def unfinished(run_dir: Path) -> tuple[str, ...]:
+    """Names of what publishing left behind, without the process's number."""
+    return tuple(sorted(p.name.partition(".tmp.")[0] for p in run_dir.rglob("*.tmp.*")))
+
+
+def checkpoints(run_dir: Path) -> list[int]:
+    names = sorted(p.name for p in run_dir.glob("checkpoints/update-*"))
+    return [int(name[7:]) for name in names if name[7:].isdigit()]
+
+
+def shard_path(run_dir: Path, stage: int, shard: int, kind: str = "rollouts") -> Path:
+    return run_dir / "stages" / f"{stage:03d}" / kind / f"shard-{shard:05d}.parquet"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Whole lines of the metrics file, without the seconds."""
+    path = run_dir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:
+    """Checksums of the model and the optimizer after the last update."""
+    folder = run_dir / "checkpoints" / f"update-{update:06d}"
+    return {name: _sha256(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
+
+
+def shards(run_dir: Path) -> dict[str, str]:
+    """Checksums of every shard that a manifest lists, of its file as it is now."""
+    sums = {}
+    for manifest in sorted(run_dir.rglob("manifest.json")):
+        for number, entry in json.loads(manifest.read_text())["shards"].items():
+            path = manifest.parent / f"shard-{int(number):05d}.parquet"
+            sums[str(path.relative_to(run_dir))] = _sha256(path)
+            assert entry["sha256"] == _sha256(path)
+    return sums
+
+
+def differences(run_dir: Path, reference: Path, update: int = UPDATES) -> list[str]:
+    """Where two finished runs differ: weights, optimizer, shards, metrics, leftovers."""
+    found = []
+    ours, theirs = read_metrics(run_dir), read_metrics(reference)
+    for line, expected in zip_longest(ours, theirs):
+        if line != expected:
+            found.append(f"metrics line {line} instead of {expected}")
+    for what, of in (("shard", shards), ("weights", partial(final_weights, update=update))):
+        made, expected = of(run_dir), of(reference)
+        names = sorted(made.keys() | expected.keys())
+        found += [f"{what} {name}" for name in names if made.get(name) != expected.get(name)]
+    return found + [f"unfinished {name}" for name in unfinished(run_dir)]
+
+
+def assert_same(run_dir: Path, reference: Path) -> None:
+    """Two finished runs agree in every bit."""
+    found = differences(run_dir, reference)
+    assert not found, found
+
+
+def _manifest(run_dir: Path, stage: int, kind: str) -> dict[str, Any]:
+    path = shard_path(run_dir, stage, 0, kind).with_name("manifest.json")
+    entries: dict[str, Any] = json.loads(path.read_text())["shards"] if path.exists() else {}
+    return entries
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def _processes() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preload"])
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        forkserver.ensure_running()
+    return context
+
+
+def _child(arguments: list[str], at: str, nth: int, act: str, folder: Path) -> None:
+    for descriptor, name in ((1, "out"), (2, "err")):
+        opened = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(opened, descriptor)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    import torch
+
+    from mugrpo.cli import main
+    from tests.kill_at import arm
+
+    torch.seed()  # not the fork server's: every process of its own has another
+    if at:
+        arm(at, nth, act)
+    sys.exit(main(arguments))

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from tests.builders import encoded, generated
+
+from mugrpo.config.tasks import ChainOptions
+from mugrpo.engines.base import Request
+from mugrpo.errors import UsageError
+from mugrpo.policy import EMBEDDED
+from mugrpo.records import FinishReason, Problem, Status
+from mugrpo.tasks.chain import Chain, demonstration, held_out, running_states
+
+PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "states"),
+    [
+        ("3+2-1=", [3, 5, 4]),
+        ("7=", [7]),
+        ("1-3-2=", [1, 8, 6]),  # 1 - 3 = -2, and -2 mod 10 is 8
+        ("9+9+3=", [9, 8, 1]),
+        ("1-1-1+1=", [1, 0, 9, 0]),
+    ],
+)
+def test_running_states_by_hand(prompt, states):
+    assert running_states(prompt) == states
+
+
+@pytest.mark.parametrize(
+    ("prompt", "scratchpad"),
+    [("3+2-1=", "3+2=5,5-1=4"), ("1-3=", "1-3=8"), ("9+3-3+1=", "9+3=2,2-3=9,9+1=0")],
+)
+def test_a_demonstration_by_hand(prompt, scratchpad):
+    assert demonstration(prompt) == scratchpad
+    assert demonstration(prompt, random.Random(0), wrong_steps=0.0) == scratchpad
+
+
+def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
+    """(state before, signed digit, state written) of each step."""
+    found = re.findall(r"(\d)([+-]\d)=(\d)", scratchpad)
+    assert ",".join(f"{a}{b}={c}" for a, b, c in found) == scratchpad
+    return [(int(a), int(b), int(c)) for a, b, c in found]
+
+
+def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_it():
+    prompt = "3+2-1+3-2+1+1+2="
+    for seed in range(50):
+        steps = steps_of(demonstration(prompt, random.Random(seed), wrong_steps=1.0))
+        assert [digit for _, digit, _ in steps] == [2, -1, 3, -2, 1, 1, 2]
+        assert steps[0][0] == 3
+        for (before, digit, written), (following, _, _) in zip(
+            steps, [*steps[1:], (steps[-1][2], 0, 0)], strict=True
+        ):
+            assert written != (before + digit) % 10 and following == written
+
+
+def test_the_share_of_wrong_steps_is_the_one_asked_for():
+    rng = random.Random(1)
+    prompt = "3+2-1+3-2+1+1+2="
+    steps = [s for _ in range(1000) for s in steps_of(demonstration(prompt, rng, 0.2))]
+    wrong = [(written - before - digit) % 10 for before, digit, written in steps]
+    share = sum(offset != 0 for offset in wrong) / len(wrong)
+    # 7000 steps: three standard deviations are 3 x sqrt(0.2 x 0.8 / 7000) = 0.0143
+    assert share == pytest.approx(0.2, abs=0.0143)
+    assert {offset for offset in wrong if offset} == set(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("response", "finish_reason", "status", "reward"),
+    [
+        ("3+2=5,5-1=4", FinishReason.STOP, Status.RIGHT, 1.0),
+        ("3+2=6,6-1=4", FinishReason.STOP, Status.RIGHT, 1.0),  # the way there is not judged
+        ("3+2=5,5-1=3", FinishReason.STOP, Status.WRONG, 0.0),
+        ("3+2=4,5-1=", FinishReason.STOP, Status.NO_ANSWER, 0.0),
+        ("3+2=5,4", FinishReason.STOP, Status.NO_ANSWER, 0.0),
+        ("3+2=14", FinishReason.STOP, Status.NO_ANSWER, 0.0),  # a state is one digit
+        ("", FinishReason.STOP, Status.NO_ANSWER, 0.0),
+        ("3+2=5,5-1=4", FinishReason.LENGTH, Status.TRUNCATED, 0.0),
+    ],
+)
+def test_verdicts_by_hand(response, finish_reason, status, reward):
+    score = Chain(ChainOptions()).score(PROBLEM, response, finish_reason)
+    assert (score.status, score.reward) == (status, reward)
+
+
+def test_answers_are_the_sum_modulo_ten_and_a_right_demonstration_gets_the_reward():
+    chain = Chain(ChainOptions(terms=6, max_digit=9, train_problems=50, eval_problems=50))
+    for problem in [*chain.train_problems(), *chain.eval_problems()]:
+        assert problem.answer == str(eval(problem.prompt.rstrip("=")) % 10)
+        response = demonstration(problem.prompt)
+        assert chain.score(problem, response, FinishReason.STOP).reward == 1.0
+
+
+def test_train_and_eval_problems_are_distinct_and_disjoint():
+    chain = Chain(ChainOptions())
+    train = [problem.prompt for problem in chain.train_problems()]
+    evaluation = [problem.prompt for problem in chain.eval_problems()]
+    assert len(set(train)) == len(train) == 4096
+    assert len(set(evaluation)) == len(evaluation) == 512
+    assert not set(train) & set(evaluation)
+    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
+    ids = [p.id for p in (*chain.train_problems(), *chain.eval_problems())]
+    assert len(set(ids)) == len(ids)
+
+
+def test_no_seed_trains_on_what_another_holds_out():
+    train = {p.prompt for s in range(3) for p in Chain(ChainOptions(seed=s)).train_problems()}
+    evaluation = {p.prompt for s in range(3) for p in Chain(ChainOptions(seed=s)).eval_problems()}
+    assert not train & evaluation
+
+
+def test_problems_are_the_same_at_every_call_and_follow_from_the_seed():
+    first, again = Chain(ChainOptions()), Chain(ChainOptions())
+    assert list(first.train_problems()) == list(again.train_problems())
+    assert list(first.train_problems()) == list(first.train_problems())
+    assert list(first.eval_problems()) == list(again.eval_problems())
+    assert list(first.train_problems()) != list(Chain(ChainOptions(seed=1)).train_problems())
+    few = Chain(ChainOptions(train_problems=10)).train_problems()
+    assert list(few) == list(first.train_problems())[:10]
+
+
+@pytest.mark.parametrize(
+    ("terms", "max_digit", "count"), [(2, 9, 60), (5, 1, 12), (8, 3, 100), (20, 2, 7)]
+)
+def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
+    options = ChainOptions(terms=terms, max_digit=max_digit, train_problems=count, eval_problems=1)
+    problems = Chain(options).train_problems()
+    assert len(problems) == count
+    digits = {int(d) for p in problems for d in re.findall(r"\d", p.prompt)}
+    assert digits == set(range(1, max_digit + 1))
+    for problem in problems:
+        assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
+        assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
+
+
+@pytest.mark.parametrize("side", ["train", "eval"])
+def test_asking_for_more_problems_than_there_are_names_the_option_and_the_way_out(side):
+    # Two terms of 1 to 3 give 3 x 2 x 3 = 18 prompts in all.
+    options = ChainOptions(terms=2, max_digit=3, **{f"{side}_problems": 19})
+    chain = Chain(options)
+    problems = chain.train_problems if side == "train" else chain.eval_problems
+    with pytest.raises(UsageError, match=rf"task\.{side}_problems = 19.*ask for fewer, or raise"):
+        problems()
+
+
+# --- The shipped weights --------------------------------------------------------------------------
+
+
+def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embedded_policy):
+    chain = Chain(ChainOptions())
+    problems = chain.eval_problems()
+    requests = [Request(encoded(embedded_policy, p.prompt), i) for i, p in enumerate(problems)]
+    made = generated(embedded_policy, requests, batch_size=256)
+    texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in made]
+    scores = [
+        chain.score(p, text, c.finish_reason)
+        for p, text, c in zip(problems, texts, made, strict=True)
+    ]
+    accuracy = sum(score.reward for score in scores) / len(problems)
+    assert len(problems) == 512 and 0.2 <= accuracy <= 0.35
+    # 0.27 as documented, within three standard deviations: 3 x sqrt(0.27 x 0.73 / 512) = 0.059
+    assert accuracy == pytest.approx(0.27, abs=0.059)
+    # It has the form: nearly every response is an answered chain of the right length.
+    answered = [s.status in (Status.RIGHT, Status.WRONG) for s in scores]
+    assert sum(answered) / 512 > 0.98
+    assert sum(len(text) == 41 for text in texts) / 512 > 0.95
+
+
+def test_the_embedded_model_is_small_and_holds_no_pickle():
+    files = list(Path(EMBEDDED["chain"]).iterdir())
+    assert sum(file.stat().st_size for file in files) < 4_000_000
+    assert {file.suffix for file in files} == {".json", ".safetensors"}
+    with safe_open(EMBEDDED["chain"] / "model.safetensors", "pt") as weights:
+        shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+    parameters = sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in shapes)
+    assert 400_000 <= parameters <= 800_000

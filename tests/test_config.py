@@ -1,0 +1,338 @@
+"""Config files, overrides, and what is refused in which words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.load import (
+    CHOICES,
+    apply_overrides,
+    build_config,
+    changes,
+    describe_options,
+    harmless,
+    load_config,
+    parse_overrides,
+)
+from mugrpo.config.run import RunConfig
+from mugrpo.errors import UsageError
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").glob("**/*.toml"))
+
+
+def refusal(*overrides: str, file: Path | None = None) -> str:
+    """The sentence that refuses this command line."""
+    with pytest.raises(UsageError) as refused:
+        load_config(file, overrides)
+    return str(refused.value)
+
+
+@pytest.fixture
+def toml(tmp_path: Path):
+    def write(text: str) -> Path:
+        file = tmp_path / "run.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+# ---- overrides ----
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-3", -3),
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("[0, 5]", [0, 5]),
+        ("[0,5]", [0, 5]),
+        ('"3"', "3"),
+        ("none", None),
+        ("runs/first", "runs/first"),  # no TOML value: text as it is
+        ("cosine", "cosine"),
+        ("a = b", "a = b"),
+        ("", ""),
+    ],
+)
+def test_override_values_are_toml_and_else_text(text, value):
+    (pair,) = parse_overrides([f"--a.b={text}"])
+    assert pair == ("a.b", value)
+    assert type(pair[1]) is type(value)
+
+
+def test_both_forms_of_an_override_are_the_same():
+    assert list(parse_overrides(["--a.b", "[1, 2]", "--c=x", "--d", "none"])) == [
+        ("a.b", [1, 2]),
+        ("c", "x"),
+        ("d", None),
+    ]
+
+
+def test_dashes_in_names_are_underscores_and_values_keep_theirs():
+    (pair,) = parse_overrides(["--schedule.problems-per-update", "two-three"])
+    assert pair == ("schedule.problems_per_update", "two-three")
+
+
+@pytest.mark.parametrize("arguments", [["--a.b"], ["--a.b", "--c", "1"]])
+def test_an_override_without_value_is_refused(arguments):
+    with pytest.raises(UsageError, match=r"--a\.b has no value: write --a\.b value"):
+        list(parse_overrides(arguments))
+
+
+def test_an_argument_that_is_no_override_is_refused():
+    with pytest.raises(UsageError, match=r"'stages' is no option"):
+        list(parse_overrides(["stages", "3"]))
+
+
+def test_overrides_lie_over_the_file_and_the_file_over_the_defaults(toml):
+    file = toml("seed = 5\n[schedule]\nstages = 2\nbatches_per_stage = 8\n")
+    config = load_config(file, ["--schedule.stages", "3"])
+    assert (config.seed, config.schedule.stages, config.schedule.batches_per_stage) == (5, 3, 8)
+    assert config.schedule.group_size == RunConfig().schedule.group_size
+
+
+def test_derived_values_follow_the_overrides(toml):
+    file = toml("[schedule]\nstages = 2\nbatches_per_stage = 8\n")
+    assert load_config(file).schedule.total_updates == 16
+    assert load_config(file, ["--schedule.stages=3"]).schedule.total_updates == 24
+
+
+def test_none_unsets(toml):
+    file = toml('[objective]\nname = "grpo"\ndual_clip = 3.0\n')
+    assert load_config(file).objective.knobs["dual_clip"] == 3.0
+    assert load_config(file, ["--objective.dual_clip=none"]).objective.knobs["dual_clip"] is None
+
+
+def test_overrides_leave_the_raw_values_alone():
+    raw = {"schedule": {"stages": 2}}
+    assert apply_overrides(raw, ["--schedule.stages=3"]) == {"schedule": {"stages": 3}}
+    assert raw == {"schedule": {"stages": 2}}
+
+
+def test_an_option_used_as_a_group_is_refused():
+    with pytest.raises(UsageError, match="seed is an option, not a group"):
+        apply_overrides({"seed": 3}, ["--seed.x=1"])
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("schedule.stage", "schedule.stages"),
+        ("schedule.group-sise", "schedule.group_size"),
+        ("optimiser.lr", "optimizer.lr"),
+        ("micro_batch_tokens", "optimizer.micro_batch_tokens"),
+        ("objective.veto_kapa", "objective.veto_kappa"),
+    ],
+)
+def test_unknown_options_are_refused_with_the_nearest_name(name, near):
+    assert refusal(f"--{name}", "1").endswith(f"did you mean {near}?")
+
+
+def test_an_unknown_option_far_from_all_others_points_to_the_help():
+    sentence = refusal("--zzz.qqq=1")
+    assert "there is no option zzz" in sentence and "--help" in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("schedule.stages=0", "greater than or equal to 1"),
+        ("schedule.group_size=1", "greater than or equal to 2"),
+        ("rollouts.temperature=0", "greater than 0"),
+        ("rollouts.temperature=11", "less than or equal to 10"),
+        ("optimizer.final_lr_share=1.5", "less than or equal to 1"),
+        ("optimizer.lr=nan", "finite"),
+        ("optimizer.betas=[0.9, 1.0]", "each must be in [0, 1)"),
+        ("objective.dual_clip=1", "greater than 1"),
+        ("objective.veto_kappa=-0.1", "greater than or equal to 0"),
+        ("objective.veto_scope=prefix", "'suffix'"),
+        ("task.terms=65", "less than or equal to 64"),
+        ("schedule.stages=many", "integer"),
+        ("seed=-1", "greater than or equal to 0"),
+    ],
+)
+def test_values_out_of_bounds_are_refused_by_name_value_and_bound(override, reason):
+    sentence = refusal(f"--{override}")
+    name, _, value = override.partition("=")
+    group = name.rpartition(".")[0] or name
+    assert group in sentence and value in sentence and reason in sentence
+
+
+@pytest.mark.parametrize("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
+def test_intervals_out_of_order_are_refused(interval):
+    sentence = refusal(f"--objective.ratio_clip={interval}")
+    assert sentence.startswith("the command line: objective.ratio_clip = ")
+    assert "0 <= low < high is needed" in sentence
+
+
+@pytest.mark.parametrize("interval", ["[0]", "[0, 1, 2]", "[0, inf]", "5"])
+def test_intervals_that_are_no_two_finite_numbers_are_refused(interval):
+    assert "objective.ratio_clip" in refusal(f"--objective.ratio_clip={interval}")
+
+
+def test_every_fault_is_named_at_once():
+    sentence = refusal("--schedule.stages=0", "--optimizer.lrr=1", "--objective.veto_kappa=-1")
+    assert sentence.count("; ") >= 2
+    for name in ("schedule.stages", "optimizer.lrr", "objective.veto_kappa"):
+        assert name in sentence
+
+
+def test_a_fault_names_the_file(toml):
+    file = toml("[schedule]\nstages = 0\n")
+    assert refusal(file=file).startswith(f"{file}: schedule.stages = 0")
+
+
+def test_unreadable_files_are_refused_by_name(toml, tmp_path):
+    assert refusal(file=tmp_path / "gone.toml").endswith("gone.toml: there is no such config file")
+    assert "run.toml: " in refusal(file=toml("[schedule\n"))
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"# \xe9\n")
+    assert "byte 2 is not UTF-8" in refusal(file=latin)
+
+
+# ---- choices by name ----
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES["objective"]))
+def test_an_objective_is_chosen_by_its_name(name):
+    config = load_config(None, [f"--objective.name={name}"])
+    assert config.objective.name == name
+    assert type(config.objective) is CHOICES["objective"][name]
+
+
+def test_a_name_override_starts_its_group_from_the_defaults(toml):
+    file = toml('[objective]\nname = "mu_grpo"\nveto_kappa = 0.5\nreduction = "constant"\n')
+    config = load_config(file, ["--objective.name=grpo", "--objective.dual_clip=3"])
+    assert config.objective.reduction == "sequence_mean"  # GRPO's own, not the file's
+    assert config.objective.knobs == {"ratio_clip": (0.8, 1.2), "dual_clip": 3.0}
+
+
+def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
+    file = toml('[objective]\nname = "mu_grpo"\nveto_kappa = 0.5\n')
+    assert load_config(file, ["--objective.name=mu_grpo"]) == load_config(file)
+
+
+@pytest.mark.parametrize("group", sorted(CHOICES))
+def test_an_unknown_name_is_refused_with_the_choices(group):
+    sentence = refusal(f"--{group}.name=nothing")
+    assert "no such name 'nothing'" in sentence
+    for name in CHOICES[group]:
+        assert name in sentence
+
+
+def test_a_knob_of_another_objective_is_said_to_be_one():
+    sentence = refusal("--objective.name=grpo", "--objective.veto_kappa=0.1")
+    assert "veto_kappa is no option of the objective named in objective.name" in sentence
+    assert "but of another" in sentence
+
+
+def test_knobs_are_the_options_that_the_objective_alone_declares():
+    assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {
+        "second_moment_limit": 0.04
+    }
+    assert load_config(None).objective.knobs == {
+        "ratio_clip": (0.0, 5.0),
+        "dual_clip": None,
+        "veto_kappa": 1e-2,
+        "veto_scope": "suffix",
+    }
+
+
+def test_an_objective_is_its_two_files():
+    """So that a new objective adds one file on each side and edits none."""
+    source = ROOT / "src/mugrpo"
+    declared = {p.stem for p in source.glob("config/objectives/*.py")} - {"__init__", "base"}
+    computed = {p.stem for p in source.glob("optimize/objectives/*.py")} - {"__init__"}
+    assert declared == computed == set(CHOICES["objective"])
+
+
+# ---- the list of options ----
+
+
+def leaves(tree: dict, prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_every_option_is_listed_exactly_once_for_each_group_that_has_it():
+    """Counted on resolved configs: the groups without a choice once, each choice's own once."""
+    default = RunConfig().model_dump()
+    expected = Counter(name for name in leaves(default) if name.partition(".")[0] not in CHOICES)
+    for group, choices in CHOICES.items():
+        for name in choices:
+            resolved = build_config({group: {"name": name}}, "test").model_dump()
+            expected.update(leaves(resolved[group], f"{group}."))
+    assert Counter(name for name, _, _, _ in describe_options()) == expected
+
+
+def test_every_option_has_a_description_of_one_or_two_sentences():
+    for name, _, _, meaning in describe_options():
+        assert len(meaning) >= 10 and meaning.endswith((".", "]")), f"{name}: {meaning!r}"
+
+
+def test_types_bounds_and_defaults_are_spelled_for_users():
+    described = {name: (kind, default) for name, kind, default, _ in describe_options()}
+    assert described["schedule.stages"] == ("int >= 1", "4")
+    assert described["rollouts.temperature"] == ("float > 0 <= 10", "1.0")
+    assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
+    assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")
+    assert described["model.eos_token"] == ("str|none", "none")
+
+
+# ---- resolved configs ----
+
+
+def test_changes_lists_what_differs_by_dotted_name():
+    old = {"seed": 0, "schedule": {"stages": 4, "group_size": 8}, "gone": 1}
+    new = {"seed": 0, "schedule": {"stages": 2, "group_size": 8}, "engine": {"name": "hf"}}
+    assert changes(old, new) == [
+        ("engine.name", None, "hf"),
+        ("gone", 1, None),
+        ("schedule.stages", 4, 2),
+    ]
+    assert changes(old, old) == []
+
+
+def test_a_resolved_config_survives_json():
+    """What resuming relies on: stored as JSON and read again, nothing has changed."""
+    config = load_config(None, ["--objective.dual_clip=3", "--task.terms=5"])
+    stored = config.model_dump(mode="json")
+    assert build_config(stored, "test") == config
+    assert changes(stored, build_config(stored, "test").model_dump(mode="json")) == []
+
+
+def test_only_what_changes_no_trained_number_is_harmless():
+    names = {name for name, _, _, _ in describe_options() if harmless(name)}
+    assert names == {
+        "checkpoint.every",
+        "checkpoint.stage_end",
+        "checkpoint.keep",
+        "evaluation.every",
+        "evaluation.samples",
+        "evaluation.temperature",
+    }
+    assert not harmless("no.such.option")
+
+
+def test_there_are_committed_configs():
+    assert CONFIGS
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_committed_config_loads_and_says_something(file):
+    config = load_config(file)
+    assert config != RunConfig()

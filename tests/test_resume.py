@@ -1,0 +1,333 @@
+"""A run that is killed anywhere and started again ends in the bits of a run that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.run import ScheduleOptions
+from mugrpo.schedule import Schedule
+from mugrpo.shards import ShardSet, read_rollouts
+from mugrpo.tasks.chain import Chain, ChainOptions
+from tests.runs import (
+    CONFIG,
+    ENVIRONMENT,
+    ROOT,
+    State,
+    assert_same,
+    checkpoints,
+    final_weights,
+    finished,
+    killed,
+    mugrpo,
+    read_metrics,
+    shard_path,
+    shards,
+    state,
+    train,
+    unfinished,
+    write_config,
+)
+
+ENTER_STAGE_END = ("--checkpoint.stage_end", "false")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    run_dir = tmp_path_factory.mktemp("reference") / "run"
+    finished(run_dir)
+    return run_dir
+
+
+def test_every_update_of_the_reference_moves_the_weights(reference: Path):
+    updates = [line for line in read_metrics(reference) if line["kind"] == "update"]
+    assert [line["update"] for line in updates] == [1, 2, 3, 4, 5, 6]
+    assert all(line["grad_norm"] > 0.1 and line["skipped"] == 0 for line in updates)
+    assert all(line["kl_behavior"] > 1e-3 for line in updates if line["staleness"])
+    assert len({line["lr"] for line in updates}) == 6
+
+
+def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
+    reference: Path, tmp_path: Path
+):
+    finished(tmp_path / "again")
+    assert_same(tmp_path / "again", reference)
+    finished(tmp_path / "other", "--seed", 11)
+    assert final_weights(tmp_path / "other").items().isdisjoint(final_weights(reference).items())
+    assert shards(tmp_path / "other") != shards(reference)
+    assert read_metrics(tmp_path / "other") != read_metrics(reference)
+
+
+# Where a kill comes, at which pass of the place, and what is on disk then: rollout and score
+# shards by stage, checkpoints, the last line of the metrics, what was being written.
+KILLS = [
+    ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
+    ("half an evaluation", 1, State((0, 0), (0, 0), (), "")),
+    ("canary", 1, State((0, 0), (0, 0), (), "evaluation 0")),
+    ("engine batch", 4, State((1, 0), (0, 0), (), "evaluation 0")),
+    ("engine batch", 9, State((3, 1), (3, 0), (2, 3), "evaluation 3")),
+    (
+        "half a rollout shard",
+        2,
+        State((1, 0), (0, 0), (), "evaluation 0", ("shard-00001.parquet",)),
+    ),
+    ("rollout shard without manifest", 2, State((1, 0), (0, 0), (), "evaluation 0")),
+    ("manifest of rollouts", 3, State((2, 0), (0, 0), (), "evaluation 0", ("manifest.json",))),
+    ("scoring", 15, State((3, 0), (1, 0), (), "evaluation 0")),
+    ("half a score shard", 3, State((3, 0), (2, 0), (), "evaluation 0", ("shard-00002.parquet",))),
+    ("score shard without manifest", 4, State((3, 3), (3, 0), (2, 3), "evaluation 3")),
+    ("plan without manifest", 1, State((3, 0), (3, 0), (), "refresh 0")),
+    ("gradient", 1, State((3, 0), (3, 0), (), "refresh 0")),
+    ("gradient", 6, State((3, 3), (3, 3), (2, 3, 4), "update 5")),
+    ("optimizer step", 3, State((3, 0), (3, 0), (2,), "update 2")),
+    ("half a metrics line", 3, State((3, 0), (3, 0), (2,), "update 2")),
+    ("metrics line", 5, State((3, 0), (3, 0), (2,), "update 3")),
+    ("half a checkpoint", 1, State((3, 0), (3, 0), (), "update 2", ("update-000002",))),
+    ("half a checkpoint", 3, State((3, 3), (3, 3), (2, 3), "update 4", ("update-000004",))),
+    ("checkpoint without name", 2, State((3, 0), (3, 0), (2,), "update 3", ("update-000003",))),
+    ("checkpoint", 3, State((3, 3), (3, 3), (2, 3, 4), "update 4")),
+    ("half an evaluation", 2, State((3, 0), (3, 0), (2, 3), "update 3")),
+    ("stage", 2, State((3, 0), (3, 0), (2, 3), "evaluation 3")),
+    ("evaluation without metrics line", 3, State((3, 3), (3, 3), (2, 3, 4, 6), "update 6")),
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "on_disk"), KILLS, ids=[f"{place} {nth}" for place, nth, _ in KILLS]
+)
+def test_killed_at_a_place_and_started_again_ends_in_the_same_bits(
+    reference: Path, tmp_path: Path, place: str, nth: int, on_disk: State
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth)
+    assert state(run_dir) == on_disk
+    again = finished(run_dir)
+    assert_same(run_dir, reference)
+    notices = [line for line in again.out.splitlines() if line.startswith("removed unfinished")]
+    assert len(notices) == len(on_disk.unfinished)
+    newest = max(on_disk.checkpoints, default=0)
+    source = f"resuming from {run_dir}/checkpoints/update-{newest:06d}\n"
+    assert (source in again.out) == (newest > 0)
+
+
+def test_killed_after_every_fifth_publish_ends_in_the_same_bits(reference: Path, tmp_path: Path):
+    """Five, as an evaluation publishes four files and is done again where it was not finished."""
+    run_dir = tmp_path / "run"
+    statuses = []
+    while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
+        statuses.append(train(run_dir, at="after a publish", nth=5).status)
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
+    assert len(statuses) > 8
+    assert_same(run_dir, reference)
+
+
+def test_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "half a metrics line", 5)
+    assert checkpoints(run_dir) == [2, 3, 4]
+    for place in ("removal of unfinished", "cut metrics"):
+        killed(run_dir, place)
+        assert len(read_metrics(run_dir)) == 8  # of the updates before: 1 to 4
+    killed(run_dir, "half a checkpoint")
+    assert unfinished(run_dir) == ("update-000006",)
+    finished(run_dir)
+    assert_same(run_dir, reference)
+
+
+def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
+    reference: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    words = ["train", str(write_config(tmp_path)), "--run-dir", str(run_dir)]
+    environment = {**os.environ, **ENVIRONMENT}
+    kill = [sys.executable, "-m", "tests.kill_at", "gradient", "5"]
+    done = subprocess.run([*kill, *words], env=environment, cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"SIGKILL at gradient\n")
+    assert checkpoints(run_dir) == [2, 3, 4]
+    command = Path(sys.executable).with_name("mugrpo")
+    done = subprocess.run([command, *words], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert_same(run_dir, reference)
+
+
+def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "half a rollout shard", 5)  # the second of stage 2
+    again = finished(run_dir)
+    assert "stage 2: 1/3 shards done, continuing" in again.out
+    assert "stage 1: " not in again.out
+    problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
+    options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
+    schedule = Schedule(options, len(problems), seed=10)
+    for stage in range(2):
+        made = ShardSet(run_dir / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
+        keys = [
+            (rollout.problem_id, rollout.occurrence, rollout.sample)
+            for shard in range(3)
+            for rollout in read_rollouts(made, shard)
+        ]
+        assert keys == [
+            (problems[index].id, occurrence, sample)
+            for index, occurrence in schedule.groups(stage)
+            for sample in range(4)
+        ]
+
+
+def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "half a rollout shard", 3)
+    (torn,) = run_dir.rglob("*.tmp.*")
+    before = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
+    again = finished(run_dir)
+    assert f"removed unfinished {torn}" in again.out
+    assert "stage 1: 2/3 shards done, continuing" in again.out
+    after = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
+    assert [(s.st_ino, s.st_mtime_ns) for s in before] == [(s.st_ino, s.st_mtime_ns) for s in after]
+    assert shard_path(run_dir, 0, 2).exists()
+
+
+def test_an_unfinished_checkpoint_is_removed_and_the_one_before_is_named_and_used(
+    reference: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "half a checkpoint", 4)
+    (torn,) = run_dir.glob("checkpoints/*.tmp.*")
+    assert {"model.safetensors", "optimizer.safetensors"} <= {p.name for p in torn.iterdir()}
+    again = finished(run_dir)
+    assert f"removed unfinished {torn}\n" in again.out
+    assert f"resuming from {run_dir}/checkpoints/update-000004\n" in again.out
+    assert not torn.exists()
+    assert_same(run_dir, reference)
+
+
+def test_the_newest_checkpoint_is_told_by_the_folders_alone(reference: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    killed(run_dir, "checkpoint", 2)
+    assert checkpoints(run_dir) == [2, 3]
+    (run_dir / "checkpoints" / "update-000005.tmp.4711").mkdir()
+    (run_dir / "checkpoints" / "update-newest").mkdir()
+    again = finished(run_dir)
+    assert f"resuming from {run_dir}/checkpoints/update-000003\n" in again.out
+    assert_same(run_dir, reference)
+
+
+def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    config = write_config(tmp_path)
+    for stage in range(2):
+        for phase in ("generate", "score", "optimize"):
+            ended = mugrpo(phase, config, "--run-dir", run_dir, "--stage", stage)
+            assert (ended.status, ended.err) == (0, "")
+    assert final_weights(run_dir) == final_weights(reference)
+    made, expected = shards(run_dir), shards(reference)
+    assert {k: made.get(k) for k in expected if k.startswith("stages/")} == {
+        k: v for k, v in expected.items() if k.startswith("stages/")
+    }
+    for kind in ("refresh", "update"):
+        assert [line for line in read_metrics(run_dir) if line["kind"] == kind] == [
+            line for line in read_metrics(reference) if line["kind"] == kind
+        ]
+
+
+def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path), "--run-dir", run_dir]
+    assert mugrpo("train", *words, at="stage", nth=2).status == -signal.SIGKILL
+    assert mugrpo("generate", *words, at="engine batch", nth=5).status == -signal.SIGKILL
+    assert state(run_dir).rollouts == (3, 2)
+    assert mugrpo("generate", *words).status == 0
+    assert mugrpo("score", *words, at="scoring", nth=20).status == -signal.SIGKILL
+    assert state(run_dir).scores == (3, 2)
+    assert mugrpo("score", *words).status == 0
+    assert mugrpo("optimize", *words, at="gradient", nth=3).status == -signal.SIGKILL
+    assert checkpoints(run_dir) == [2, 3, 4]
+    finished(run_dir)
+    assert_same(run_dir, reference)
+
+
+def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    first = finished(run_dir)
+    files = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+    for target in ([write_config(tmp_path), "--run-dir", run_dir], [run_dir]):
+        again = mugrpo("train", *target)
+        assert (again.status, again.err) == (0, "")
+        assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == files
+        summary = first.out[first.out.index("6 updates\n") :]
+        assert again.out.endswith(summary)
+        assert "accuracy" in summary and "refreshes" in summary
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "newest"),
+    [("gradient", 4, 2), ("engine batch", 10, 2), ("scoring", 46, 2), ("gradient", 6, 4)],
+)
+def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
+    reference: Path, tmp_path: Path, place: str, nth: int, newest: int
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *ENTER_STAGE_END)
+    on_disk = state(run_dir)
+    assert on_disk.checkpoints[-1] == newest and 3 not in on_disk.checkpoints
+    assert on_disk.rollouts[1] > 0
+    kept = shard_path(run_dir, 1, 0).stat()
+    finished(run_dir, *ENTER_STAGE_END)
+    assert checkpoints(run_dir) == [2, 4, 6]
+    assert shard_path(run_dir, 1, 0).stat() == kept
+    assert_same(run_dir, reference)
+
+
+def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_has(
+    reference: Path, tmp_path: Path
+):
+    run_dir, options = tmp_path / "run", ("--checkpoint.every", "0", *ENTER_STAGE_END)
+    killed(run_dir, "gradient", 5, *options)
+    assert state(run_dir) == State((3, 3), (3, 3), (), "update 4")
+    made = {p: p.stat().st_ino for p in run_dir.glob("stages/*/rollouts/*.parquet")}
+    finished(run_dir, *options)
+    assert checkpoints(run_dir) == [6]
+    assert {p: p.stat().st_ino for p in made} == made
+    assert_same(run_dir, reference)
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "kept"),
+    [
+        ("old checkpoint", 3, (3,)),  # 2 is renamed for removal
+        ("engine batch", 9, (3,)),
+        ("gradient", 6, (3, 4)),
+        ("half a checkpoint", 4, (3, 4)),
+    ],
+)
+def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_from(
+    reference: Path, tmp_path: Path, place: str, nth: int, kept: tuple[int, ...]
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, "--checkpoint.keep", "1")
+    assert state(run_dir).checkpoints == kept
+    finished(run_dir, "--checkpoint.keep", "1")
+    assert checkpoints(run_dir) == [3, 6]
+    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == [
+        "update-000003",
+        "update-000006",
+    ]
+    assert_same(run_dir, reference)
+
+
+def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
+    options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")
+    finished(tmp_path / "whole", *options)
+    killed(tmp_path / "run", "gradient", 6, *options)
+    assert checkpoints(tmp_path / "run") == [2, 3, 4]
+    finished(tmp_path / "run", *options)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_the_tiny_config_has_the_sizes_that_these_tests_count_with():
+    assert "batches_per_stage = 3" in CONFIG and "shard_rollouts = 8" in CONFIG
