@@ -15,7 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.load import build_config
+from mugrpo.config.run import ModelOptions
 from mugrpo.engines import make_engine
 from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import load_policy, model_fingerprint
@@ -39,7 +40,7 @@ KEYS = (
 )
 
 # A narrow interval and a large kappa, so that five updates clip and veto.
-CONFIG = RunConfig.model_validate(
+CONFIG = build_config(
     {
         "schedule": {
             "stages": 1,
@@ -49,7 +50,8 @@ CONFIG = RunConfig.model_validate(
         },
         "objective": {"name": "mu_grpo", "ratio_clip": [0.0, 1.1], "veto_kappa": 0.3},
         "optimizer": {"lr": 5e-4, "micro_batch_tokens": 400},
-    }
+    },
+    "the golden trace",
 )
 
 

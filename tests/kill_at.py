@@ -25,8 +25,8 @@ Reach = Callable[[], None]
 def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
     """Do `act` in this process at the `nth` pass of `place`, counted from 1.
 
-    `act` is a signal's name, several joined by "+", or "hold PATH": wait there, once the file
-    PATH.held is made, until the file PATH.go is.
+    `act` is a signal's name, or several joined by "+"; or "hold PATH": make the file PATH.held and
+    wait for the file PATH.go; or "fill PATH BYTES": fill the disk of PATH but for so many bytes.
     """
     passes = 0
 
@@ -46,9 +46,22 @@ def _do(act: str) -> None:
         Path(f"{path}.held").touch()
         while not Path(f"{path}.go").exists():
             time.sleep(0.01)
+    elif act.startswith("fill "):
+        _, path, spare = act.split(" ")
+        fill_disk(Path(path), int(spare))
     else:
         for name in act.split("+"):
             os.kill(os.getpid(), signal.Signals[name])
+
+
+def fill_disk(path: Path, spare: int) -> None:
+    """Let the file `path` grow until its disk has `spare` bytes left."""
+    with open(path, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(os.path.getsize(path) - spare)
 
 
 def _patch(

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import zip_longest
@@ -82,6 +83,9 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+Command = Callable[..., Ended]  # runs a command in this process
 
 
 @dataclass

@@ -336,3 +336,26 @@ def test_there_are_committed_configs():
 def test_every_committed_config_loads_and_says_something(file):
     config = load_config(file)
     assert config != RunConfig()
+
+
+def test_the_order_of_overrides_does_not_matter_to_a_choice():
+    for overrides in (
+        ["--objective.dual_clip=3", "--objective.name=grpo"],
+        ["--objective.name=grpo", "--objective.dual_clip=3"],
+    ):
+        objective = load_config(None, overrides).objective
+        assert (objective.name, objective.dual_clip) == ("grpo", 3.0)
+
+
+def test_naming_the_default_choice_keeps_what_the_file_says(tmp_path):
+    file = tmp_path / "kappa.toml"
+    file.write_text("[objective]\nveto_kappa = 0.5\n")
+    assert load_config(file, ["--objective.name=mu_grpo"]).objective.veto_kappa == 0.5
+
+
+@pytest.mark.parametrize(
+    "override", ["--schedule.stages=true", "--schedule.stages='3'", "--engine.name=[1]"]
+)
+def test_a_value_of_another_type_is_refused(override):
+    with pytest.raises(UsageError, match=override[2:].split("=")[0].split(".")[0]):
+        load_config(None, [override])

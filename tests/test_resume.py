@@ -15,7 +15,6 @@ from mugrpo.schedule import Schedule
 from mugrpo.shards import ShardSet, read_rollouts
 from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.runs import (
-    CONFIG,
     ENVIRONMENT,
     ROOT,
     State,
@@ -24,7 +23,6 @@ from tests.runs import (
     final_weights,
     finished,
     killed,
-    mugrpo,
     read_metrics,
     shard_path,
     shards,
@@ -34,15 +32,7 @@ from tests.runs import (
     write_config,
 )
 
-ENTER_STAGE_END = ("--checkpoint.stage_end", "false")
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    run_dir = tmp_path_factory.mktemp("reference") / "run"
-    finished(run_dir)
-    return run_dir
+pytest_plugins = ["tests.run_fixtures"]
 
 
 def test_every_update_of_the_reference_moves_the_weights(reference: Path):
@@ -215,119 +205,3 @@ def test_the_newest_checkpoint_is_told_by_the_folders_alone(reference: Path, tmp
     again = finished(run_dir)
     assert f"resuming from {run_dir}/checkpoints/update-000003\n" in again.out
     assert_same(run_dir, reference)
-
-
-def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    config = write_config(tmp_path)
-    for stage in range(2):
-        for phase in ("generate", "score", "optimize"):
-            ended = mugrpo(phase, config, "--run-dir", run_dir, "--stage", stage)
-            assert (ended.status, ended.err) == (0, "")
-    assert final_weights(run_dir) == final_weights(reference)
-    made, expected = shards(run_dir), shards(reference)
-    assert {k: made.get(k) for k in expected if k.startswith("stages/")} == {
-        k: v for k, v in expected.items() if k.startswith("stages/")
-    }
-    for kind in ("refresh", "update"):
-        assert [line for line in read_metrics(run_dir) if line["kind"] == kind] == [
-            line for line in read_metrics(reference) if line["kind"] == kind
-        ]
-
-
-def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    words = [write_config(tmp_path), "--run-dir", run_dir]
-    assert mugrpo("train", *words, at="stage", nth=2).status == -signal.SIGKILL
-    assert mugrpo("generate", *words, at="engine batch", nth=5).status == -signal.SIGKILL
-    assert state(run_dir).rollouts == (3, 2)
-    assert mugrpo("generate", *words).status == 0
-    assert mugrpo("score", *words, at="scoring", nth=20).status == -signal.SIGKILL
-    assert state(run_dir).scores == (3, 2)
-    assert mugrpo("score", *words).status == 0
-    assert mugrpo("optimize", *words, at="gradient", nth=3).status == -signal.SIGKILL
-    assert checkpoints(run_dir) == [2, 3, 4]
-    finished(run_dir)
-    assert_same(run_dir, reference)
-
-
-def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path: Path):
-    run_dir = tmp_path / "run"
-    first = finished(run_dir)
-    files = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
-    for target in ([write_config(tmp_path), "--run-dir", run_dir], [run_dir]):
-        again = mugrpo("train", *target)
-        assert (again.status, again.err) == (0, "")
-        assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == files
-        summary = first.out[first.out.index("6 updates\n") :]
-        assert again.out.endswith(summary)
-        assert "accuracy" in summary and "refreshes" in summary
-
-
-@pytest.mark.parametrize(
-    ("place", "nth", "newest"),
-    [("gradient", 4, 2), ("engine batch", 10, 2), ("scoring", 46, 2), ("gradient", 6, 4)],
-)
-def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
-    reference: Path, tmp_path: Path, place: str, nth: int, newest: int
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, *ENTER_STAGE_END)
-    on_disk = state(run_dir)
-    assert on_disk.checkpoints[-1] == newest and 3 not in on_disk.checkpoints
-    assert on_disk.rollouts[1] > 0
-    kept = shard_path(run_dir, 1, 0).stat()
-    finished(run_dir, *ENTER_STAGE_END)
-    assert checkpoints(run_dir) == [2, 4, 6]
-    assert shard_path(run_dir, 1, 0).stat() == kept
-    assert_same(run_dir, reference)
-
-
-def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_has(
-    reference: Path, tmp_path: Path
-):
-    run_dir, options = tmp_path / "run", ("--checkpoint.every", "0", *ENTER_STAGE_END)
-    killed(run_dir, "gradient", 5, *options)
-    assert state(run_dir) == State((3, 3), (3, 3), (), "update 4")
-    made = {p: p.stat().st_ino for p in run_dir.glob("stages/*/rollouts/*.parquet")}
-    finished(run_dir, *options)
-    assert checkpoints(run_dir) == [6]
-    assert {p: p.stat().st_ino for p in made} == made
-    assert_same(run_dir, reference)
-
-
-@pytest.mark.parametrize(
-    ("place", "nth", "kept"),
-    [
-        ("old checkpoint", 3, (3,)),  # 2 is renamed for removal
-        ("engine batch", 9, (3,)),
-        ("gradient", 6, (3, 4)),
-        ("half a checkpoint", 4, (3, 4)),
-    ],
-)
-def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_from(
-    reference: Path, tmp_path: Path, place: str, nth: int, kept: tuple[int, ...]
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth, "--checkpoint.keep", "1")
-    assert state(run_dir).checkpoints == kept
-    finished(run_dir, "--checkpoint.keep", "1")
-    assert checkpoints(run_dir) == [3, 6]
-    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir()) == [
-        "update-000003",
-        "update-000006",
-    ]
-    assert_same(run_dir, reference)
-
-
-def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
-    options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")
-    finished(tmp_path / "whole", *options)
-    killed(tmp_path / "run", "gradient", 6, *options)
-    assert checkpoints(tmp_path / "run") == [2, 3, 4]
-    finished(tmp_path / "run", *options)
-    assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-def test_the_tiny_config_has_the_sizes_that_these_tests_count_with():
-    assert "batches_per_stage = 3" in CONFIG and "shard_rollouts = 8" in CONFIG

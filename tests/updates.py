@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import Policy, load_policy
@@ -19,9 +20,7 @@ Gradients = dict[str, torch.Tensor]
 def config_of(objective: dict[str, Any] | None = None, **groups: Any) -> RunConfig:
     """A config whose gradient is not clipped unless asked."""
     optimizer = {"max_grad_norm": 1e9, **groups.pop("optimizer", {})}
-    return RunConfig.model_validate(
-        {"objective": objective or {}, "optimizer": optimizer, **groups}
-    )
+    return build_config({"objective": objective or {}, "optimizer": optimizer, **groups}, "test")
 
 
 def step(

@@ -61,7 +61,7 @@ class Policy:
             )
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
-            with warnings.catch_warnings():  # its new name is not in transformers 5.0
+            with warnings.catch_warnings():  # older versions lack its new name
                 warnings.simplefilter("ignore", FutureWarning)
                 self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(options.gradient_checkpointing)

@@ -267,3 +267,23 @@ def test_below_the_interval_trl_delta_is_another_bound_than_dual_clip(trl_comput
         )
         assert ours.item() == pytest.approx(our_loss, abs=1e-12)
         assert theirs.item() == pytest.approx(trl_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "dual_clip", "expected"),
+    [(1.0, None, -5.0), (-1.0, 3.0, 3.0)],  # -clip x A and -c x A
+)
+def test_an_infinite_ratio_where_the_loss_is_flat_has_gradient_zero(advantage, dual_clip, expected):
+    logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    behavior = torch.tensor([[-100.0, -1.0]])  # e^99 is infinite in float32
+    losses, _ = grpo.loss(
+        logprobs,
+        behavior,
+        torch.tensor([advantage]),
+        torch.ones(1, 2, dtype=torch.bool),
+        ratio_clip=(0.0, 5.0),
+        dual_clip=dual_clip,
+    )
+    losses.sum().backward()
+    assert losses[0].tolist() == [expected, -advantage]
+    assert logprobs.grad.tolist() == [[0.0, -advantage]]

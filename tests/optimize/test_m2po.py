@@ -199,3 +199,15 @@ def test_gradient_of_a_tabular_softmax_bandit(limit, expected):
     loss, _ = m2po.loss(*arguments, second_moment_limit=limit, **extra)
     (gradient,) = torch.autograd.grad(loss.mean(), logits)
     assert gradient.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_masked_infinite_ratio_has_loss_and_gradient_zero():
+    logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    behavior = torch.tensor([[-100.0, -1.0]])  # e^99 is infinite in float32
+    advantages, mask = torch.tensor([1.0]), torch.ones(1, 2, dtype=torch.bool)
+    options = {"second_moment_limit": 0.04}
+    kept = m2po.prepass(logprobs.detach(), behavior, advantages, mask, **options)
+    losses, _ = m2po.loss(logprobs, behavior, advantages, mask, **options, **kept)
+    losses.sum().backward()
+    assert losses[0].tolist() == [0.0, -1.0]
+    assert logprobs.grad.tolist() == [[0.0, -1.0]]

@@ -41,7 +41,8 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`raw` with the command line's overrides laid over it."""
     raw = copy.deepcopy(raw)
-    for name, value in parse_overrides(overrides):
+    pairs = list(parse_overrides(overrides))
+    for name, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
         _set(raw, name, value)
     return raw
 
@@ -49,7 +50,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 def build_config(raw: dict[str, Any], source: str) -> RunConfig:
     """Validate raw nested values; raises UsageError naming `source` and every fault."""
     try:
-        return RunConfig.model_validate(raw)
+        return RunConfig.model_validate(_tuples(raw))
     except ValidationError as error:
         lines = [_sentence(".".join(map(str, loc)), e) for loc, e in _flatten(error)]
         raise UsageError(f"{source}: " + "; ".join(lines)) from None
@@ -119,9 +120,18 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
         table = table.setdefault(group, {})
         if not isinstance(table, dict):
             raise UsageError(f"--{name}: {group} is an option, not a group of options")
-    if leaf == "name" and groups and table.get("name") != value:
-        table.clear()
+    if leaf == "name" and groups and groups[0] in CHOICES:
+        default = RunConfig.model_fields[groups[0]].default.name
+        if table.get("name", default) != value:
+            table.clear()
     table[leaf] = value
+
+
+def _tuples(value: Any) -> Any:
+    """TOML's and JSON's lists as the tuples that the options are."""
+    if isinstance(value, dict):
+        return {name: _tuples(entry) for name, entry in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _fields(options: type[Options], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

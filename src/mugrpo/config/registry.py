@@ -35,7 +35,7 @@ def _chosen_from(groups: dict[str, type[NamedOptions]], default: str) -> BeforeV
         if not isinstance(value, dict):
             return value
         name = value.get("name", default)
-        if name not in groups:
+        if not isinstance(name, str) or name not in groups:
             raise ValueError(f"no such name {name!r}: choose among {', '.join(sorted(groups))}")
         return groups[name].model_validate(value)
 

@@ -18,7 +18,7 @@ def learning_rate(
     """The rate of update number `update` (from 0).
 
     Warm-up: peak x (update + 1) / warmup_updates. Then constant, or linear or cosine from peak
-    down to final_share x peak, reached at the last update.
+    down to final_share x peak, reached at the last update (where at least two follow the warm-up).
     """
     if update < warmup_updates:
         return peak * (update + 1) / warmup_updates

@@ -22,19 +22,23 @@ def loss(
 
     With dual clip c (arXiv 1912.09729) a token with A < 0 has loss_t <= -c A, so that its weight
     is bounded. Equals TRL's `_compute_loss` for loss_type "grpo", epsilon = 1 - low,
-    epsilon_high = high - 1. TRL's `delta` is c for A < 0, but bounds tokens with A > 0 too; it
-    equals ours where c >= high.
+    epsilon_high = high - 1. TRL's `delta` bounds r before the clip, for both signs of A; it
+    equals our c where c >= high.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low, high = ratio_clip
-    ratio_BT = (logprobs - behavior_logprobs).exp()
     advantages_B1 = advantages[:, None]
-    surrogate_BT = torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+    log_ratio_BT = logprobs - behavior_logprobs
+    ratio_BT = log_ratio_BT.detach().exp()
     clipped_BT = ((advantages_B1 > 0) & (ratio_BT > high)) | (
         (advantages_B1 < 0) & (ratio_BT < low)
     )
     if dual_clip is not None:
-        over_BT = (advantages_B1 < 0) & (ratio_BT > dual_clip)
-        surrogate_BT = torch.where(over_BT, dual_clip * advantages_B1, surrogate_BT)
-        clipped_BT = clipped_BT | over_BT
+        clipped_BT = clipped_BT | ((advantages_B1 < 0) & (ratio_BT > dual_clip))
+    # Where the loss is flat the ratio is a constant: beyond e^88 it is infinite, and 0 x inf NaN.
+    ratio_BT = torch.where(clipped_BT, log_ratio_BT.detach(), log_ratio_BT).exp()
+    surrogate_BT = torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
+    if dual_clip is not None:
+        bound_B1 = torch.where(advantages_B1 < 0, dual_clip * advantages_B1, -torch.inf)
+        surrogate_BT = torch.max(surrogate_BT, bound_B1)
     return -surrogate_BT, {"clipped_fraction": clipped_BT & mask}

@@ -47,6 +47,7 @@ def loss(
     instead caps |log r| and clips; that is another objective.)
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
-    ratio_BT = (logprobs - behavior_logprobs).exp()
+    # A masked ratio is taken as 1 before it is computed: it may be infinite, and 0 x inf is NaN.
+    ratio_BT = (torch.where(keep, logprobs, behavior_logprobs) - behavior_logprobs).exp()
     loss_BT = -(ratio_BT * advantages[:, None]).masked_fill(~keep, 0.0)
     return loss_BT, {"masked_fraction": mask & ~keep}

@@ -1,0 +1,100 @@
+"""Rows 31 and 32: what changed between a start and a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harm import contents, flip_bit, refused
+from tests.runs import (
+    Command,
+    assert_same,
+    checkpoints,
+    final_weights,
+    read_metrics,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+def test_a_changed_config_is_refused_with_its_differences_and_nothing_is_touched(
+    run_dir: Path, command: Command
+):
+    before = contents(run_dir)
+    options = ["--optimizer.lr", "2e-3", "--seed", "11", "--evaluation.every", "2"]
+    ended = command("train", run_dir, *options)
+    refused(ended, "optimizer.lr: 0.001 -> 0.002", "seed: 10 -> 11", "--run-dir", "--force")
+    assert "evaluation.every" not in ended.err
+    assert contents(run_dir) == before
+    changed = write_config(run_dir.parent / "config")
+    changed.write_text(changed.read_text().replace("lr = 1e-3", "lr = 2e-3"))
+    refused(command("train", changed, "--run-dir", run_dir), "optimizer.lr: 0.001 -> 0.002")
+    assert contents(run_dir) == before
+
+
+def test_harmless_options_may_change_and_are_told(run_dir: Path, command: Command, reference: Path):
+    ended = command("train", run_dir, "--evaluation.every", "2", "--checkpoint.every", "1")
+    assert ended.status == 0
+    assert "changed since the run began: evaluation.every: 3 -> 2\n" in ended.out
+    assert "changed since the run began: checkpoint.every: 2 -> 1\n" in ended.out
+    assert checkpoints(run_dir) == [2, 3, 4, 5, 6]
+    assert final_weights(run_dir) == final_weights(reference)
+    stored = json.loads((run_dir / "config.json").read_text())["config"]
+    assert (stored["evaluation"]["every"], stored["checkpoint"]["every"]) == (2, 1)
+    assert "changed" not in command("train", run_dir).out
+
+
+def test_a_forced_change_is_told_stored_and_used(run_dir: Path, command: Command):
+    ended = command("train", run_dir, "--optimizer.lr", "2e-3", "--force")
+    assert ended.status == 0
+    assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
+    rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
+    # 2e-3 falls linearly to its half: 1 - 0.5 x 4/5 of it at the fifth update, 0.5 at the sixth.
+    assert rates[3] == pytest.approx(0.7e-3) and rates[4:] == pytest.approx([1.2e-3, 1e-3])
+    assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("problems_sha256", "the problems changed"),
+        ("model_sha256", "the model changed"),
+        ("code_sha256", "mugrpo's code changed"),
+    ],
+)
+def test_changed_problems_model_or_code_are_refused_unless_forced(
+    run_dir: Path, command: Command, reference: Path, key: str, words: str
+):
+    stored = json.loads((run_dir / "config.json").read_text())
+    stored["provenance"][key] = "0" * 64
+    (run_dir / "config.json").write_text(json.dumps(stored))
+    before = contents(run_dir)
+    refused(command("train", run_dir), f"{words} ({key} does not match)", "--force")
+    assert contents(run_dir) == before
+    assert command("train", run_dir, "--force").status == 0
+    assert_same(run_dir, reference)
+    assert command("train", run_dir).status == 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_a_model_file_that_changed_is_refused(
+    model: Path, tmp_path: Path, command: Command, name: str
+):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path), "--run-dir", run_dir, "--model.path", model]
+    assert command("generate", *words).status == 0
+    before = contents(run_dir)
+    if name.endswith(".json"):
+        (model / name).write_text((model / name).read_text() + "\n")
+    else:
+        flip_bit(model / name)
+    refused(command("train", *words), "the model changed", "--force")
+    assert contents(run_dir) == before
+
+
+def test_other_problems_of_the_same_task_are_refused(run_dir: Path, command: Command):
+    ended = command("train", run_dir, "--task.seed", "1")
+    refused(ended, "task.seed: 0 -> 1", "the problems changed")

@@ -1,0 +1,122 @@
+"""Rows 7 and 8: shards, plans and checkpoints that are bad, gone or too many."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harm import flip_bit, stopped, truncate
+from tests.runs import (
+    Command,
+    assert_same,
+    shard_path,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind", "sentence"),
+    [
+        (flip_bit, "rollouts", "does not match its checksum"),
+        (truncate, "rollouts", "bytes instead of"),
+        (Path.unlink, "rollouts", "is missing"),
+        (flip_bit, "scores", "does not match its checksum"),
+        (Path.unlink, "scores", "is missing"),
+    ],
+)
+def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
+    run_dir: Path,
+    command: Command,
+    reference: Path,
+    harm: Callable[[Path], None],
+    kind: str,
+    sentence: str,
+):
+    bad = shard_path(run_dir, 1, 2, kind)
+    others = {p: p.stat().st_ino for p in run_dir.glob("stages/*/*/*.parquet") if p != bad}
+    harm(bad)
+    stopped(command("train", run_dir), f"{bad} ", sentence, "`mugrpo repair")
+    repaired = command("repair", run_dir)
+    assert repaired.status == 0
+    assert re.search(f"{bad} .*{sentence}.*; it will be made again\n1 bad; ", repaired.out)
+    assert command("repair", run_dir).out.endswith("all is well\n")
+    again = command("train", run_dir)
+    assert again.status == 0
+    assert ("stage 2: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
+    assert {p: p.stat().st_ino for p in others} == others
+    assert_same(run_dir, reference)
+
+
+def test_a_bad_plan_is_named_and_made_again(run_dir: Path, command: Command, reference: Path):
+    plan = shard_path(run_dir, 1, 0, "plan")
+    flip_bit(plan)
+    stopped(command("train", run_dir), str(plan), "does not match its checksum", "`mugrpo repair")
+    assert "1 bad" in command("repair", run_dir).out
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_an_unreadable_manifest_is_named_and_its_shards_are_made_again_without_it(
+    run_dir: Path, command: Command, reference: Path
+):
+    manifest = shard_path(run_dir, 1, 0).with_name("manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    stopped(command("train", run_dir), f"{manifest} is unreadable", "remove it")
+    manifest.unlink()
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
+def test_a_bad_checkpoint_is_named_set_aside_by_repair_and_the_one_before_is_used(
+    run_dir: Path, command: Command, reference: Path, name: str
+):
+    bad = run_dir / "checkpoints" / "update-000004"
+    flip_bit(bad / name)
+    stopped(command("train", run_dir), f"{bad} has a {name} that does not match its checksum")
+    assert f"{bad} has a {name}" in command("repair", run_dir).out
+    again = command("train", run_dir)
+    assert f"resuming from {run_dir}/checkpoints/update-000003\n" in again.out
+    assert_same(run_dir, reference)
+
+
+def test_without_a_good_checkpoint_the_run_starts_over_on_its_shards(
+    run_dir: Path, command: Command, reference: Path
+):
+    for folder in run_dir.glob("checkpoints/*"):
+        (folder / "model.safetensors").unlink()
+    assert "3 bad" in command("repair", run_dir).out
+    again = command("train", run_dir)
+    assert again.status == 0 and "resuming" not in again.out
+    assert_same(run_dir, reference)
+
+
+def test_a_checkpoint_that_a_bad_shard_needs_but_is_gone_is_named_with_a_way_that_works(
+    run_dir: Path, command: Command, reference: Path
+):
+    gone = run_dir / "checkpoints" / "update-000003"
+    shutil.rmtree(gone)
+    shard_path(run_dir, 1, 2).unlink()
+    command("repair", run_dir)
+    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the checkpoints after")
+    shutil.rmtree(run_dir / "checkpoints" / "update-000004")
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_extra_files_are_reported_and_not_read(run_dir: Path, command: Command, reference: Path):
+    extra = shard_path(run_dir, 1, 3)
+    shutil.copy(shard_path(run_dir, 1, 0), extra)
+    notes = extra.with_name("notes.txt")
+    notes.write_text("not a shard")
+    for ended in (command("repair", run_dir), command("train", run_dir)):
+        assert ended.status == 0
+        for stranger in (extra, notes):
+            assert f"{stranger} is not in its manifest; it is not read\n" in ended.out
+    assert extra.exists() and notes.exists()
+    assert_same(run_dir, reference)

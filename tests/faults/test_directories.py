@@ -1,0 +1,108 @@
+"""Rows 33 to 35: whose directory it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harm import contents, edited, refused
+from tests.runs import (
+    Command,
+    assert_same,
+    start,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@contextlib.contextmanager
+def at_work(run_dir: Path) -> Iterator[int]:
+    """A run that is held in its first shard; yields its process's number."""
+    gate = run_dir.parent / "gate"
+    config = write_config(run_dir.parent / "config")
+    begun = start(
+        "train", config, "--run-dir", run_dir, at="engine batch", nth=2, act=f"hold {gate}"
+    )
+    deadline = time.monotonic() + 60
+    while not Path(f"{gate}.held").exists():
+        assert time.monotonic() < deadline and begun.process.is_alive()
+        time.sleep(0.01)
+    try:
+        yield begun.pid
+    finally:
+        Path(f"{gate}.go").touch()
+        ended = begun.end()
+    assert ended.status in (0, -signal.SIGKILL), ended
+
+
+def test_a_second_process_is_refused_with_the_first_ones_number_and_disturbs_nothing(
+    tmp_path: Path, command: Command, reference: Path
+):
+    run_dir = tmp_path / "run"
+    config = write_config(tmp_path / "config")
+    with at_work(run_dir) as pid:
+        before = contents(run_dir)
+        for words in (["train", config, "--run-dir", run_dir], ["repair", run_dir]):
+            refused(command(*words), f"{run_dir} is locked by pid {pid} on host ", " since ")
+        assert contents(run_dir) == before
+    assert_same(run_dir, reference)
+    assert "unlocking" not in command("train", run_dir).out
+
+
+def test_the_lock_of_a_killed_process_is_free_and_told(
+    tmp_path: Path, command: Command, reference: Path
+):
+    run_dir = tmp_path / "run"
+    config = write_config(tmp_path / "config")
+    with at_work(run_dir) as pid:
+        os.kill(pid, signal.SIGKILL)
+    again = command("train", config, "--run-dir", run_dir)
+    assert again.status == 0
+    assert re.search(
+        rf"the last process here \(pid {pid} on .*\) ended without unlocking", again.out
+    )
+    assert_same(run_dir, reference)
+
+
+def test_a_directory_with_something_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, command: Command
+):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.tmp.1").write_text("draft")
+    (folder / "chapter").write_text("text")
+    config = write_config(tmp_path)
+    for words in (["train", config, "--run-dir", folder], ["train", folder], ["repair", folder]):
+        refused(command(*words), f"{folder} is not a run", "it holds chapter", "--run-dir")
+    assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]
+
+
+def test_an_empty_directory_is_no_run_but_can_become_one(tmp_path: Path, command: Command):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    refused(command("train", folder), f"{folder} is an empty directory", "config file")
+    refused(command("repair", folder), f"{folder} is no run")
+    words = ["generate", write_config(tmp_path), "--run-dir", folder, "--stage", "0"]
+    assert command(*words).status == 0
+
+
+def test_a_newer_format_is_refused_by_its_number(run_dir: Path, command: Command):
+    edited(run_dir / "config.json", format=2)
+    before = contents(run_dir)
+    for words in (["train", run_dir], ["repair", run_dir]):
+        refused(command(*words), f"{run_dir} has run format 2", "reads format 1", "--run-dir")
+    assert contents(run_dir) == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff", '{"seed": 0}'])
+def test_a_config_json_of_something_else_is_refused(run_dir: Path, command: Command, text: str):
+    (run_dir / "config.json").write_bytes(text.encode("latin-1"))
+    refused(command("train", run_dir), f"{run_dir}/config.json is no run's config.json")

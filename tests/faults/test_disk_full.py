@@ -1,0 +1,136 @@
+"""Row 6: a full disk."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.optimize import trainer as trainer_module
+from tests.faults.harm import resume_words, stopped
+from tests.kill_at import fill_disk
+from tests.runs import (
+    Command,
+    State,
+    assert_same,
+    checkpoints,
+    final_weights,
+    finished,
+    mugrpo,
+    read_metrics,
+    state,
+    train,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "spare", "target", "on_disk"),
+    [
+        # Two batches into the second shard; nothing is left for its bytes.
+        (
+            "engine batch",
+            4,
+            0,
+            "stages/000/rollouts/shard-00001.parquet",
+            State((1, 0), (0, 0), (), "evaluation 0"),
+        ),
+        # 3 MB are left: enough for the model (2.1 MB), too little for the optimizer (4.2 MB).
+        (
+            "gradient",
+            4,
+            3_000_000,
+            "checkpoints/update-000004",
+            State((3, 3), (3, 3), (2, 3), "update 4"),
+        ),
+    ],
+)
+def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_goes_on(
+    reference: Path,
+    small_disk: Path,
+    place: str,
+    nth: int,
+    spare: int,
+    target: str,
+    on_disk: State,
+):
+    run_dir, filler = small_disk / "run", small_disk / "filler"
+    ended = train(run_dir, at=place, nth=nth, act=f"fill {filler} {spare}")
+    stopped(ended, f"the disk is full: {run_dir / target} needs more than the ")
+    found = re.search(r"the ([\d,]+) bytes written of it, ([\d,]+) bytes are free now", ended.err)
+    assert found is not None
+    written, free = (int(number.replace(",", "")) for number in found.groups())
+    assert written <= spare <= free + 8192  # what was written was taken back
+    assert state(run_dir) == on_disk
+    filler.unlink()
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
+    small_disk: Path, tmp_path: Path
+):
+    one_stage = ("--schedule.stages", 1, "--schedule.batches_per_stage", 8)
+    options = (*one_stage, "--checkpoint.every", 0, "--evaluation.every", 0)
+    run_dir, filler = small_disk / "run", small_disk / "filler"
+    ended = train(run_dir, *options, at="gradient", nth=2, act=f"fill {filler} 0")
+    stopped(ended, f"the disk is full: {run_dir}/metrics.jsonl needs more than")
+    assert checkpoints(run_dir) == []
+    filler.unlink()
+    assert mugrpo(*resume_words(ended)).status == 0
+    finished(tmp_path / "whole", *options)
+    assert read_metrics(run_dir) == read_metrics(tmp_path / "whole")
+    last = [final_weights(folder, 8) for folder in (run_dir, tmp_path / "whole")]
+    assert last[0] == last[1]
+
+
+def test_a_retry_on_a_disk_that_is_still_full_stops_with_the_same_sentence(
+    small_disk: Path, command: Command, fifth_update: Path, reference: Path
+):
+    run_dir = Path(shutil.copytree(fifth_update, small_disk / "run"))
+    fill_disk(small_disk / "filler", 0)
+    stopped(command("train", run_dir), "the disk is full", str(run_dir))
+    (small_disk / "filler").unlink()
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
+def test_a_shard_write_that_fails_for_want_of_room_leaves_no_file(
+    run_dir: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    reference: Path,
+):
+    shutil.rmtree(run_dir / "stages" / "001" / "scores")
+
+    def write_table(_table: object, file: Any, **_options: object) -> None:
+        file.write(bytes(1234))
+        file.flush()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.write_table", write_table)
+        ended = command("train", run_dir)
+    stopped(ended, "stages/001/scores/shard-00000.parquet needs more than the 1,234 bytes")
+    assert list(run_dir.rglob("*.tmp.*")) == []
+    assert list(run_dir.glob("stages/001/scores/*")) == []
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def save_file(_tensors: object, path: Path) -> None:
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(trainer_module, "save_file", save_file)
+    stopped(command("train", run_dir), f"the disk is full: {run_dir}/checkpoints/update-000006")
+    assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"

@@ -1,0 +1,105 @@
+"""Rows 23 to 26 and 29: tokenizers, and an engine that is not the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mugrpo.engines.base import Completion
+from mugrpo.engines.hf import HFEngine
+from tests.faults.harm import edited, refused, stopped
+from tests.runs import (
+    Command,
+    final_weights,
+    read_metrics,
+    shards,
+    state,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@pytest.fixture
+def engine_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that reached the engine."""
+    batches: list[int] = []
+    batch = HFEngine._batch
+
+    def noted(engine: HFEngine, requests: Any, *rest: Any) -> list[Completion]:
+        batches.append(len(requests))
+        return batch(engine, requests, *rest)
+
+    monkeypatch.setattr(HFEngine, "_batch", noted)
+    return batches
+
+
+def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_names_one(
+    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], reference: Path
+):
+    edited(model / "tokenizer_config.json", eos_token=None)
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+    refused(command(*words), str(model), "names no end-of-sequence token", "--model.eos_token")
+    assert engine_batches == []
+    named = command(*words, "--model.eos_token", "<eos>", "--force")
+    assert named.status == 0
+    assert shards(tmp_path / "run") == shards(reference)
+    assert final_weights(tmp_path / "run") == final_weights(reference)
+
+
+def test_a_tokenizer_without_pad_is_told_once_and_changes_no_number(
+    model: Path, tmp_path: Path, command: Command, reference: Path
+):
+    edited(model / "tokenizer_config.json", pad_token=None)
+    run_dir = tmp_path / "run"
+    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model)
+    assert ended.status == 0
+    assert ended.out.count("names no padding token; padding with the end-of-sequence token") == 1
+    assert read_metrics(run_dir) == read_metrics(reference)
+    assert final_weights(run_dir) == final_weights(reference)
+
+
+def test_a_chat_form_without_a_template_is_refused_with_both_choices(
+    tmp_path: Path, command: Command, engine_batches: list[int]
+):
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
+    ended = command(*words, "--prompt.form", "chat")
+    refused(ended, "no chat template", "--prompt.form plain", "--prompt.chat_template")
+    assert engine_batches == []
+
+
+def test_a_token_beyond_the_embeddings_is_refused_before_the_engine(
+    model: Path, tmp_path: Path, command: Command, engine_batches: list[int]
+):
+    tokens = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
+    tokens.append({**tokens[0], "id": 16, "content": "1=", "special": False})
+    edited(model / "tokenizer.json", added_tokens=tokens)
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+    refused(command(*words), "token '1=' with id 16", "the model has 16 embeddings")
+    assert engine_batches == []
+
+
+def test_an_engine_whose_logprobs_are_off_stops_the_run_with_the_difference(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
+):
+    run_dir, completions = tmp_path / "run", HFEngine._completions
+
+    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
+        made = completions(engine, *tensors)
+        return [dataclasses.replace(c, logprobs=c.logprobs + np.float32(0.25)) for c in made]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFEngine, "_completions", shifted)
+        ended = command("train", write_config(tmp_path), "--run-dir", run_dir)
+    stopped(ended, "canary: engine and trainer differ by 0.25", "tolerance 0.001")
+    assert state(run_dir).rollouts == (0, 0)
+    shutil.rmtree(run_dir / "evaluations")  # its logprobs were off, too
+    assert command("train", run_dir).status == 0
+    assert final_weights(run_dir) == final_weights(reference)

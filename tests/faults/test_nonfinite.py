@@ -1,0 +1,167 @@
+"""Rows 9 and 10: losses, gradients and weights that are not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mugrpo.config.run import ScheduleOptions
+from mugrpo.optimize import trainer as trainer_module
+from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.schedule import Schedule
+from mugrpo.tasks.chain import Chain, ChainOptions
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    Command,
+    assert_same,
+    checkpoints,
+    final_weights,
+    read_metrics,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+def nan_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
+    return part * math.nan
+
+
+def infinite_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
+    return part + math.inf
+
+
+def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
+    """The loss stays as it is; the slope of the square root at 0 is infinite, 0 x inf is NaN."""
+    return part + (loss_BT.sum() * 0).sqrt()
+
+
+def poison(
+    monkeypatch: pytest.MonkeyPatch,
+    updates: set[int],
+    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nan_loss,
+) -> None:
+    """Spoil the loss of the numbered updates."""
+    step, reduced = Trainer.step, trainer_module.reduced_loss
+    now = 0
+
+    def noted(trainer: Trainer, experience: Experience) -> dict[str, Any]:
+        nonlocal now
+        now = trainer.update + 1
+        return step(trainer, experience)
+
+    def spoiled(loss_BT: torch.Tensor, *rest: Any) -> torch.Tensor:
+        part = reduced(loss_BT, *rest)
+        return how(part, loss_BT) if now in updates else part
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    monkeypatch.setattr(trainer_module, "reduced_loss", spoiled)
+
+
+def groups_of(stage: int, batch: int) -> list[list[object]]:
+    """[problem id, occurrence] of the two groups of a batch of the tiny run."""
+    problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
+    options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
+    groups = list(Schedule(options, len(problems), seed=10).groups(stage))
+    return [[problems[index].id, k] for index, k in groups[2 * batch : 2 * batch + 2]]
+
+
+@pytest.mark.parametrize(
+    ("how", "loss", "grad_norm"),
+    [(nan_loss, "nan", "nan"), (infinite_loss, "inf", ""), (nan_gradient, "", "nan")],
+)
+def test_an_update_with_a_non_finite_loss_or_gradient_is_not_applied_and_its_groups_are_kept(
+    run_dir: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    loss: str,
+    grad_norm: str,
+):
+    poison(monkeypatch, {5}, how)
+    ended = command("train", run_dir, "--checkpoint.every", 1)
+    assert ended.status == 0
+    dump = run_dir / "nonfinite" / "update-000005.json"
+    assert "update 5 had loss " in ended.out and f"its groups are in {dump}" in ended.out
+    stored = json.loads(dump.read_text())
+    assert stored["update"] == 5
+    assert stored["groups"] == groups_of(stage=1, batch=1)
+    assert (stored["loss"] == loss) == bool(loss)
+    assert (stored["grad_norm"] == grad_norm) == bool(grad_norm)
+    lines = {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "update"}
+    assert [lines[update]["skipped"] for update in range(1, 7)] == [0, 0, 0, 0, 1, 0]
+    assert final_weights(run_dir, 5) == final_weights(run_dir, 4)
+    assert final_weights(run_dir, 6) != final_weights(run_dir, 5)
+    assert "skipped     1 updates with a non-finite loss or gradient" in ended.out
+
+
+def test_non_finite_updates_in_a_row_stop_the_run_and_reach_no_checkpoint(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    run_dir, config = tmp_path / "run", write_config(tmp_path)
+    with monkeypatch.context() as patch:
+        poison(patch, {3, 4, 5})
+        ended = command("train", config, "--run-dir", run_dir)
+    stopped(ended, "3 updates in a row had a non-finite loss or gradient", "nonfinite")
+    assert sorted(p.name for p in (run_dir / "nonfinite").iterdir()) == [
+        f"update-00000{update}.json" for update in (3, 4, 5)
+    ]
+    assert checkpoints(run_dir) == [2, 3, 4]
+    assert final_weights(run_dir, 2) == final_weights(run_dir, 3) == final_weights(run_dir, 4)
+    assert command(*resume_words(ended)).status == 0
+    lines = {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "update"}
+    assert [lines[update]["skipped"] for update in range(1, 7)] == [0, 0, 1, 1, 0, 0]
+
+
+def test_non_finite_updates_are_counted_in_a_row_only_and_across_a_resume(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    poison(monkeypatch, {1, 2, 4, 5})
+    whole = command("train", write_config(tmp_path), "--run-dir", tmp_path / "whole")
+    assert whole.status == 0
+    cut = Path(shutil.copytree(tmp_path / "whole", tmp_path / "cut"))
+    shutil.rmtree(cut / "checkpoints" / "update-000006")
+    poison(monkeypatch, {5, 6})  # with the fourth, which the checkpoint remembers: three
+    stopped(command("train", cut), "3 updates in a row")
+
+
+def test_nan_weights_are_refused_as_a_checkpoint_and_the_last_good_one_is_named(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
+):
+    step = torch.optim.AdamW.step
+
+    def spoiled(optimizer: torch.optim.AdamW) -> None:
+        step(optimizer)
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][3][0, 0] = math.nan
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", spoiled)
+        ended = command("train", run_dir, "--checkpoint.every", 1)
+    good = run_dir / "checkpoints" / "update-000004"
+    stopped(ended, "no checkpoint of update 5 is written: model.layers.0", "NaN", f"one is {good}")
+    assert checkpoints(run_dir) == [2, 3, 4]
+    assert not list(run_dir.rglob("*.tmp.*"))
+    assert command("train", run_dir, "--checkpoint.every", 2).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_nan_weights_before_the_first_checkpoint_leave_the_initial_model(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def spoil(optimizer: torch.optim.AdamW) -> None:
+        with torch.no_grad():
+            optimizer.param_groups[1]["params"][0][0] = math.inf
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil)
+    config = write_config(tmp_path)
+    ended = command("train", config, "--run-dir", tmp_path / "run", "--checkpoint.every", 1)
+    stopped(ended, "update 1", "the last good one is the initial model")
+    assert checkpoints(tmp_path / "run") == []

@@ -1,0 +1,135 @@
+"""Rows 39 to 41: the clock, seeds, truncated responses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from mugrpo.shards import ShardSet, read_rollouts
+from tests.runs import (
+    Command,
+    assert_same,
+    finished,
+    read_metrics,
+    shards,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+def test_a_clock_that_jumps_back_changes_neither_order_nor_durations(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
+):
+    hours = itertools.count(1_700_000_000, -3600)
+    monkeypatch.setattr(time, "time", lambda: float(next(hours)))
+    monkeypatch.setattr(time, "time_ns", lambda: next(hours) * 10**9)
+    run_dir = tmp_path / "run"
+    assert command("train", write_config(tmp_path), "--run-dir", run_dir).status == 0
+    assert_same(run_dir, reference)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    durations = [v for line in lines for k, v in line.items() if k.startswith("time/")]
+    manifests = [json.loads(p.read_text()) for p in run_dir.rglob("manifest.json")]
+    durations += [
+        entry["seconds"]
+        for manifest in manifests
+        for entry in manifest["shards"].values()
+        if manifest["kind"] != "plan"
+    ]
+    assert len(durations) > 30 and all(0 <= seconds < 60 for seconds in durations)
+
+
+def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
+    """(problem, occurrence, sample) -> seed and tokens, of the first stage."""
+    made = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
+    return {
+        (r.problem_id, r.occurrence, r.sample): (r.seed, r.response_ids.tolist())
+        for shard in made.numbers()
+        for r in read_rollouts(made, shard)
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "count"),
+    [
+        ("rollouts.shard_rollouts", 24, 1),
+        ("rollouts.shard_rollouts", 1, 6),
+        ("engine.batch_size", 7, 3),
+    ],
+)
+def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(
+    reference: Path, tmp_path: Path, command: Command, option: str, value: int, count: int
+):
+    words = ["generate", write_config(tmp_path), "--run-dir", tmp_path / "run", "--stage", 0]
+    assert command(*words, f"--{option}", value).status == 0
+    assert len(list(tmp_path.glob("run/stages/000/rollouts/*.parquet"))) == count
+    made = sampled(tmp_path / "run")
+    assert len(made) == 24 and len({seed for seed, _ in made.values()}) == 24
+    assert made == sampled(reference)
+
+
+def test_a_shard_does_not_depend_on_the_shards_that_were_there_before(
+    reference: Path, tmp_path: Path, command: Command
+):
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    shutil.rmtree(run_dir / "checkpoints")
+    made = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
+    for shard in (0, 2):
+        made.forget(shard)
+        made.path(shard).unlink()
+    assert command("generate", run_dir, "--stage", 0).status == 0
+    assert shards(run_dir) == shards(reference)
+
+
+def test_stages_draw_other_numbers_for_the_same_problem(reference: Path, tmp_path: Path):
+    options = ("--task.train_problems", 2, "--evaluation.every", 0)
+    finished(tmp_path / "run", *options)
+    seeds: list[int] = []
+    for stage in range(2):
+        made = ShardSet(tmp_path / "run" / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
+        seeds += [r.seed for shard in range(3) for r in read_rollouts(made, shard)]
+    assert len(seeds) == len(set(seeds)) == 48
+
+
+@pytest.mark.parametrize("truncated", ["zero", "masked"])
+def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
+    tmp_path: Path, command: Command, truncated: str
+):
+    run_dir = tmp_path / "run"
+    words = [
+        "train",
+        write_config(tmp_path),
+        "--run-dir",
+        run_dir,
+        "--rewards.truncated",
+        truncated,
+    ]
+    words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 1.3]
+    ended = command(*words)
+    assert ended.status == 0
+    folder = run_dir / "stages" / "000"
+    made, judged = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
+    rollouts = [r for shard in range(3) for r in read_rollouts(made, shard)]
+    rows = [row for shard in range(3) for row in judged.open(shard).read().to_pylist()]
+    cut = [len(r.response_ids) == 42 and r.response_ids[-1] != 1 for r in rollouts]
+    assert 2 < sum(cut) < 22
+    assert [row["status"] == "truncated" for row in rows] == cut
+    assert all(row["reward"] == 0.0 for row, was_cut in zip(rows, cut, strict=True) if was_cut)
+    updates = [line for line in read_metrics(run_dir) if line["kind"] == "update"]
+    assert [line["truncated_share"] for line in updates] == [
+        sum(cut[start : start + 8]) / 8 for start in (0, 8, 16)
+    ]
+    # A response is computed where its group has both rewards among those that count.
+    computed = [0, 0, 0]
+    for first in range(0, 24, 4):
+        group = [i for i in range(first, first + 4) if truncated == "zero" or not cut[i]]
+        if len({rows[i]["reward"] for i in group}) == 2:
+            lengths = [len(rollouts[i].prompt_ids) + len(rollouts[i].response_ids) for i in group]
+            computed[first // 8] += sum(lengths)
+    assert [line["computed_tokens"] for line in updates] == computed

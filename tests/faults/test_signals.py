@@ -1,0 +1,66 @@
+"""Row 38: SIGTERM and Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    State,
+    assert_same,
+    finished,
+    mugrpo,
+    state,
+    train,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "name", "on_disk"),
+    [
+        ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
+        ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
+        ("scoring", 15, "SIGTERM", State((3, 0), (1, 0), (), "evaluation 0")),
+        # The update under way is finished and saved, though no checkpoint was due after it.
+        ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),
+        ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 3, 4, 5), "update 5")),
+        ("half a checkpoint", 3, "SIGTERM", State((3, 3), (3, 3), (2, 3, 4), "update 4")),
+        ("half an evaluation", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
+    ],
+)
+def test_a_signal_ends_a_run_in_order_and_the_sentence_it_prints_resumes_it(
+    reference: Path, tmp_path: Path, place: str, nth: int, name: str, on_disk: State
+):
+    run_dir = tmp_path / "a run"
+    ended = train(run_dir, at=place, nth=nth, act=name)
+    stopped(ended, f"mugrpo: stopped by {name}. ")
+    assert state(run_dir) == on_disk
+    again = mugrpo(*resume_words(ended))
+    assert (again.status, again.err) == (0, "")
+    assert "unlocking" not in again.out and "unfinished" not in again.out
+    assert_same(run_dir, reference)
+
+
+def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    ended = train(run_dir, at="half a rollout shard", nth=2, act="SIGINT+SIGINT")
+    assert ended.status == 130
+    assert ended.err == "SIGINT+SIGINT at half a rollout shard\n"
+    assert state(run_dir) == State((1, 0), (0, 0), (), "evaluation 0", ("shard-00001.parquet",))
+    finished(run_dir)
+    assert_same(run_dir, reference)
+
+
+def test_a_signal_between_stages_saves_a_stage_end_that_no_checkpoint_was_due_at(
+    reference: Path, tmp_path: Path
+):
+    run_dir, options = tmp_path / "run", ("--checkpoint.stage_end", "false")
+    ended = train(run_dir, *options, at="engine batch", nth=9, act="SIGTERM")
+    stopped(ended)
+    assert state(run_dir).checkpoints == (2, 3)
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same(run_dir, reference)

@@ -1,0 +1,68 @@
+"""Fixtures of the tests that train tiny runs: `pytest_plugins = ["tests.run_fixtures"]`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mugrpo.cli import main
+from tests.runs import MODEL, Command, Ended, State, finished, killed, state
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run: to be read."""
+    run_dir = tmp_path_factory.mktemp("reference") / "run"
+    finished(run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in its fifth update: to be copied."""
+    run_dir = tmp_path_factory.mktemp("killed") / "run"
+    killed(run_dir, "gradient", 5)
+    assert state(run_dir) == State((3, 3), (3, 3), (2, 3, 4), "update 4")
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(fifth_update: Path, tmp_path: Path) -> Path:
+    """A run in its fifth update; the shards of its last two updates are still to be read."""
+    return Path(shutil.copytree(fifth_update, tmp_path / "run"))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process."""
+
+    def run(*arguments: object) -> Ended:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        return Ended(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the embedded model's directory."""
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own of 40 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

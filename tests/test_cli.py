@@ -1,0 +1,169 @@
+"""The command line: what it imports, and what it says to what it does not know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mugrpo.cli import main
+from tests.faults.harm import refused
+from tests.runs import Command, Ended, checkpoints, final_weights, read_metrics, write_config
+
+pytest_plugins = ["tests.run_fixtures"]
+
+HELP = """
+import sys
+from mugrpo.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0
+heavy = {"torch", "transformers", "pyarrow", "safetensors"} & sys.modules.keys()
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["repair", "--help"]])
+def test_help_imports_neither_torch_nor_transformers(words: list[str]):
+    done = subprocess.run([sys.executable, "-c", HELP, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: mugrpo")
+
+
+def test_a_refusal_of_the_command_line_imports_neither_torch_nor_transformers():
+    code = HELP.replace("main(sys.argv[1:])", "assert main(sys.argv[1:]) == 2")
+    words = ["repair", "/nowhere", "--seed", "3"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "mugrpo: repair takes no option --seed\n"
+
+
+def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["train", "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
+    assert "  --objective.veto_kappa  float >= 0  (default 0.01)\n" in text
+    assert "--run-dir" in text and "--force" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "near"),
+    [
+        ("--optimizer.lrr", "there is no option optimizer.lrr; did you mean optimizer.lr?"),
+        ("--stages", "there is no option stages; did you mean schedule.stages?"),
+        ("--schedule.group-sise", "did you mean schedule.group_size?"),
+        ("--objective.veto_kapa", "did you mean objective.veto_kappa?"),
+        ("--flurb", "there is no option flurb; `mugrpo train --help` lists all options"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_one(
+    tmp_path: Path, command: Command, option: str, near: str
+):
+    run_dir = tmp_path / "run"
+    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, option, "3"), near)
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--seed"], "--seed has no value"),
+        (["--seed", "x"], "seed = 'x'"),
+        (["seed", "3"], "'seed' is no option"),
+        (["--optimizer.betas", "[0.9, 1.0]"], "each must be in [0, 1)"),
+        (["--objective.ratio_clip", "[2, 1]"], "is no ratio interval: 0 <= low < high is needed"),
+        (["--engine.name", "vlm"], "no such name 'vlm': choose among"),
+        (["--schedule.problems_per_update", "25"], "the data set has 24 problems"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_place(
+    tmp_path: Path, command: Command, words: list[str], sentence: str
+):
+    run_dir = tmp_path / "run"
+    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, *words), sentence)
+    assert not run_dir.exists()
+
+
+def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["tran", "demo.toml"])
+    assert end.value.code == 2
+    assert "invalid choice: 'tran'" in capsys.readouterr().err
+
+
+def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: Command):
+    file = tmp_path / "demo.toml"
+    refused(command("train", file), f"{file}: there is no such config file")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"seed = ", "line 1"),
+        (b"\xff = 1", "byte 0 is not UTF-8"),
+        (b"sed = 1", "did you mean seed?"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read_is_refused_with_the_place(
+    tmp_path: Path, command: Command, data: bytes, sentence: str
+):
+    file = tmp_path / "bad.toml"
+    file.write_bytes(data)
+    refused(command("train", file, "--run-dir", tmp_path / "run"), f"{file}: ", sentence)
+
+
+def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, command: Command):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path), "--run-dir", run_dir]
+
+    def first(phase: str, stage: int, sentence: str) -> Ended:
+        ended = command(phase, *words, "--stage", stage)
+        refused(ended, sentence)
+        return ended
+
+    first(
+        "generate", 1, f"{run_dir}/checkpoints/update-000003 is not made yet: optimize the stages"
+    )
+    for phase in ("score", "optimize"):
+        first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")
+    assert command("generate", *words, "--stage", 0).status == 0
+    first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
+    first("generate", 2, "--stage 2: the run has stages 0 to 1")
+    first("generate", -1, "--stage -1: the run has stages 0 to 1")
+    refused(command("evaluate", *words, "--update", 4), "update-000004 is not made yet")
+    assert command("score", *words).status == 0
+    assert command("optimize", *words).status == 0
+    assert checkpoints(run_dir) == [2, 3]
+    first("score", 1, f"run `mugrpo generate {run_dir} --stage 1` first")
+
+
+def test_evaluating_a_checkpoint_prints_its_accuracy_and_adds_one_line(
+    run_dir: Path, command: Command
+):
+    lines = (run_dir / "metrics.jsonl").read_text()
+    assert '"kind": "evaluation", "update": 2' not in lines
+    for _ in range(2):
+        ended = command("evaluate", run_dir, "--update", 2)
+        assert ended.status == 0
+        assert "\naccuracy: " in ended.out and "\nproblems: 4\n" in ended.out
+    added = (run_dir / "metrics.jsonl").read_text().removeprefix(lines)
+    assert added.count("\n") == 1 and '"kind": "evaluation", "update": 2' in added
+
+
+def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
+    run_dir: Path, command: Command, reference: Path
+):
+    assert command("evaluate", run_dir).status == 0
+    assert command("train", run_dir).status == 0
+    assert final_weights(run_dir) == final_weights(reference)
+    lines = read_metrics(run_dir)
+    extra = [line for line in lines if (line["kind"], line["update"]) == ("evaluation", 4)]
+    assert len(extra) == 1
+    lines.remove(extra[0])
+    assert lines == read_metrics(reference)
