@@ -105,7 +105,7 @@ def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: C
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"seed = ", "line 1"),
+        (b"seed = ", "Invalid value"),
         (b"\xff = 1", "byte 0 is not UTF-8"),
         (b"sed = 1", "did you mean seed?"),
     ],
@@ -151,7 +151,7 @@ def test_evaluating_a_checkpoint_prints_its_accuracy_and_adds_one_line(
     for _ in range(2):
         ended = command("evaluate", run_dir, "--update", 2)
         assert ended.status == 0
-        assert "\naccuracy: " in ended.out and "\nproblems: 4\n" in ended.out
+        assert "accuracy: " in ended.out and "\nproblems: 4\n" in ended.out
     added = (run_dir / "metrics.jsonl").read_text().removeprefix(lines)
     assert added.count("\n") == 1 and '"kind": "evaluation", "update": 2' in added
 

@@ -134,3 +134,19 @@ def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
     monkeypatch.setattr(trainer_module, "save_file", save_file)
     stopped(command("train", run_dir), f"the disk is full: {run_dir}/checkpoints/update-000006")
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"
+
+
+@pytest.mark.xfail(strict=True, reason="mkdir is outside full_disk_explained")
+def test_a_folder_that_cannot_be_made_for_want_of_room_stops_the_run(
+    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.rmtree(run_dir / "stages" / "001" / "plan")
+    mkdir = Path.mkdir
+
+    def full(path: Path, *rest: Any, **options: Any) -> None:
+        if path.name == "plan":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        mkdir(path, *rest, **options)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    stopped(command("train", run_dir), "the disk is full", f"{run_dir}/stages/001/plan")

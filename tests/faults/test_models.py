@@ -103,3 +103,18 @@ def test_an_engine_whose_logprobs_are_off_stops_the_run_with_the_difference(
     shutil.rmtree(run_dir / "evaluations")  # its logprobs were off, too
     assert command("train", run_dir).status == 0
     assert final_weights(run_dir) == final_weights(reference)
+
+
+@pytest.mark.xfail(strict=True, reason="a folder of templates in the checkpoint: IsADirectoryError")
+def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
+    model: Path, tmp_path: Path, command: Command
+):
+    folder = model / "additional_chat_templates"
+    folder.mkdir()
+    for template in (model / "chat_template.jinja", folder / "tool_use.jinja"):
+        template.write_text("{{ messages[0]['content'] }}")
+    run_dir = tmp_path / "run"
+    words = ["train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model]
+    assert command(*words, "--schedule.stages", 1).status == 0
+    kept = run_dir / "checkpoints" / "update-000003" / folder.name / "tool_use.jinja"
+    assert kept.read_text() == "{{ messages[0]['content'] }}"

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import resume_words, stopped
+from tests.faults.harm import contents, resume_words, stopped
 from tests.runs import (
     State,
     assert_same,
+    checkpoints,
     finished,
     mugrpo,
     state,
     train,
+    write_config,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -64,3 +66,31 @@ def test_a_signal_between_stages_saves_a_stage_end_that_no_checkpoint_was_due_at
     assert state(run_dir).checkpoints == (2, 3)
     assert mugrpo(*resume_words(ended)).status == 0
     assert_same(run_dir, reference)
+
+
+@pytest.mark.xfail(strict=True, reason="only train saves what a signal interrupts")
+def test_a_signal_in_the_phase_of_updates_saves_the_updates_made(tmp_path: Path):
+    run_dir, config = tmp_path / "run", write_config(tmp_path)
+    words = (config, "--run-dir", run_dir, "--checkpoint.every", 0)
+    for phase in ("generate", "score"):
+        assert mugrpo(phase, *words).status == 0
+    ended = mugrpo("optimize", *words, at="gradient", nth=2, act="SIGTERM")
+    stopped(ended, "stopped by SIGTERM")
+    assert checkpoints(run_dir) == [2]
+
+
+@pytest.mark.xfail(strict=True, reason="the evaluation's folder is emptied first")
+def test_an_evaluation_that_is_interrupted_leaves_the_one_before_as_it_was(run_dir: Path):
+    before = contents(run_dir / "evaluations" / "update-000003")
+    ended = mugrpo("evaluate", run_dir, "--update", 3, at="half an evaluation", act="SIGINT")
+    stopped(ended, "stopped by SIGINT")
+    after = contents(run_dir / "evaluations" / "update-000003")
+    assert after.items() >= before.items()
+
+
+@pytest.mark.xfail(strict=True, reason="--update is not in the sentence")
+def test_the_sentence_after_an_interrupted_evaluation_names_the_same_update(run_dir: Path):
+    words = ["evaluate", str(run_dir), "--update", "3"]
+    ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
+    stopped(ended, "stopped by SIGINT")
+    assert resume_words(ended) == words

@@ -47,6 +47,7 @@ class Trainer:
         self.objective = load_objective(config.objective.name)
         self.update = 0
         self.nonfinite_in_a_row = 0
+        torch.manual_seed(config.seed)  # a process begins with another state each time
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.ndim >= 2]},
