@@ -23,9 +23,9 @@ from pathlib import Path
 from tests.runs import CONFIG, ENVIRONMENT, differences, write_config
 
 KILLS_PER_RUN = 5
-# Longer than the tests' run, so that moments are seldom in the imports: three stages of six.
-LONGER = {"stages = 2": "stages = 3", "batches_per_stage = 3": "batches_per_stage = 6"}
-UPDATES = 18
+# Longer than the tests' run, so that moments are seldom in the imports: three stages of twelve.
+LONGER = {"stages = 2": "stages = 3", "batches_per_stage = 3": "batches_per_stage = 12"}
+UPDATES = 36
 
 
 class Command:

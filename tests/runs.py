@@ -127,10 +127,15 @@ def mugrpo(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL")
     return start(*arguments, at=at, nth=nth, act=act).end()
 
 
+def start_train(run_dir: Path, *options: object, **signals: Any) -> Started:
+    """Start `mugrpo train` of the tiny config."""
+    config = write_config(run_dir.parent / "config")
+    return start("train", config, "--run-dir", run_dir, *options, **signals)
+
+
 def train(run_dir: Path, *options: object, **signals: Any) -> Ended:
     """`mugrpo train` of the tiny config."""
-    config = write_config(run_dir.parent / "config")
-    return mugrpo("train", config, "--run-dir", run_dir, *options, **signals)
+    return start_train(run_dir, *options, **signals).end()
 
 
 def killed(run_dir: Path, at: str, nth: int = 1, *options: object) -> Ended:

@@ -14,8 +14,8 @@ from mugrpo.config.load import (
     build_config,
     changes,
     describe_options,
-    harmless,
     load_config,
+    on_resume,
     parse_overrides,
 )
 from mugrpo.config.run import RunConfig
@@ -316,7 +316,7 @@ def test_a_resolved_config_survives_json():
 
 
 def test_only_what_changes_no_trained_number_is_harmless():
-    names = {name for name, _, _, _ in describe_options() if harmless(name)}
+    names = {name for name, _, _, _ in describe_options() if on_resume(name) == "harmless"}
     assert names == {
         "checkpoint.every",
         "checkpoint.stage_end",
@@ -325,7 +325,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.samples",
         "evaluation.temperature",
     }
-    assert not harmless("no.such.option")
+    assert on_resume("no.such.option") == "forced"
 
 
 def test_there_are_committed_configs():

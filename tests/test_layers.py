@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "summary": LAYER_0,
     "run": BELOW_3,
     "evaluate": BELOW_3 | {"run"},
-    "pipeline": BELOW_3 | {"run", "evaluate"},
+    "saving": BELOW_3 | {"run"},
+    "pipeline": BELOW_3 | {"run", "evaluate", "saving"},
     "cli": BELOW_3 | {"run", "evaluate", "pipeline", "repair", "summary"},
 }
 

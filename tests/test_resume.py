@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +18,7 @@ from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.runs import (
     ENVIRONMENT,
     ROOT,
+    Ended,
     State,
     assert_same,
     checkpoints,
@@ -26,6 +28,7 @@ from tests.runs import (
     read_metrics,
     shard_path,
     shards,
+    start_train,
     state,
     train,
     unfinished,
@@ -88,22 +91,55 @@ KILLS = [
 ]
 
 
+class Resumed(NamedTuple):
+    """A run that was killed and started again."""
+
+    run_dir: Path
+    killed: Ended
+    on_disk: State  # when it was killed
+    again: Ended
+
+
+@pytest.fixture(scope="module")
+def resumed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int], Resumed]:
+    """By place and pass; only of the tests that are to be run, two processes at a time."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    chosen = [item.callspec.params for item in items if "resumed" in item.fixturenames]
+    cases = [(parameters["place"], parameters["nth"]) for parameters in chosen]
+    results: dict[tuple[str, int], Resumed] = {}
+    for first in range(0, len(cases), 2):
+        pair = cases[first : first + 2]
+        folders = [tmp_path_factory.mktemp("killed") / "run" for _ in pair]
+        begun = [start_train(f, at=at, nth=nth) for f, (at, nth) in zip(folders, pair, strict=True)]
+        ended = [process.end() for process in begun]
+        states = [state(folder) for folder in folders]
+        again = [process.end() for process in [start_train(folder) for folder in folders]]
+        results |= dict(zip(pair, map(Resumed, folders, ended, states, again), strict=True))
+    return results
+
+
 @pytest.mark.parametrize(
     ("place", "nth", "on_disk"), KILLS, ids=[f"{place} {nth}" for place, nth, _ in KILLS]
 )
 def test_killed_at_a_place_and_started_again_ends_in_the_same_bits(
-    reference: Path, tmp_path: Path, place: str, nth: int, on_disk: State
+    resumed: dict[tuple[str, int], Resumed],
+    reference: Path,
+    place: str,
+    nth: int,
+    on_disk: State,
 ):
-    run_dir = tmp_path / "run"
-    killed(run_dir, place, nth)
-    assert state(run_dir) == on_disk
-    again = finished(run_dir)
-    assert_same(run_dir, reference)
-    notices = [line for line in again.out.splitlines() if line.startswith("removed unfinished")]
+    run = resumed[place, nth]
+    assert (run.killed.status, run.killed.err) == (-signal.SIGKILL, f"SIGKILL at {place}\n")
+    assert run.on_disk == on_disk
+    assert (run.again.status, run.again.err) == (0, "")
+    assert_same(run.run_dir, reference)
+    notices = [line for line in run.again.out.splitlines() if line.startswith("removed unfinished")]
     assert len(notices) == len(on_disk.unfinished)
     newest = max(on_disk.checkpoints, default=0)
-    source = f"resuming from {run_dir}/checkpoints/update-{newest:06d}\n"
-    assert (source in again.out) == (newest > 0)
+    source = f"resuming from {run.run_dir}/checkpoints/update-{newest:06d}\n"
+    assert (source in run.again.out) == (newest > 0)
 
 
 def test_killed_after_every_fifth_publish_ends_in_the_same_bits(reference: Path, tmp_path: Path):

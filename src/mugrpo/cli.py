@@ -119,10 +119,9 @@ def _opened(options: argparse.Namespace) -> Iterator[Run]:
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
     words = ["mugrpo", options.command, str(options.target)]
-    if getattr(options, "run_dir", None):
-        words += ["--run-dir", str(options.run_dir)]
-    if getattr(options, "stage", None) is not None:
-        words += ["--stage", str(options.stage)]
+    for flag in ("run_dir", "stage", "update"):
+        if (value := getattr(options, flag, None)) is not None:
+            words += [f"--{flag.replace('_', '-')}", str(value)]
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 

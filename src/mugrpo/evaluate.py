@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from typing import Any
@@ -11,6 +10,7 @@ from mugrpo.records import Status
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import score_shard
 from mugrpo.run import Run
+from mugrpo.run_dir import publish_folder
 from mugrpo.shards import RowReader, ShardSet
 
 
@@ -25,10 +25,6 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
     began = time.monotonic()
     options = run.config.evaluation
     problems = run.task.eval_problems()
-    folder = run.dir.evaluation(update)
-    shutil.rmtree(folder, ignore_errors=True)
-    rollouts = ShardSet(folder / "rollouts", "rollouts")
-    scores = ShardSet(folder / "scores", "scores")
     run.policy_at(update)
     sampler = Sampler(
         run.engine,
@@ -40,18 +36,21 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
         max_new_tokens=run.config.rollouts.max_new_tokens,
         policy_step=update,
     )
-    sampler.make_shard(rollouts, 0, [(p, 0) for p in problems], lambda _: run.stop.check())
-    score_shard(
-        rollouts,
-        scores,
-        0,
-        task=run.task,
-        problems={p.id: p for p in problems},
-        tokenizer=run.policy.tokenizer,
-        check=run.stop.check,
-    )
-    count = scores.entry(0)["rows"]
-    verdicts = RowReader(scores).rows((0, row) for row in range(count))
+    with publish_folder(run.dir.evaluation(update)) as folder:
+        rollouts = ShardSet(folder / "rollouts", "rollouts")
+        scores = ShardSet(folder / "scores", "scores")
+        sampler.make_shard(rollouts, 0, [(p, 0) for p in problems], lambda _: run.stop.check())
+        score_shard(
+            rollouts,
+            scores,
+            0,
+            task=run.task,
+            problems={p.id: p for p in problems},
+            tokenizer=run.policy.tokenizer,
+            check=run.stop.check,
+        )
+        count = scores.entry(0)["rows"]
+        verdicts = RowReader(scores).rows((0, row) for row in range(count))
     rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
     right = [v["status"] == Status.RIGHT for v in verdicts]
     k = options.samples

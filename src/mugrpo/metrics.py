@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mugrpo.errors import RunStopped
 from mugrpo.run_dir import full_disk_explained, publish_file
 
 
@@ -51,13 +52,21 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file in order; a last line cut short by a kill is passed over."""
+    """The lines of a metrics file in order; a last line cut short by a kill is passed over.
+
+    Raises RunStopped, naming the line, where one is not JSON.
+    """
     if not path.exists():
         return
     with open(path, encoding="utf-8") as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             if line.endswith("\n"):
-                yield json.loads(line)
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise RunStopped(
+                        f"{path}, line {number} is not JSON ({error}); remove that line"
+                    ) from None
 
 
 def _encode(line: dict[str, Any]) -> bytes:

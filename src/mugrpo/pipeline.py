@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from mugrpo.engines.base import Completion
-from mugrpo.errors import Interrupted, RunStopped, UsageError
+from mugrpo.errors import RunStopped, UsageError
 from mugrpo.evaluate import evaluate_if_due
-from mugrpo.optimize.checkpoints import save_checkpoint
 from mugrpo.optimize.trainer import Experience
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import score_shard, scored
 from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.run import Run
 from mugrpo.run_dir import publish_json
+from mugrpo.saving import checkpoint, checkpoint_due, saved_when_interrupted
 from mugrpo.shards import (
     RowReader,
     ShardSet,
@@ -44,16 +44,16 @@ def train(run: Run) -> None:
     update = run.newest_update
     if update:
         run.progress.say(f"resuming from {run.dir.checkpoint(update)}")
-    try:
+    current = run.schedule.stage_of(update)
+    with saved_when_interrupted(run):
+        for stage in range(current):
+            mend_past_stage(run, stage)
         evaluate_if_due(run, update)
-        for stage in range(run.schedule.stage_of(update), run.config.schedule.stages):
+        for stage in range(current, run.config.schedule.stages):
             generate_stage(run, stage)
             score_stage(run, stage)
             plan_stage(run, stage)
             optimize_stage(run, stage)
-    except Interrupted:
-        save_progress(run)
-        raise
     assert run.newest_update == total
 
 
@@ -62,16 +62,37 @@ def run_phase(run: Run, phase: str, stage: int) -> None:
 
     Raises UsageError where the phase before it is not complete.
     """
-    if phase == "generate":
-        generate_stage(run, stage)
-    elif phase == "score":
+    if phase != "generate":
         require(run, stage, "rollouts")
-        score_stage(run, stage)
-    else:
-        require(run, stage, "rollouts")
+    if phase == "optimize":
         require(run, stage, "scores")
-        plan_stage(run, stage)
-        optimize_stage(run, stage)
+    with saved_when_interrupted(run):
+        if phase == "generate":
+            generate_stage(run, stage)
+        elif phase == "score":
+            score_stage(run, stage)
+        else:
+            plan_stage(run, stage)
+            optimize_stage(run, stage)
+
+
+def mend_past_stage(run: Run, stage: int) -> None:
+    """Make again what `repair` took out of a stage that is trained on already.
+
+    The run's result does not need it, so a policy that no checkpoint holds any more is only told.
+    """
+    shards = ShardSet(run.dir.rollouts(stage), "rollouts")
+    first_update = run.schedule.first_update(stage)
+    whole = all(shard in shards for shard in range(shard_count(run, stage)))
+    if not whole and first_update not in (0, *run.dir.checkpoint_updates()):
+        run.progress.say(
+            f"stage {stage} lacks shards, and the policy that made them is not kept; they are not "
+            "needed to go on"
+        )
+        return
+    generate_stage(run, stage)
+    score_stage(run, stage)
+    plan_stage(run, stage)
 
 
 def require(run: Run, stage: int, kind: str) -> None:
@@ -234,29 +255,6 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
             "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
         )
     return gap
-
-
-def checkpoint_due(run: Run, update: int) -> bool:
-    options, schedule = run.config.checkpoint, run.config.schedule
-    stage_end = options.stage_end and update % schedule.updates_per_stage == 0
-    every = options.every > 0 and update % options.every == 0
-    return every or stage_end or update == schedule.total_updates
-
-
-def save_progress(run: Run) -> None:
-    """Checkpoint what a signal interrupted, if anything was made since the last one."""
-    if "trainer" in run.__dict__ and run.trainer.update == run.policy.update > run.newest_update:
-        checkpoint(run)
-
-
-def checkpoint(run: Run) -> float:
-    """Save the trainer and every metric up to it; returns the seconds it took."""
-    began = time.monotonic()
-    run.metrics.sync()
-    stage = run.schedule.stage_of(run.trainer.update - 1)
-    needed = {run.schedule.first_update(stage)}
-    save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
-    return time.monotonic() - began
 
 
 def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) -> None:

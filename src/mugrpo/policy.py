@@ -156,8 +156,8 @@ def model_fingerprint(options: ModelOptions) -> str:
     folder = Path(model_path(options))
     if not folder.is_dir():
         return options.path
-    files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja"))
-    lines = [f"{file.name} {sha256_of(file)}" for file in files]
+    files = sorted(p for p in folder.rglob("[!.]*") if p.is_file())
+    lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

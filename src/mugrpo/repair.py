@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
-from mugrpo.run_dir import RunDir, sealed_folder_fault
+from mugrpo.run_dir import RunDir, sealed_folder_fault, set_aside
 from mugrpo.shards import ShardSet
 
 
@@ -26,13 +25,13 @@ def repair(run_dir: RunDir, say: Callable[[str], None]) -> int:
                 path = shards.path(shard)
                 shards.forget(shard)
                 if path.exists():
-                    os.replace(path, path.with_name(f"{path.name}.bad"))
+                    set_aside(path)
                 say(f"{path} {fault}; it will be made again")
                 bad += 1
     for update in run_dir.checkpoint_updates():
         folder = run_dir.checkpoint(update)
         if fault := sealed_folder_fault(folder):
-            os.replace(folder, folder.with_name(f"{folder.name}.bad"))
+            set_aside(folder)
             say(f"{folder} {fault}; an earlier one will be used")
             bad += 1
     return bad

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mugrpo.config.load import apply_overrides, build_config, changes, harmless, load_config
+from mugrpo.config.load import apply_overrides, build_config, changes, load_config, on_resume
 from mugrpo.config.run import RunConfig
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Engine
@@ -26,7 +26,7 @@ from mugrpo.policy import Policy, load_policy, model_fingerprint, model_path
 from mugrpo.progress import Progress
 from mugrpo.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.run_dir import FORMAT, RunDir, publish_json, sealed_folder_fault
+from mugrpo.run_dir import FORMAT, RunDir, publish_json, sealed_folder_fault, sha256_of
 from mugrpo.schedule import Schedule
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
@@ -35,6 +35,7 @@ from mugrpo.tasks.base import Task
 _MUST_AGREE = {
     "problems_sha256": "the problems",
     "model_sha256": "the model",
+    "template_sha256": "the chat template",
     "code_sha256": "mugrpo's code",
 }
 
@@ -131,6 +132,10 @@ def open_run(
     data, model or code (unless `force`).
     """
     if target.is_dir():
+        if run_dir is not None:
+            raise UsageError(
+                f"{target} is a run's directory already; leave out --run-dir {run_dir}"
+            )
         folder = RunDir(target)
         stored = folder.read_config()
         if stored is None:
@@ -141,6 +146,7 @@ def open_run(
         config = load_config(target, overrides)
         folder = RunDir(run_dir or Path("runs") / target.stem)
         folder.read_config()
+    config = _absolute(config)
     task = make_task(config.task)
     problems = task.train_problems()
     schedule = Schedule(config.schedule, len(problems), config.seed)
@@ -157,6 +163,17 @@ def open_run(
                 run.metrics.close()
 
 
+def _absolute(config: RunConfig) -> RunConfig:
+    """Local paths made absolute, so that the run can be resumed from anywhere."""
+    model, prompt = config.model, config.prompt
+    if Path(model.path).is_dir():
+        model = model.model_copy(update={"path": str(Path(model.path).absolute())})
+    if prompt.chat_template is not None:
+        path = str(Path(prompt.chat_template).absolute())
+        prompt = prompt.model_copy(update={"chat_template": path})
+    return config.model_copy(update={"model": model, "prompt": prompt})
+
+
 def _settle_config(
     folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
 ) -> None:
@@ -164,21 +181,25 @@ def _settle_config(
     resolved = json.loads(config.model_dump_json())
     document = {"format": FORMAT, "config": resolved, "provenance": provenance}
     stored = folder.read_config()
-    if stored is None:
+    if stored is None or folder.is_untouched():
         publish_json(folder.config, document)
         return
     differences = changes(stored["config"], resolved)
-    refused = [f"{name}: {a!r} -> {b!r}" for name, a, b in differences if not harmless(name)]
+    texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
+    refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
     for name, words in _MUST_AGREE.items():
-        if stored["provenance"][name] != provenance[name]:
+        if stored["provenance"].get(name) != provenance[name]:
             refused.append(f"{words} changed ({name} does not match)")
-    if refused and not force:
-        raise UsageError(
-            f"{folder.root} was begun otherwise: {'; '.join(refused)}. Undo that, choose a new "
-            "--run-dir, or go on regardless with --force"
+    fixed = [name for name in texts if on_resume(name) == "fixed"]
+    if fixed or (refused and not force):
+        way_out = (
+            f"The shards are laid out by {', '.join(fixed)}: undo that or choose a new --run-dir"
+            if fixed
+            else "Undo that, choose a new --run-dir, or go on regardless with --force"
         )
-    for name, a, b in differences:
-        progress.say(f"changed since the run began: {name}: {a!r} -> {b!r}")
+        raise UsageError(f"{folder.root} was begun otherwise: {'; '.join(refused)}. {way_out}")
+    for text in texts.values():
+        progress.say(f"changed since the run began: {text}")
     for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
@@ -195,10 +216,12 @@ def _provenance(config: RunConfig, task: Task) -> dict[str, Any]:
     home = Path(__file__).parent
     for file in sorted(home.rglob("*.py")):
         code.update(f"{file.relative_to(home)}\0".encode() + file.read_bytes())
+    template = config.prompt.chat_template
     packages = ("mugrpo", "torch", "transformers", "numpy")
     return {
         "problems_sha256": problems.hexdigest(),
         "model_sha256": model_fingerprint(config.model),
+        "template_sha256": sha256_of(Path(template)) if template else None,
         "code_sha256": code.hexdigest(),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),

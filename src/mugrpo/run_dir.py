@@ -83,6 +83,8 @@ class RunDir:
         Raises UsageError where the folder holds something else, or a format this version does
         not know.
         """
+        if self.root.exists() and not self.root.is_dir():
+            raise UsageError(f"{self.root} is not a directory; name another --run-dir")
         if not self.config.exists():
             strangers = (
                 [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
@@ -106,7 +108,18 @@ class RunDir:
                 f"{self.root} has run format {found}, this version of mugrpo reads format "
                 f"{FORMAT}; use the version that wrote it or another --run-dir"
             )
+        for key in ("config", "provenance"):
+            if not isinstance(stored.get(key), dict):
+                raise UsageError(
+                    f"{self.config} is no run's config.json (it has no {key}); name another "
+                    "--run-dir"
+                )
         return stored
+
+    def is_untouched(self) -> bool:
+        """Whether nothing has been made in this run yet, so that its config binds nobody."""
+        made = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
+        return not any(folder.exists() for folder in made)
 
     @contextmanager
     def locked(self) -> Iterator[list[str]]:
@@ -116,8 +129,14 @@ class RunDir:
         UsageError naming the holder where another process works here. (flock: on NFS only as
         good as the server's.)
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self._lock, "a+", encoding="utf-8") as file:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise UsageError(
+                f"{self.root} cannot be written to ({error.strerror}); name another --run-dir"
+            ) from None
+        with file:
             file.seek(0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,48 +160,58 @@ class RunDir:
 
 def remove_unfinished(root: Path) -> list[Path]:
     """Remove what publishing left behind when it was killed. Only under the lock."""
-    paths = sorted(p for p in root.rglob("*.tmp.*") if ".tmp." not in str(p.parent))
-    for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return paths
+    removed = []
+    for path in sorted(root.rglob("*.tmp.*")):
+        if path.suffix[1:].isdigit() and path.exists():  # not within one removed before
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            removed.append(path)
+    return removed
+
+
+def set_aside(path: Path) -> None:
+    """Give a bad file or folder a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
+    aside, number = path.with_name(f"{path.name}.bad"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.bad.{number}")
+    os.rename(path, aside)
 
 
 @contextmanager
 def publish_file(path: Path) -> Iterator[IO[bytes]]:
     """Write `path` so that it appears whole or not at all; a full disk is a RunStopped."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     with full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
 
 
 @contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     with full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         yield unfinished
-        for file in unfinished.iterdir():
-            with open(file, "rb") as opened:
-                os.fsync(opened.fileno())
-        fsync_folder(unfinished)
+        for entry in [*unfinished.rglob("*"), unfinished]:
+            fsync(entry)
         if path.exists():
             shutil.rmtree(path)
         os.rename(unfinished, path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
 
 
 def seal_folder(folder: Path) -> None:
     """Write down the checksum of every file in `folder`, before it is published."""
-    sums = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {str(file.relative_to(folder)): sha256_of(file) for file in files}
     (folder / _SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
@@ -205,9 +234,9 @@ def publish_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, indent=1).encode() + b"\n")
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames within `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Make a file's content, or the names within a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -232,8 +261,9 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
             raise
         needed = _size(path.with_name(f"{path.name}.tmp.{os.getpid()}"))
-        remove_unfinished(path.parent)
-        free = shutil.disk_usage(path.parent).free
+        folder = next(parent for parent in path.parents if parent.exists())
+        remove_unfinished(folder)
+        free = shutil.disk_usage(folder).free
         raise RunStopped(
             f"the disk is full: {path} needs more than the {needed:,} bytes written of it, "
             f"{free:,} bytes are free now; make room"

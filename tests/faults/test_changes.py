@@ -103,7 +103,6 @@ def test_other_problems_of_the_same_task_are_refused(run_dir: Path, command: Com
     refused(ended, "task.seed: 0 -> 1", "the problems changed")
 
 
-@pytest.mark.xfail(strict=True, reason="the template's text is in no fingerprint")
 def test_a_chat_template_file_that_changed_is_refused(tmp_path: Path, command: Command):
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0]['content'] }}")
@@ -114,7 +113,6 @@ def test_a_chat_template_file_that_changed_is_refused(tmp_path: Path, command: C
     refused(command("train", *words), "template")
 
 
-@pytest.mark.xfail(strict=True, reason="only .json, .safetensors and .jinja files are hashed")
 @pytest.mark.parametrize("name", ["merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"])
 def test_every_tokenizer_file_counts_in_the_models_fingerprint(model: Path, name: str):
     before = model_fingerprint(ModelOptions(path=str(model)))
@@ -123,7 +121,6 @@ def test_every_tokenizer_file_counts_in_the_models_fingerprint(model: Path, name
     assert before != after
 
 
-@pytest.mark.xfail(strict=True, reason="a relative model.path is looked for where one stands")
 def test_a_run_of_a_relative_model_path_is_resumed_from_elsewhere(
     model: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
@@ -136,7 +133,6 @@ def test_a_run_of_a_relative_model_path_is_resumed_from_elsewhere(
     assert final_weights(run_dir) == final_weights(reference)
 
 
-@pytest.mark.xfail(strict=True, reason="IndexError: the plan counts with other shards")
 def test_another_shard_size_by_force_uses_no_shard_of_the_old_size(
     tmp_path: Path, command: Command, reference: Path
 ):
@@ -148,7 +144,6 @@ def test_another_shard_size_by_force_uses_no_shard_of_the_old_size(
         assert final_weights(run_dir) == final_weights(reference)
 
 
-@pytest.mark.xfail(strict=True, reason="the refused config is stored, and the named way refused")
 def test_the_way_out_that_a_refusal_names_works_on_the_same_directory(
     model: Path, tmp_path: Path, command: Command
 ):

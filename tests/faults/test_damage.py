@@ -122,7 +122,6 @@ def test_extra_files_are_reported_and_not_read(run_dir: Path, command: Command, 
     assert_same(run_dir, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="the folder of the first repair is in the way")
 def test_a_checkpoint_that_is_bad_for_the_second_time_is_set_aside_again(
     run_dir: Path, command: Command, reference: Path
 ):
@@ -135,7 +134,6 @@ def test_a_checkpoint_that_is_bad_for_the_second_time_is_set_aside_again(
     assert_same(run_dir, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="train begins at the newest checkpoint's stage")
 def test_the_command_that_repair_names_makes_shards_of_past_stages_again(
     run_dir: Path, command: Command, reference: Path
 ):
@@ -147,7 +145,6 @@ def test_the_command_that_repair_names_makes_shards_of_past_stages_again(
     assert_same(run_dir, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="a traceback of the JSON reader")
 def test_a_metrics_line_that_is_no_json_is_refused_with_its_file(run_dir: Path, command: Command):
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text("garbage\n" + metrics.read_text())

@@ -113,7 +113,6 @@ def test_a_config_json_of_something_else_is_refused(run_dir: Path, command: Comm
     refused(command("train", run_dir), f"{run_dir}/config.json is no run's config.json")
 
 
-@pytest.mark.xfail(strict=True, reason="leftovers are looked for by the whole path's name")
 def test_leftovers_are_removed_wherever_the_run_lies(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "job.tmp.17" / "run"
     killed(run_dir, "half a rollout shard", 2)
@@ -122,7 +121,6 @@ def test_leftovers_are_removed_wherever_the_run_lies(tmp_path: Path, reference: 
     assert_same(run_dir, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="a traceback: NotADirectoryError")
 def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path, command: Command):
     file = tmp_path / "file"
     file.write_text("text")
@@ -133,14 +131,12 @@ def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path, command: Comman
     assert file.read_text() == "text"
 
 
-@pytest.mark.xfail(strict=True, reason="a traceback: KeyError")
 @pytest.mark.parametrize("key", ["config", "provenance"])
 def test_a_config_json_without_its_parts_is_refused(run_dir: Path, command: Command, key: str):
     edited(run_dir / "config.json", **{key: None})
     refused(command("train", run_dir), f"{run_dir}/config.json is no run's config.json", key)
 
 
-@pytest.mark.xfail(strict=True, reason="a traceback: OSError, read-only file system")
 def test_a_run_that_cannot_be_written_to_is_refused(
     small_disk: Path, fifth_update: Path, command: Command
 ):
@@ -151,7 +147,6 @@ def test_a_run_that_cannot_be_written_to_is_refused(
     assert str(run_dir) in ended.err
 
 
-@pytest.mark.xfail(strict=True, reason="the option is passed over in silence")
 def test_a_run_dir_beside_the_directory_of_a_run_is_refused(run_dir: Path, command: Command):
     ended = command("train", run_dir, "--run-dir", run_dir.parent / "other")
     refused(ended, "--run-dir")

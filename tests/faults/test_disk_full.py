@@ -136,7 +136,6 @@ def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"
 
 
-@pytest.mark.xfail(strict=True, reason="mkdir is outside full_disk_explained")
 def test_a_folder_that_cannot_be_made_for_want_of_room_stops_the_run(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):

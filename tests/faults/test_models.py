@@ -105,7 +105,6 @@ def test_an_engine_whose_logprobs_are_off_stops_the_run_with_the_difference(
     assert final_weights(run_dir) == final_weights(reference)
 
 
-@pytest.mark.xfail(strict=True, reason="a folder of templates in the checkpoint: IsADirectoryError")
 def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
     model: Path, tmp_path: Path, command: Command
 ):

@@ -68,7 +68,6 @@ def test_a_signal_between_stages_saves_a_stage_end_that_no_checkpoint_was_due_at
     assert_same(run_dir, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="only train saves what a signal interrupts")
 def test_a_signal_in_the_phase_of_updates_saves_the_updates_made(tmp_path: Path):
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = (config, "--run-dir", run_dir, "--checkpoint.every", 0)
@@ -79,7 +78,6 @@ def test_a_signal_in_the_phase_of_updates_saves_the_updates_made(tmp_path: Path)
     assert checkpoints(run_dir) == [2]
 
 
-@pytest.mark.xfail(strict=True, reason="the evaluation's folder is emptied first")
 def test_an_evaluation_that_is_interrupted_leaves_the_one_before_as_it_was(run_dir: Path):
     before = contents(run_dir / "evaluations" / "update-000003")
     ended = mugrpo("evaluate", run_dir, "--update", 3, at="half an evaluation", act="SIGINT")
@@ -88,7 +86,6 @@ def test_an_evaluation_that_is_interrupted_leaves_the_one_before_as_it_was(run_d
     assert after.items() >= before.items()
 
 
-@pytest.mark.xfail(strict=True, reason="--update is not in the sentence")
 def test_the_sentence_after_an_interrupted_evaluation_names_the_same_update(run_dir: Path):
     words = ["evaluate", str(run_dir), "--update", "3"]
     ended = mugrpo(*words, at="half an evaluation", act="SIGINT")

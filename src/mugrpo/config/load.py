@@ -86,11 +86,11 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, An
     return [(name, a, b) for name, a, b in pairs if a != b]
 
 
-def harmless(name: str) -> bool:
-    """Whether the option `name` may change between a run's start and its resume."""
+def on_resume(name: str) -> str:
+    """What a change of option `name` is when a run is resumed: "harmless", "forced" or "fixed"."""
     fields = dict(_fields(RunConfig))
     extra = fields[name].json_schema_extra if name in fields else None
-    return isinstance(extra, dict) and bool(extra.get("harmless"))
+    return str(extra["on_resume"]) if isinstance(extra, dict) else "forced"
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

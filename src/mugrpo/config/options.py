@@ -9,7 +9,8 @@ from pydantic.config import JsonDict
 class Options(BaseModel):
     """A group of options. Subclasses declare one field an option, with one description under it.
 
-    A field marked `json_schema_extra=HARMLESS` may change between a run's start and its resume.
+    Between a run's start and its resume a field marked `json_schema_extra=HARMLESS` may change;
+    one marked FIXED never, because the shards on disk are laid out by it; any other by force.
     """
 
     model_config = ConfigDict(
@@ -21,7 +22,8 @@ class Options(BaseModel):
     )
 
 
-HARMLESS: JsonDict = {"harmless": True}
+HARMLESS: JsonDict = {"on_resume": "harmless"}
+FIXED: JsonDict = {"on_resume": "fixed"}
 
 
 class NamedOptions(Options):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.config.objectives.mu_grpo import MuGRPOOptions
-from mugrpo.config.options import HARMLESS, Options
+from mugrpo.config.options import FIXED, HARMLESS, Options
 from mugrpo.config.registry import EngineChoice, ObjectiveChoice, TaskChoice
 from mugrpo.config.tasks import ChainOptions
 
@@ -48,13 +48,13 @@ class ScheduleOptions(Options):
 
     stages: int = Field(4, ge=1)
     """Refreshes: in each, the engine takes the newest weights and generates once."""
-    batches_per_stage: int = Field(64, ge=1)
+    batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
     """Batches of rollouts generated at a refresh."""
-    passes_per_batch: int = Field(1, ge=1)
+    passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
     """Updates made on a batch, one after another."""
-    problems_per_update: int = Field(16, ge=1)
+    problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
     """Problems, that is groups, in a batch."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
     """Responses to a problem."""
 
     @property
@@ -86,7 +86,7 @@ class RolloutOptions(Options):
     """Sampling temperature; every logprob of the run is of log_softmax(logits / temperature)."""
     max_new_tokens: int = Field(48, ge=1)
     """Longest response in tokens, its end-of-sequence token included."""
-    shard_rollouts: int = Field(2048, ge=1)
+    shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
     """Rollouts in a shard, the unit that is published and resumed; whole groups, rounded up."""
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mugrpo.errors import UsageError
 from mugrpo.records import Problem, Rollout, Score, Status
 from mugrpo.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
@@ -33,12 +34,18 @@ def score_shard(
 ) -> None:
     """Score one shard and publish the scores, with counts by status in the manifest.
 
-    `check` is called between rollouts and may raise to stop.
+    `check` is called between rollouts and may raise to stop. Raises UsageError for a rollout of a
+    problem that is not among `problems`.
     """
     began = time.monotonic()
     verdicts = []
     for rollout in read_rollouts(rollouts, shard):
         check()
+        if rollout.problem_id not in problems:
+            raise UsageError(
+                f"{rollouts.path(shard)} answers problem {rollout.problem_id!r}, which the task "
+                "does not have; use the task that the rollouts were made for"
+            )
         verdicts.append(score_rollout(task, problems[rollout.problem_id], rollout, tokenizer))
     rewards = [score.reward for score in verdicts if score.reward is not None]
     write_scores(
