@@ -100,11 +100,12 @@ def _publish(pattern: str, *, after: bool, name: str = "replace") -> Callable[[R
 
 
 def _any_publish(*, after: bool) -> Callable[[Reach], None]:
-    """Every rename but the one at a start that cuts the metrics file."""
+    """Every rename but those of evaluations, and of the metrics file that is cut at a start."""
+    others = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"
 
     def place(reach: Reach) -> None:
         for name in ("replace", "rename"):
-            _publish(r"/(?!metrics)[^/]*$", after=after, name=name)(reach)
+            _publish(others, after=after, name=name)(reach)
 
     return place
 

@@ -195,17 +195,19 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 def publish_folder(path: Path) -> Iterator[Path]:
     """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    with full_disk_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with full_disk_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.mkdir()
+            yield unfinished
+            for entry in [*unfinished.rglob("*"), unfinished]:
+                fsync(entry)
+            if path.exists():
+                shutil.rmtree(path)
+            os.rename(unfinished, path)
+            fsync(path.parent)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        yield unfinished
-        for entry in [*unfinished.rglob("*"), unfinished]:
-            fsync(entry)
-        if path.exists():
-            shutil.rmtree(path)
-        os.rename(unfinished, path)
-        fsync(path.parent)
 
 
 def seal_folder(folder: Path) -> None:
