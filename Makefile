@@ -39,7 +39,7 @@ wheel: .venv/installed  ## build the wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv build dist runs
+	rm -rf .venv build dist
 
 # An unfinished environment leaves no mark, so it is finished at the next call.
 .venv/bin/python:

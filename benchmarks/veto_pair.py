@@ -8,6 +8,7 @@ the updates since the last one were like.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,8 @@ def rows(lines: list[dict[str, Any]]) -> dict[int, str]:
     table, ratios, vetoed = {}, [0.0], [0.0]
     for line in lines:
         if line["kind"] == "update":
-            ratios.append(line["ratio/negative/max"] or 0.0)
+            ratio = line["ratio/negative/max"]  # null: none was computed, or it was infinite
+            ratios.append(math.inf if ratio is None and line["computed_tokens"] else ratio or 0.0)
             vetoed.append(line["vetoed_fraction"] or 0.0)
         elif line["kind"] == "evaluation":
             mean = sum(vetoed) / len(vetoed)

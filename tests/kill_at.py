@@ -206,6 +206,8 @@ def _removal(pattern: str) -> Callable[[Reach], None]:
     return place
 
 
+_EVALUATION = r"/evaluations/update-\d+$"
+
 PLACES: dict[str, Callable[[Reach], None]] = {
     "config": _publish(r"/config\.json$", after=False),
     "engine batch": _engine_batch,
@@ -228,6 +230,8 @@ PLACES: dict[str, Callable[[Reach], None]] = {
     "stage": _call("mugrpo.pipeline", "generate_stage"),
     "half an evaluation": _call("mugrpo.evaluate", "score_shard"),
     "evaluation without metrics line": _call("mugrpo.evaluate", "evaluate", after=True),
+    "evaluation before its place": _publish(_EVALUATION, after=False, name="rename"),
+    "evaluation in its place": _publish(_EVALUATION, after=True, name="rename"),
     "cut metrics": _publish(r"/metrics\.jsonl$", after=False),
     "removal of unfinished": _call("mugrpo.run_dir", "remove_unfinished"),
     "before a publish": _any_publish(after=False),

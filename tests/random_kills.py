@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +24,13 @@ from pathlib import Path
 from tests.runs import CONFIG, ENVIRONMENT, differences, write_config
 
 KILLS_PER_RUN = 5
-# Longer than the tests' run, so that moments are seldom in the imports: three stages of twelve.
-LONGER = {"stages = 2": "stages = 3", "batches_per_stage = 3": "batches_per_stage = 12"}
-UPDATES = 36
+# Longer than the tests' run, so that moments are seldom in the imports: three stages of 40.
+LONGER = {
+    "stages = 2": "stages = 3",
+    "batches_per_stage = 3": "batches_per_stage = 40",
+    "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 7\nkeep = 2",
+}
+UPDATES = 120
 
 
 class Command:
@@ -107,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for difference in found:
                 print(f"{run_dir.name} differs: {difference}", flush=True)
             identical += 0 if found else len(lines)
+            shutil.rmtree(run_dir)
     print(f"{kills} kills, {identical} resumed to identical bits")
     return 0 if kills == identical == options.kills else 1
 

@@ -54,7 +54,8 @@ batch_size = 4
 
 [rollouts]
 shard_rollouts = 8
-max_new_tokens = 42
+max_new_tokens = 8
+temperature = 1.3
 
 [optimizer]
 lr = 1e-3
@@ -70,10 +71,27 @@ every = 2
 """
 
 
+# All but the last step of the scratchpad stands in the prompt, so that a response has six tokens
+# and a run takes half a second: "3+2-1=" becomes "3+2-1=3+2=5,".
+TEMPLATE = """
+{%- set text = messages[0]['content'] -%}
+{%- set now = namespace(state=text[0] | int) -%}
+{{- text -}}
+{%- for i in range(1, text | length - 3, 2) -%}
+  {%- set next = (now.state + (text[i + 1] | int) * (-1 if text[i] == '-' else 1)) % 10 -%}
+  {{- now.state ~ text[i] ~ text[i + 1] ~ '=' ~ next ~ ',' -}}
+  {%- set now.state = next -%}
+{%- endfor -%}
+"""
+
+
 def write_config(folder: Path, text: str = CONFIG) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "tiny.toml"
-    path.write_text(text)
+    """The tiny config's file in `folder`, which is made where it is not there."""
+    path, template = folder / "tiny.toml", folder / "scratchpad.jinja"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        template.write_text(TEMPLATE)
+        path.write_text(f'{text}\n[prompt]\nform = "chat"\nchat_template = "{template}"\n')
     return path
 
 

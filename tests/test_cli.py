@@ -136,7 +136,7 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
     first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
     first("generate", 2, "--stage 2: the run has stages 0 to 1")
     first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "update-000004 is not made yet")
+    refused(command("evaluate", *words, "--update", 4), "--update 4: there are checkpoints of [0]")
     assert command("score", *words).status == 0
     assert command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]
@@ -167,3 +167,7 @@ def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
     assert len(extra) == 1
     lines.remove(extra[0])
     assert lines == read_metrics(reference)
+
+
+def test_a_negative_update_is_refused(run_dir: Path, command: Command):
+    refused(command("evaluate", run_dir, "--update", -1), "--update -1")

@@ -149,7 +149,7 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help():
     [
         ("schedule.stages=0", "greater than or equal to 1"),
         ("schedule.group_size=1", "greater than or equal to 2"),
-        ("rollouts.temperature=0", "greater than 0"),
+        ("optimizer.lr=0", "greater than 0"),
         ("rollouts.temperature=11", "less than or equal to 10"),
         ("optimizer.final_lr_share=1.5", "less than or equal to 1"),
         ("optimizer.lr=nan", "finite"),
@@ -287,7 +287,7 @@ def test_every_option_has_a_description_of_one_or_two_sentences():
 def test_types_bounds_and_defaults_are_spelled_for_users():
     described = {name: (kind, default) for name, kind, default, _ in describe_options()}
     assert described["schedule.stages"] == ("int >= 1", "4")
-    assert described["rollouts.temperature"] == ("float > 0 <= 10", "1.0")
+    assert described["rollouts.temperature"] == ("float >= 0.001 <= 10", "1.0")
     assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
     assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")
     assert described["model.eos_token"] == ("str|none", "none")

@@ -29,7 +29,7 @@ NO_STAGE_END = ("--checkpoint.stage_end", "false")
 
 def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
-    config = write_config(tmp_path)
+    config = write_config(tmp_path / "config")
     for stage in range(2):
         for phase in ("generate", "score", "optimize"):
             ended = mugrpo(phase, config, "--run-dir", run_dir, "--stage", stage)
@@ -47,7 +47,7 @@ def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path
 
 def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
-    words = [write_config(tmp_path), "--run-dir", run_dir]
+    words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
     assert mugrpo("train", *words, at="stage", nth=2).status == -signal.SIGKILL
     assert mugrpo("generate", *words, at="engine batch", nth=5).status == -signal.SIGKILL
     assert state(run_dir).rollouts == (3, 2)
@@ -65,7 +65,7 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path
     run_dir = tmp_path / "run"
     first = finished(run_dir)
     files = {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
-    for target in ([write_config(tmp_path), "--run-dir", run_dir], [run_dir]):
+    for target in ([write_config(tmp_path / "config"), "--run-dir", run_dir], [run_dir]):
         again = mugrpo("train", *target)
         assert (again.status, again.err) == (0, "")
         assert {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()} == files

@@ -157,7 +157,7 @@ def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch,
 
 def test_the_manifest_says_what_a_shard_holds(rollouts):
     shards = ShardSet(rollouts.folder, "rollouts")
-    write_rollouts(shards, 7, [made(0)], tokens=3, seconds=0.5)
+    write_rollouts(shards, 7, [made(0)], slots=3, seconds=0.5)
     stored = json.loads((rollouts.folder / "manifest.json").read_text())
     assert stored["kind"] == "rollouts"
     assert [(k, v["rows"]) for k, v in stored["shards"].items()] == [
@@ -167,7 +167,8 @@ def test_the_manifest_says_what_a_shard_holds(rollouts):
     ]
     again = ShardSet(rollouts.folder, "rollouts")
     assert again.numbers() == [0, 1, 7] and 2 not in again
-    assert again.entry(7)["tokens"] == 3 and again.entry(7)["seconds"] == 0.5
+    notes = {name: again.entry(7)[name] for name in ("tokens", "slots", "seconds")}
+    assert notes == {"tokens": len(made(0).response_ids), "slots": 3, "seconds": 0.5}
     assert again.entry(7)["bytes"] == again.path(7).stat().st_size
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mugrpo.config.load import describe_options
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.run_dir import RunDir
+from mugrpo.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from mugrpo.run import Run
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
-        status: int = options.do(options)
+        with stop_on_signals() as stop:
+            options.stop = stop
+            status: int = options.do(options)
     except UsageError as error:
         print(f"mugrpo: {error}", file=sys.stderr)
         return 2
@@ -74,6 +77,9 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     with _opened(options) as run:
         update = run.newest_update if options.update is None else options.update
+        known = [0, *run.dir.checkpoint_updates()]
+        if update not in known:
+            raise UsageError(f"--update {update}: there are checkpoints of {known}")
         result = evaluate(run, update)
         if not run.metrics.has("evaluation", update):
             run.metrics.append("evaluation", update, **result)
@@ -101,19 +107,16 @@ def _repair(options: argparse.Namespace) -> int:
 def _opened(options: argparse.Namespace) -> Iterator[Run]:
     from mugrpo.progress import Progress
     from mugrpo.run import open_run
-    from mugrpo.stopping import stop_on_signals
 
-    with (
-        stop_on_signals() as stop,
-        open_run(
-            options.target,
-            overrides=options.overrides,
-            run_dir=options.run_dir,
-            force=options.force,
-            progress=Progress(),
-            stop=stop,
-        ) as run,
-    ):
+    with open_run(
+        options.target,
+        overrides=options.overrides,
+        run_dir=options.run_dir,
+        force=options.force,
+        progress=Progress(),
+        stop=options.stop,
+    ) as run:
+        options.stop.check()
         yield run
 
 

@@ -54,19 +54,21 @@ class MetricsLog:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file in order; a last line cut short by a kill is passed over.
 
-    Raises RunStopped, naming the line, where one is not JSON.
+    Raises RunStopped, naming the line, where one is no metrics line.
     """
     if not path.exists():
         return
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
+                    event = dict(json.loads(line))
+                    event["kind"], event["update"]
+                except (ValueError, TypeError, KeyError) as error:
                     raise RunStopped(
-                        f"{path}, line {number} is not JSON ({error}); remove that line"
+                        f"{path}, line {number} is no metrics line ({error}); remove that line"
                     ) from None
+                yield event
 
 
 def _encode(line: dict[str, Any]) -> bytes:

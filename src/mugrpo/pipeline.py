@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from mugrpo.engines.base import Completion
 from mugrpo.errors import RunStopped, UsageError
@@ -26,8 +25,12 @@ from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import score_shard, scored
 from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.run import Run
-from mugrpo.run_dir import publish_json
-from mugrpo.saving import checkpoint, checkpoint_due, saved_when_interrupted
+from mugrpo.saving import (
+    checkpoint,
+    checkpoint_due,
+    report_nonfinite,
+    saved_when_interrupted,
+)
 from mugrpo.shards import (
     RowReader,
     ShardSet,
@@ -74,6 +77,8 @@ def run_phase(run: Run, phase: str, stage: int) -> None:
         else:
             plan_stage(run, stage)
             optimize_stage(run, stage)
+            if run.trainer.update > run.newest_update:  # the next command needs it
+                checkpoint(run)
 
 
 def mend_past_stage(run: Run, stage: int) -> None:
@@ -97,9 +102,13 @@ def mend_past_stage(run: Run, stage: int) -> None:
 
 def require(run: Run, stage: int, kind: str) -> None:
     """Raise UsageError where the stage lacks shards of `kind`."""
-    shards = ShardSet(run.dir.stage(stage) / kind, kind)
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    scores = ShardSet(run.dir.scores(stage), "scores")
     count = shard_count(run, stage)
-    have = sum(shard in shards for shard in range(count))
+    if kind == "rollouts":
+        have = sum(shard in rollouts for shard in range(count))
+    else:
+        have = sum(scored(rollouts, scores, shard) for shard in range(count))
     if have < count:
         before = "generate" if kind == "rollouts" else "score"
         raise UsageError(
@@ -179,11 +188,15 @@ def plan_stage(run: Run, stage: int) -> None:
     plan = ShardSet(run.dir.plan(stage), "plan")
     if 0 in plan:
         return
-    rows = [
-        (shard, row)
-        for shard, groups in enumerate(shard_groups(run, stage))
-        for row in range(len(groups) * run.config.schedule.group_size)
-    ]
+    rollouts, rows = ShardSet(run.dir.rollouts(stage), "rollouts"), []
+    for shard, groups in enumerate(shard_groups(run, stage)):
+        count = len(groups) * run.config.schedule.group_size
+        if rollouts.entry(shard)["rows"] != count:
+            raise UsageError(
+                f"{rollouts.path(shard)} has {rollouts.entry(shard)['rows']} rollouts, not the "
+                f"{count} of the schedule: whole groups, and rollouts.shard_rollouts to a shard"
+            )
+        rows += [(shard, row) for row in range(count)]
     size = run.config.schedule.rollouts_per_update
     write_plan(plan, [rows[start : start + size] for start in range(0, len(rows), size)])
 
@@ -196,6 +209,7 @@ def optimize_stage(run: Run, stage: int) -> None:
         run.progress.say(f"stage {stage}: all updates are made")
         return
     start = max(run.newest_update, first)
+    evaluate_if_due(run, start)
     trainer = run.trainer_at(start)
     rollout_shards = ShardSet(run.dir.rollouts(stage), "rollouts")
     score_shards = ShardSet(run.dir.scores(stage), "scores")
@@ -205,7 +219,6 @@ def optimize_stage(run: Run, stage: int) -> None:
     plan = read_plan(ShardSet(run.dir.plan(stage), "plan"))
     updates = run.config.schedule.updates_per_stage
     run.progress.begin(_heading(run, stage, "optimize"), "updates", updates, start - first)
-    checkpoint_seconds = 0.0
     for update in range(start, end):
         run.stop.check()
         began = time.monotonic()
@@ -223,13 +236,13 @@ def optimize_stage(run: Run, stage: int) -> None:
             staleness=schedule.staleness(update),
             behavior_reward=reward,
             **metrics,
-            **{"time/read": read_seconds, "time/checkpoint": checkpoint_seconds},
+            **{"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds},
         )
-        checkpoint_seconds = 0.0  # a checkpoint's seconds stand in the line of the next update
+        run.checkpoint_seconds = 0.0  # they stand in the line of the next update
         if metrics["skipped"]:
             report_nonfinite(run, experience, metrics)
         if checkpoint_due(run, trainer.update):
-            checkpoint_seconds = checkpoint(run)
+            checkpoint(run)
         run.progress.advance(1, metrics["tokens"])
         evaluate_if_due(run, trainer.update)
     run.progress.end()
@@ -255,31 +268,6 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
             "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
         )
     return gap
-
-
-def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) -> None:
-    """Keep what was in an update that was not applied; stop after too many in a row."""
-    trainer = run.trainer
-    path = run.dir.nonfinite(trainer.update)
-    groups = dict.fromkeys(rollout.group for rollout in experience.rollouts)
-    publish_json(
-        path,
-        {
-            "update": trainer.update,
-            "loss": str(metrics["loss"]),
-            "grad_norm": str(metrics["grad_norm"]),
-            "groups": [[key.problem_id, key.occurrence] for key in groups],
-        },
-    )
-    run.progress.say(
-        f"update {trainer.update} had loss {metrics['loss']} and gradient norm "
-        f"{metrics['grad_norm']}; it was not applied, its groups are in {path}"
-    )
-    if trainer.nonfinite_in_a_row >= run.config.optimizer.nonfinite_limit:
-        raise RunStopped(
-            f"{trainer.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient; "
-            f"see {path.parent}; a lower --optimizer.lr may help"
-        )
 
 
 def shard_groups(run: Run, stage: int) -> Iterator[list[tuple[int, int]]]:

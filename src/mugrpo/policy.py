@@ -47,13 +47,14 @@ class Policy:
                 f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
                 "response would be truncated; name one with --model.eos_token"
             )
-        self.pads_with_eos = tokenizer.pad_token_id is None
-        self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else tokenizer.pad_token_id
+        self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
+        pad_id = tokenizer.pad_token_id
+        self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
+        self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
         configured = getattr(model, "generation_config", None)
         more = getattr(configured, "eos_token_id", None)
         ids = more if isinstance(more, list) else [] if more is None else [more]
         self.stop_ids = sorted({tokenizer.eos_token_id, *ids})
-        self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         if max(self.stop_ids) >= self.vocab_size:
             raise UsageError(
                 f"the end-of-sequence id {max(self.stop_ids)} is outside the model's "
@@ -156,7 +157,8 @@ def model_fingerprint(options: ModelOptions) -> str:
     folder = Path(model_path(options))
     if not folder.is_dir():
         return options.path
-    files = sorted(p for p in folder.rglob("[!.]*") if p.is_file())
+    found = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    files = sorted(path for path in found if path.is_file())
     lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

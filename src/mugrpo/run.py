@@ -22,11 +22,11 @@ from mugrpo.engines.base import Engine
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.metrics import MetricsLog
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.policy import Policy, load_policy, model_fingerprint, model_path
+from mugrpo.policy import EMBEDDED, Policy, load_policy, model_fingerprint, model_path
 from mugrpo.progress import Progress
 from mugrpo.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.run_dir import FORMAT, RunDir, publish_json, sealed_folder_fault, sha256_of
+from mugrpo.run_dir import FORMAT, RunDir, publish_json, sealed_folder_fault, set_aside, sha256_of
 from mugrpo.schedule import Schedule
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
@@ -51,6 +51,7 @@ class Run:
     schedule: Schedule
     progress: Progress
     stop: StopFlag
+    checkpoint_seconds: float = 0.0  # spent since the last update's metrics line
 
     @cached_property
     def policy(self) -> Policy:
@@ -150,10 +151,19 @@ def open_run(
     task = make_task(config.task)
     problems = task.train_problems()
     schedule = Schedule(config.schedule, len(problems), config.seed)
+    made = max(folder.checkpoint_updates(), default=0)
+    if made > config.schedule.total_updates:
+        raise UsageError(
+            f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
+            "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
+        )
     with folder.locked() as notices:
         for notice in notices:
             progress.say(notice)
-        _settle_config(folder, config, _provenance(config, task), force, progress)
+        if _settle_config(folder, config, _provenance(config, task), force, progress):
+            for stage in range(config.schedule.stages):
+                if schedule.first_update(stage) > made and folder.stage(stage).exists():
+                    set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
         run = Run(folder, config, task, problems, schedule, progress, stop or StopFlag())
         try:
             yield run
@@ -166,7 +176,7 @@ def open_run(
 def _absolute(config: RunConfig) -> RunConfig:
     """Local paths made absolute, so that the run can be resumed from anywhere."""
     model, prompt = config.model, config.prompt
-    if Path(model.path).is_dir():
+    if model.path not in EMBEDDED and Path(model.path).is_dir():
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
     if prompt.chat_template is not None:
         path = str(Path(prompt.chat_template).absolute())
@@ -176,14 +186,17 @@ def _absolute(config: RunConfig) -> RunConfig:
 
 def _settle_config(
     folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
-) -> None:
-    """Store a new run's config; hold a resumed run's against what it was begun with."""
+) -> bool:
+    """Store a new run's config; hold a resumed run's against what it was begun with.
+
+    Returns whether something that decides the run's numbers was changed by force.
+    """
     resolved = json.loads(config.model_dump_json())
     document = {"format": FORMAT, "config": resolved, "provenance": provenance}
     stored = folder.read_config()
     if stored is None or folder.is_untouched():
         publish_json(folder.config, document)
-        return
+        return False
     differences = changes(stored["config"], resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
     refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
@@ -193,7 +206,7 @@ def _settle_config(
     fixed = [name for name in texts if on_resume(name) == "fixed"]
     if fixed or (refused and not force):
         way_out = (
-            f"The shards are laid out by {', '.join(fixed)}: undo that or choose a new --run-dir"
+            f"The shards on disk rest on {', '.join(fixed)}: undo that or choose a new --run-dir"
             if fixed
             else "Undo that, choose a new --run-dir, or go on regardless with --force"
         )
@@ -205,6 +218,7 @@ def _settle_config(
             progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
     if differences or refused:
         publish_json(folder.config, document)
+    return bool(refused)
 
 
 def _provenance(config: RunConfig, task: Task) -> dict[str, Any]:
@@ -217,6 +231,8 @@ def _provenance(config: RunConfig, task: Task) -> dict[str, Any]:
     for file in sorted(home.rglob("*.py")):
         code.update(f"{file.relative_to(home)}\0".encode() + file.read_bytes())
     template = config.prompt.chat_template
+    if template is not None and not Path(template).is_file():
+        raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
     packages = ("mugrpo", "torch", "transformers", "numpy")
     return {
         "problems_sha256": problems.hexdigest(),

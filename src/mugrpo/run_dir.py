@@ -64,7 +64,8 @@ class RunDir:
     def checkpoint_updates(self) -> list[int]:
         """Updates with a published checkpoint, ascending. The folder's names are the only truth."""
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
-        return sorted(int(n.removeprefix("update-")) for n in names if n[7:].isdigit())
+        updates = [int(name[7:]) for name in names if name[7:].isdigit()]
+        return sorted(u for u in updates if self.checkpoint(u).name in names)
 
     def evaluation(self, update: int) -> Path:
         return self.root / "evaluations" / f"update-{update:06d}"
@@ -121,6 +122,10 @@ class RunDir:
         made = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
         return not any(folder.exists() for folder in made)
 
+    def evaluation_folders(self) -> list[Path]:
+        found = (self.root / "evaluations").glob("update-*")
+        return sorted(folder for folder in found if folder.name[7:].isdigit())
+
     @contextmanager
     def locked(self) -> Iterator[list[str]]:
         """Hold the run for this process; yields notices of what a previous crash left behind.
@@ -131,7 +136,7 @@ class RunDir:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = open(self._lock, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+            file = open(self._lock, "a+b", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
             raise UsageError(
                 f"{self.root} cannot be written to ({error.strerror}); name another --run-dir"
@@ -142,14 +147,15 @@ class RunDir:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
-                    f"{self.root} is locked by {file.read().strip() or 'another process'}; wait "
+                    f"{self.root} is locked by {_text(file) or 'another process'}; wait "
                     "for it, end it, or use another --run-dir"
                 ) from None
-            left = file.read().strip()
+            left = _text(file)
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n")
-            file.flush()
+            holder = f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n"
+            with full_disk_explained(self._lock):
+                file.write(holder.encode())
             notices = [f"the last process here ({left}) ended without unlocking"] if left else []
             notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
             try:
@@ -220,8 +226,8 @@ def seal_folder(folder: Path) -> None:
 def sealed_folder_fault(folder: Path) -> str | None:
     """What is wrong with a folder that was sealed, or None."""
     try:
-        sums = json.loads((folder / _SUMS).read_text())
-    except (OSError, ValueError):
+        sums = dict(json.loads((folder / _SUMS).read_text()))
+    except (OSError, ValueError, TypeError):
         return f"has no readable {_SUMS}"
     for name, checksum in sums.items():
         if not (folder / name).exists():
@@ -270,6 +276,10 @@ def full_disk_explained(path: Path) -> Iterator[None]:
             f"the disk is full: {path} needs more than the {needed:,} bytes written of it, "
             f"{free:,} bytes are free now; make room"
         ) from error
+
+
+def _text(file: IO[bytes]) -> str:
+    return file.read().decode(errors="replace").strip()
 
 
 def _size(path: Path) -> int:

@@ -1,14 +1,17 @@
-"""When a run's progress is saved: by updates, at the ends of stages, and on a signal."""
+"""What is saved of a run's progress, and when: checkpoints, and updates that were not applied."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from mugrpo.errors import Interrupted
+from mugrpo.errors import Interrupted, RunStopped
 from mugrpo.optimize.checkpoints import save_checkpoint
+from mugrpo.optimize.trainer import Experience
 from mugrpo.run import Run
+from mugrpo.run_dir import publish_json
 
 
 def checkpoint_due(run: Run, update: int) -> bool:
@@ -30,11 +33,36 @@ def saved_when_interrupted(run: Run) -> Iterator[None]:
         raise
 
 
-def checkpoint(run: Run) -> float:
-    """Save the trainer and every metric up to it; returns the seconds it took."""
+def checkpoint(run: Run) -> None:
+    """Save the trainer and every metric up to it."""
     began = time.monotonic()
     run.metrics.sync()
     stage = run.schedule.stage_of(run.trainer.update - 1)
     needed = {run.schedule.first_update(stage)}
     save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
-    return time.monotonic() - began
+    run.checkpoint_seconds += time.monotonic() - began
+
+
+def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) -> None:
+    """Keep what was in an update that was not applied; stop after too many in a row."""
+    trainer = run.trainer
+    path = run.dir.nonfinite(trainer.update)
+    groups = dict.fromkeys(rollout.group for rollout in experience.rollouts)
+    publish_json(
+        path,
+        {
+            "update": trainer.update,
+            "loss": str(metrics["loss"]),
+            "grad_norm": str(metrics["grad_norm"]),
+            "groups": [[key.problem_id, key.occurrence] for key in groups],
+        },
+    )
+    run.progress.say(
+        f"update {trainer.update} had loss {metrics['loss']} and gradient norm "
+        f"{metrics['grad_norm']}; it was not applied, its groups are in {path}"
+    )
+    if trainer.nonfinite_in_a_row >= run.config.optimizer.nonfinite_limit:
+        raise RunStopped(
+            f"{trainer.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient; "
+            f"see {path.parent}; a lower --optimizer.lr may help"
+        )

@@ -142,10 +142,13 @@ class ShardSet:
         try:
             stored = json.loads(self.manifest.read_text())
             kind = stored["kind"]
-            entries = {int(shard): entry for shard, entry in stored["shards"].items()}
+            entries = {int(shard): dict(entry) for shard, entry in stored["shards"].items()}
+            for entry in entries.values():
+                entry["rows"], entry["bytes"], entry["sha256"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunStopped(
-                f"{self.manifest} is unreadable ({error}); remove it and its shards are made again"
+                f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, and its "
+                "shards are made again"
             ) from None
         if kind != self.kind:
             raise UsageError(f"{self.manifest} lists {kind}, not {self.kind}")
@@ -190,7 +193,9 @@ def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **
                 f"ids with {len(r.behavior_logprobs)} logprobs; it needs as many, and at least one"
             )
     columns = {name: [getattr(r, name) for r in rollouts] for name in ROLLOUT_SCHEMA.names}
-    shards.write(shard, pa.Table.from_pydict(columns, schema=ROLLOUT_SCHEMA), **notes)
+    tokens = sum(len(r.response_ids) for r in rollouts)
+    table = pa.Table.from_pydict(columns, schema=ROLLOUT_SCHEMA)
+    shards.write(shard, table, tokens=tokens, **notes)
 
 
 def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:

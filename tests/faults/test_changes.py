@@ -27,9 +27,15 @@ def test_a_changed_config_is_refused_with_its_differences_and_nothing_is_touched
     run_dir: Path, command: Command
 ):
     before = contents(run_dir)
-    options = ["--optimizer.lr", "2e-3", "--seed", "11", "--evaluation.every", "2"]
+    options = ["--optimizer.lr", "2e-3", "--optimizer.eps", "1e-6", "--evaluation.every", "2"]
     ended = command("train", run_dir, *options)
-    refused(ended, "optimizer.lr: 0.001 -> 0.002", "seed: 10 -> 11", "--run-dir", "--force")
+    refused(
+        ended,
+        "optimizer.lr: 0.001 -> 0.002",
+        "optimizer.eps: 1e-08 -> 1e-06",
+        "--run-dir",
+        "--force",
+    )
     assert "evaluation.every" not in ended.err
     assert contents(run_dir) == before
     changed = write_config(run_dir.parent / "config")
@@ -151,3 +157,18 @@ def test_the_way_out_that_a_refusal_names_works_on_the_same_directory(
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), "name one with --model.eos_token")
     assert command(*words, "--model.eos_token", "<eos>").status == 0
+
+
+def test_fewer_stages_than_are_done_are_refused(run_dir: Path, command: Command):
+    ended = command("train", run_dir, "--schedule.stages", "1", "--force")
+    refused(ended, "schedule.stages")
+
+
+def test_more_stages_by_force_go_on_where_the_run_ended(
+    run_dir: Path, command: Command, reference: Path
+):
+    assert command("train", run_dir).status == 0
+    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
+    assert ended.status == 0
+    assert checkpoints(run_dir) == [2, 3, 4, 6, 8, 9]
+    assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was

@@ -66,7 +66,7 @@ def test_an_unreadable_manifest_is_named_and_its_shards_are_made_again_without_i
 ):
     manifest = shard_path(run_dir, 1, 0).with_name("manifest.json")
     manifest.write_bytes(manifest.read_bytes()[:100])
-    stopped(command("train", run_dir), f"{manifest} is unreadable", "remove it")
+    stopped(command("train", run_dir), f"{manifest} is unreadable", "`mugrpo repair` sets it aside")
     manifest.unlink()
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)

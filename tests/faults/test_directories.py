@@ -150,3 +150,20 @@ def test_a_run_that_cannot_be_written_to_is_refused(
 def test_a_run_dir_beside_the_directory_of_a_run_is_refused(run_dir: Path, command: Command):
     ended = command("train", run_dir, "--run-dir", run_dir.parent / "other")
     refused(ended, "--run-dir")
+
+
+@pytest.mark.parametrize("name", ["update-5", "update-0000005"])
+def test_a_folder_with_another_name_than_a_checkpoints_is_not_taken_for_one(
+    run_dir: Path, command: Command, reference: Path, name: str
+):
+    (run_dir / "checkpoints" / name).mkdir()
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_a_run_within_the_models_directory_is_resumed(
+    model: Path, tmp_path: Path, command: Command
+):
+    words = [write_config(tmp_path), "--run-dir", model / "runs" / "a", "--model.path", model]
+    assert command("generate", *words).status == 0
+    assert command("train", *words).status == 0

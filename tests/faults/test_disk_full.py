@@ -24,6 +24,7 @@ from tests.runs import (
     read_metrics,
     state,
     train,
+    write_config,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -149,3 +150,16 @@ def test_a_folder_that_cannot_be_made_for_want_of_room_stops_the_run(
 
     monkeypatch.setattr(Path, "mkdir", full)
     stopped(command("train", run_dir), "the disk is full", f"{run_dir}/stages/001/plan")
+
+
+def test_a_run_begun_on_a_full_disk_stops_with_the_sentence(
+    small_disk: Path, tmp_path: Path, command: Command
+):
+    run_dir = small_disk / "run"
+    run_dir.mkdir()
+    (run_dir / "lock").touch()
+    fill_disk(small_disk / "filler", 0)
+    words = ["train", write_config(tmp_path), "--run-dir", run_dir]
+    stopped(command(*words), "the disk is full", str(run_dir))
+    (small_disk / "filler").unlink()
+    assert command(*words).status == 0

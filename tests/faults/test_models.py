@@ -14,6 +14,7 @@ import torch
 
 from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
+from mugrpo.shards import ShardSet
 from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
@@ -70,7 +71,7 @@ def test_a_chat_form_without_a_template_is_refused_with_both_choices(
     tmp_path: Path, command: Command, engine_batches: list[int]
 ):
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    ended = command(*words, "--prompt.form", "chat")
+    ended = command(*words, "--prompt.chat_template", "none")
     refused(ended, "no chat template", "--prompt.form plain", "--prompt.chat_template")
     assert engine_batches == []
 
@@ -117,3 +118,23 @@ def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
     assert command(*words, "--schedule.stages", 1).status == 0
     kept = run_dir / "checkpoints" / "update-000003" / folder.name / "tool_use.jinja"
     assert kept.read_text() == "{{ messages[0]['content'] }}"
+
+
+def test_a_template_file_that_is_not_there_is_refused(tmp_path: Path, command: Command):
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
+    template = tmp_path / "template.jinja"
+    ended = command(*words, "--prompt.form", "chat", "--prompt.chat_template", template)
+    refused(ended, str(template))
+
+
+def test_an_end_token_named_by_option_is_no_part_of_the_answer(tmp_path: Path, command: Command):
+    """A first step "3+2=5," ends with the comma; without it "=5" is an answer."""
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path), "--run-dir", run_dir, "--model.eos_token", ","]
+    words += ["--prompt.form", "plain", "--prompt.chat_template", "none"]
+    assert command("generate", *words).status == 0
+    assert command("score", *words).status == 0
+    judged = ShardSet(run_dir / "stages" / "000" / "scores", "scores")
+    statuses = [row["status"] for n in range(3) for row in judged.open(n).read().to_pylist()]
+    assert len(statuses) == 24
+    assert set(statuses) <= {"right", "wrong"}

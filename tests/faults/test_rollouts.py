@@ -110,14 +110,14 @@ def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
         "--rewards.truncated",
         truncated,
     ]
-    words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 1.3]
+    words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 3]
     ended = command(*words)
     assert ended.status == 0
     folder = run_dir / "stages" / "000"
     made, judged = (ShardSet(folder / kind, kind) for kind in ("rollouts", "scores"))
     rollouts = [r for shard in range(3) for r in read_rollouts(made, shard)]
     rows = [row for shard in range(3) for row in judged.open(shard).read().to_pylist()]
-    cut = [len(r.response_ids) == 42 and r.response_ids[-1] != 1 for r in rollouts]
+    cut = [len(r.response_ids) == 8 and r.response_ids[-1] != 1 for r in rollouts]
     assert 2 < sum(cut) < 22
     assert [row["status"] == "truncated" for row in rows] == cut
     assert all(row["reward"] == 0.0 for row, was_cut in zip(rows, cut, strict=True) if was_cut)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,29 @@ def test_the_sentence_after_an_interrupted_evaluation_names_the_same_update(run_
     ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
     stopped(ended, "stopped by SIGINT")
     assert resume_words(ended) == words
+
+
+INTERRUPT_AT_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            print("importing torch", flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from mugrpo.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_while_the_command_is_starting_up_ends_it_without_a_traceback(tmp_path: Path):
+    words = ["train", str(write_config(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPT_AT_IMPORT, *words], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("importing torch\n")
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ class Options(BaseModel):
     """A group of options. Subclasses declare one field an option, with one description under it.
 
     Between a run's start and its resume a field marked `json_schema_extra=HARMLESS` may change;
-    one marked FIXED never, because the shards on disk are laid out by it; any other by force.
+    one marked FIXED never, because the shards on disk rest on it; any other by force.
     """
 
     model_config = ConfigDict(

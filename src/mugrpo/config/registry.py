@@ -18,7 +18,12 @@ from mugrpo.config.tasks import ChainOptions
 def _objectives() -> dict[str, type[NamedOptions]]:
     for module in pkgutil.iter_modules(objectives.__path__, objectives.__name__ + "."):
         importlib.import_module(module.name)
-    return _by_name(*ObjectiveOptions.__subclasses__())
+    return _by_name(*_below(ObjectiveOptions))
+
+
+def _below(group: type[NamedOptions]) -> list[type[NamedOptions]]:
+    """Every subclass, those of subclasses too: a variant may build on another's options."""
+    return [c for child in group.__subclasses__() for c in (child, *_below(child))]
 
 
 def _by_name(*options: type[NamedOptions]) -> dict[str, type[NamedOptions]]:

@@ -82,7 +82,7 @@ class ScheduleOptions(Options):
 class RolloutOptions(Options):
     """Sampling, and how rollouts are laid on disk."""
 
-    temperature: float = Field(1.0, gt=0, le=10)
+    temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=FIXED)
     """Sampling temperature; every logprob of the run is of log_softmax(logits / temperature)."""
     max_new_tokens: int = Field(48, ge=1)
     """Longest response in tokens, its end-of-sequence token included."""
@@ -148,14 +148,14 @@ class EvaluationOptions(Options):
     """Evaluate every so many updates, besides before the first and after the last; 0: never."""
     samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """Responses to a problem."""
-    temperature: float = Field(1.0, gt=0, le=10, json_schema_extra=HARMLESS)
+    temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature."""
 
 
 class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
     task: TaskChoice = ChainOptions()

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.sampling import sample, uniforms
+from mugrpo.errors import RunStopped
 from mugrpo.policy import Policy
 from mugrpo.records import FinishReason
 
@@ -50,7 +51,7 @@ class HFEngine:
         stop_ids = torch.tensor(policy.stop_ids, device=device)
         uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
         uniforms_BT = uniforms_BT.to(device)
-        cache = StaticCache(config=policy.model.config, max_cache_len=longest + max_new_tokens)
+        cache = self._cache(longest + max_new_tokens)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
         was_training = policy.model.training
@@ -67,6 +68,11 @@ class HFEngine:
                 ).logits[:, -1]
             logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, -1)
             token_B = sample(logprobs_BV, uniforms_BT[:, t])
+            if (token_B >= logprobs_BV.shape[-1]).any():  # no distribution to draw from
+                raise RunStopped(
+                    f"the policy after update {policy.update} gives NaN logits; go on from an "
+                    "earlier checkpoint, with a lower --optimizer.lr"
+                )
             tokens.append(token_B)
             logprobs.append(logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1))
             finished_B |= torch.isin(token_B, stop_ids)
@@ -77,6 +83,13 @@ class HFEngine:
             position_ids = position_ids[:, -1:] + 1
         policy.model.train(was_training)
         return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
+
+    def _cache(self, length: int) -> StaticCache | DynamicCache:
+        """Written in place in fp32; autocast gives keys and values two types, so bf16 grows one."""
+        config = self.policy.model.config
+        if self.policy.precision == "fp32":
+            return StaticCache(config=config, max_cache_len=length)
+        return DynamicCache(config=config)
 
     def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
         """Cut each row behind its first stop id; a row without one was truncated."""

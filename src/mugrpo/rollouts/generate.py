@@ -109,7 +109,6 @@ class Sampler:
             shards,
             shard,
             rollouts,
-            tokens=sum(len(r.response_ids) for r in rollouts),
             slots=slots,
             seconds=time.monotonic() - began,
             **notes,

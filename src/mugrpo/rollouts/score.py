@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mugrpo.errors import UsageError
-from mugrpo.records import Problem, Rollout, Score, Status
+from mugrpo.records import FinishReason, Problem, Rollout, Score, Status
 from mugrpo.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
 
 
 def score_rollout(task: Task, problem: Problem, rollout: Rollout, tokenizer: Any) -> Score:
     """The task's verdict; an exception becomes Status.ERROR and keeps its reason."""
-    text = tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
+    stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
+    ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
+    text = tokenizer.decode(ids, skip_special_tokens=True)
     try:
         return task.score(problem, text, rollout.finish_reason)
     except Exception as error:
