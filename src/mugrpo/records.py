@@ -47,7 +47,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """What names a group: a problem and how often the run has drawn it before."""
+    """What names a group: a problem and the epoch in which the run has drawn it."""
 
     problem_id: str
     occurrence: int
