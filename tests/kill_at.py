@@ -210,6 +210,7 @@ _EVALUATION = r"/evaluations/update-\d+$"
 
 PLACES: dict[str, Callable[[Reach], None]] = {
     "config": _publish(r"/config\.json$", after=False),
+    "config stored": _publish(r"/config\.json$", after=True),
     "engine batch": _engine_batch,
     "canary": _call("mugrpo.optimize.trainer", "Trainer.logprob_gap"),
     "half a rollout shard": _half_table(r"/stages/\d+/rollouts/"),

@@ -160,10 +160,14 @@ def open_run(
     with folder.locked() as notices:
         for notice in notices:
             progress.say(notice)
-        if _settle_config(folder, config, _provenance(config, task), force, progress):
-            for stage in range(config.schedule.stages):
-                if schedule.first_update(stage) > made and folder.stage(stage).exists():
-                    set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
+        document, forced = _settled_config(
+            folder, config, _provenance(config, task), force, progress
+        )
+        for stage in range(config.schedule.stages) if forced else ():
+            if schedule.first_update(stage) > made and folder.stage(stage).exists():
+                set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
+        if document:  # only now, so that a kill before it leaves the change to be forced again
+            publish_json(folder.config, document)
         run = Run(folder, config, task, problems, schedule, progress, stop or StopFlag())
         try:
             yield run
@@ -184,19 +188,19 @@ def _absolute(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": model, "prompt": prompt})
 
 
-def _settle_config(
+def _settled_config(
     folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
-) -> bool:
-    """Store a new run's config; hold a resumed run's against what it was begun with.
+) -> tuple[dict[str, Any] | None, bool]:
+    """Hold a resumed run's config against what it was begun with.
 
-    Returns whether something that decides the run's numbers was changed by force.
+    Returns the config.json to store, None where it stands already, and whether something that
+    decides the run's numbers was changed by force.
     """
     resolved = json.loads(config.model_dump_json())
     document = {"format": FORMAT, "config": resolved, "provenance": provenance}
     stored = folder.read_config()
     if stored is None or folder.is_untouched():
-        publish_json(folder.config, document)
-        return False
+        return document, False
     differences = changes(stored["config"], resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
     refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
@@ -216,9 +220,7 @@ def _settle_config(
     for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
-    if differences or refused:
-        publish_json(folder.config, document)
-    return bool(refused)
+    return (document if differences or refused else None), bool(refused)
 
 
 def _provenance(config: RunConfig, task: Task) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.runs import (
     checkpoints,
     final_weights,
     killed,
+    mugrpo,
     read_metrics,
     write_config,
 )
@@ -172,3 +175,19 @@ def test_more_stages_by_force_go_on_where_the_run_ended(
     assert ended.status == 0
     assert checkpoints(run_dir) == [2, 3, 4, 6, 8, 9]
     assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was
+
+
+def test_a_forced_change_that_is_killed_ends_in_the_bits_of_one_that_is_not(
+    tmp_path: Path, command: Command
+):
+    no_stage_end = ("--checkpoint.stage_end", "false")
+    killed(tmp_path / "begun", "gradient", 4, *no_stage_end)
+    assert checkpoints(tmp_path / "begun") == [2]  # the second stage's shards rest on update 3
+    change = ("--optimizer.lr", "2e-3", "--force")
+    for name in ("whole", "run"):
+        shutil.copytree(tmp_path / "begun", tmp_path / name)
+    assert command("train", tmp_path / "whole", *change).status == 0
+    ended = mugrpo("train", tmp_path / "run", *change, at="config stored")
+    assert ended.status == -signal.SIGKILL
+    assert command("train", tmp_path / "run", *change).status == 0
+    assert final_weights(tmp_path / "run") == final_weights(tmp_path / "whole")
