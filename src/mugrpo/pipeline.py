@@ -265,7 +265,7 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
         raise RunStopped(
             f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
             f"{tolerance:g}); its weights or sampling are not the policy's. "
-            "Mend the engine, or raise --engine.canary_tolerance if rounding explains it"
+            "Mend the engine, or raise --engine.canary_tolerance (with --force)"
         )
     return gap
 

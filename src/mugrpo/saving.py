@@ -64,5 +64,5 @@ def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) 
     if trainer.nonfinite_in_a_row >= run.config.optimizer.nonfinite_limit:
         raise RunStopped(
             f"{trainer.nonfinite_in_a_row} updates in a row had a non-finite loss or gradient; "
-            f"see {path.parent}; a lower --optimizer.lr may help"
+            f"see {path.parent}; a lower --optimizer.lr (with --force) may help"
         )
