@@ -5,6 +5,7 @@ P prompt tokens, T response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -13,13 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a conversation
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its reference answer. `id` is unique within a data set."""
+    """One question with its reference answer. `id` is unique within a data set.
+
+    `prompt` is text, or a conversation in the order of its turns. `columns` are the data set's
+    other columns, as they were read: what reward functions are called with.
+    """
 
     id: str
-    prompt: str
+    prompt: str | tuple[Message, ...]
     answer: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FinishReason(StrEnum):
@@ -29,6 +38,16 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens reached: the response is truncated
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response as it is judged."""
+
+    problem: Problem
+    text: str  # decoded, without special tokens
+    ids: Sequence[int]  # as sampled, with the end-of-sequence token where there is one
+    finish_reason: FinishReason
+
+
 class Status(StrEnum):
     """What became of a rollout's scoring. A failure is a status, never a reward of 0."""
 
@@ -36,13 +55,19 @@ class Status(StrEnum):
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
     TRUNCATED = "truncated"
+    SKIPPED = "skipped"  # no reward function had a reward to give
     TIMEOUT = "timeout"
     ERROR = "error"
 
     @property
     def failed(self) -> bool:
-        """True where no reward is known: the rollout is left out of its group's statistics."""
+        """True where scoring broke down; too many of them stop a run."""
         return self in (Status.TIMEOUT, Status.ERROR)
+
+    @property
+    def rewarded(self) -> bool:
+        """False where no reward is known: the rollout is left out of its group's statistics."""
+        return not (self.failed or self is Status.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +102,7 @@ class Rollout:
 class Score:
     """The verdict on one rollout.
 
-    `reward` is None exactly where `status.failed`; `parts` says more (a failure's reason, the
+    `reward` is None exactly where not `status.rewarded`; `parts` says more (a failure's reason, the
     components of a composed reward) and must be JSON.
     """
 
@@ -86,8 +111,8 @@ class Score:
     parts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.status.failed != (self.reward is None):
+        if self.status.rewarded == (self.reward is None):
             raise ValueError(
-                f"a score with status {self.status.value!r} has reward {self.reward!r}: "
-                "a reward is None exactly where scoring failed (timeout, error)"
+                f"a score with status {self.status.value!r} has reward {self.reward!r}: a reward "
+                "is None exactly where none is known (skipped, timeout, error)"
             )

@@ -195,7 +195,7 @@ class Trainer:
     def _counts(self, score: Score) -> bool:
         """Whether a response takes part in its group's statistics and in the loss."""
         masked = score.status is Status.TRUNCATED and self.config.rewards.truncated == "masked"
-        return not (score.status.failed or masked)
+        return score.status.rewarded and not masked
 
     def _micro_batches(
         self, rollouts: Sequence[Rollout], advantages: torch.Tensor
