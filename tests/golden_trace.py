@@ -22,7 +22,7 @@ from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import load_policy, model_fingerprint
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.score import score_shard
+from mugrpo.rollouts.score import Scorer
 from mugrpo.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.tasks import make_task
 
@@ -72,14 +72,8 @@ def make_rollouts(folder: Path) -> None:
     )
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     sampler.make_shard(rollouts, 0, [(problem, 0) for problem in problems], lambda _: None)
-    score_shard(
-        rollouts,
-        ShardSet(folder / "scores", "scores"),
-        0,
-        task=task,
-        problems={problem.id: problem for problem in problems},
-        tokenizer=policy.tokenizer,
-    )
+    scorer = Scorer(task, problems, policy.tokenizer, CONFIG.rewards)
+    scorer.make_shard(rollouts, ShardSet(folder / "scores", "scores"), 0)
 
 
 def trace(folder: Path = FOLDER) -> list[dict[str, Any]]:

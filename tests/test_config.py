@@ -10,6 +10,7 @@ import pytest
 
 from mugrpo.config.load import (
     CHOICES,
+    LISTS,
     apply_overrides,
     build_config,
     changes,
@@ -259,6 +260,8 @@ def test_an_objective_is_its_two_files():
 
 # ---- the list of options ----
 
+NEEDED = {"dataset": {"data": "none.jsonl"}}  # options without a default
+
 
 def leaves(tree: dict, prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
@@ -274,8 +277,10 @@ def test_every_option_is_listed_exactly_once_for_each_group_that_has_it():
     expected = Counter(name for name in leaves(default) if name.partition(".")[0] not in CHOICES)
     for group, choices in CHOICES.items():
         for name in choices:
-            resolved = build_config({group: {"name": name}}, "test").model_dump()
-            expected.update(leaves(resolved[group], f"{group}."))
+            resolved = build_config({group: {"name": name, **NEEDED.get(name, {})}}, "test")
+            expected.update(leaves(resolved.model_dump()[group], f"{group}."))
+    for lists, choices in LISTS.items():
+        expected.update(f"{lists}[].{name}" for c in choices.values() for name in c.model_fields)
     assert Counter(name for name, _, _, _ in describe_options()) == expected
 
 
@@ -324,6 +329,14 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.every",
         "evaluation.samples",
         "evaluation.temperature",
+        "rewards.failure_limit",
+        "engine.canary_warning",
+        "samples.every",
+        "samples.count",
+        "sinks.tensorboard",
+        "sinks.trackio",
+        "sinks.wandb",
+        "task.workers.count",
     }
     assert on_resume("no.such.option") == "forced"
 

@@ -25,24 +25,29 @@ LAYER_0 = {
     "shards",
     "stopping",
 }
-LAYER_1 = {"tasks", "policy", "engines"}
+LAYER_1 = {"tasks", "pretrained", "policy", "engines"}
 BELOW_3 = LAYER_0 | LAYER_1 | {"rollouts", "optimize"}
 
 # What each module or package directly under mugrpo may import, besides itself.
 MAY_IMPORT = {
     **dict.fromkeys(LAYER_0, LAYER_0),
     "tasks": LAYER_0,
-    "policy": LAYER_0,
+    "pretrained": LAYER_0,
+    "policy": LAYER_0 | {"pretrained"},
     "engines": LAYER_0 | {"policy"},
     "rollouts": LAYER_0 | LAYER_1,
     "optimize": LAYER_0 | LAYER_1,
     "repair": LAYER_0,
     "summary": LAYER_0,
-    "run": BELOW_3,
+    "report": LAYER_0,
+    "provenance": LAYER_0 | {"policy"},
+    "sinks": LAYER_0,
+    "run": BELOW_3 | {"provenance", "sinks"},
     "evaluate": BELOW_3 | {"run"},
     "saving": BELOW_3 | {"run"},
-    "pipeline": BELOW_3 | {"run", "evaluate", "saving"},
-    "cli": BELOW_3 | {"run", "evaluate", "pipeline", "repair", "summary"},
+    "canary": BELOW_3 | {"run"},
+    "pipeline": BELOW_3 | {"run", "evaluate", "saving", "canary"},
+    "cli": BELOW_3 | {"run", "evaluate", "pipeline", "repair", "summary", "report"},
 }
 
 # The mathematics: of mugrpo, these import each other and nothing else.

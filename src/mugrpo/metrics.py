@@ -11,7 +11,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,22 @@ from mugrpo.errors import RunStopped
 from mugrpo.run_dir import full_disk_explained, publish_file
 
 
-class MetricsLog:
-    """The metrics file at `path`, open for appending; lines past `update` are cut first."""
+def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
+    pass
 
-    def __init__(self, path: Path, update: int) -> None:
-        kept = [line for line in read_metrics(path) if line["update"] <= update]
-        with publish_file(path) as file:
-            for line in kept:
-                file.write(_encode(line))
+
+class MetricsLog:
+    """The metrics file at `path`, open for appending; lines past `update` are cut first.
+
+    `also` is called with what is appended.
+    """
+
+    def __init__(
+        self, path: Path, update: int, also: Callable[[str, int, dict[str, Any]], None] = _nowhere
+    ) -> None:
         self._path = path
-        self._seen = {(line["kind"], line["update"]) for line in kept}
-        # Unbuffered, so that nothing waits to be written when the disk is full.
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self._also = also
+        self._keep(line for line in read_metrics(path) if line["update"] <= update)
 
     def has(self, kind: str, update: int) -> bool:
         return (kind, update) in self._seen
@@ -42,6 +46,13 @@ class MetricsLog:
         with full_disk_explained(self._path):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, "No space left on device")
+        self._also(kind, update, values)
+
+    def drop(self, kind: str, update: int) -> None:
+        """Take out the lines of `kind` at `update`, so that they can be written anew."""
+        self.close()
+        lines = read_metrics(self._path)
+        self._keep(line for line in lines if (line["kind"], line["update"]) != (kind, update))
 
     def sync(self) -> None:
         """Make every line durable: called before a checkpoint that rests on them is published."""
@@ -49,6 +60,16 @@ class MetricsLog:
 
     def close(self) -> None:
         self._file.close()
+
+    def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Write `lines` in place of the file and open it for more."""
+        kept = list(lines)
+        with publish_file(self._path) as file:
+            for line in kept:
+                file.write(_encode(line))
+        self._seen = {(line["kind"], line["update"]) for line in kept}
+        # Unbuffered, so that nothing waits to be written when the disk is full.
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -17,18 +17,22 @@ import math
 import time
 from collections.abc import Iterator
 
+from mugrpo.canary import canary
 from mugrpo.engines.base import Completion
-from mugrpo.errors import RunStopped, UsageError
+from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Experience
 from mugrpo.rollouts.generate import Sampler
-from mugrpo.rollouts.score import score_shard, scored
-from mugrpo.rollouts.statistics import refresh_metrics
+from mugrpo.rollouts.score import scored
+from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run import Run
 from mugrpo.saving import (
     checkpoint,
     checkpoint_due,
+    keep_samples,
     report_nonfinite,
+    samples_due,
     saved_when_interrupted,
 )
 from mugrpo.shards import (
@@ -60,8 +64,8 @@ def train(run: Run) -> None:
     assert run.newest_update == total
 
 
-def run_phase(run: Run, phase: str, stage: int) -> None:
-    """One phase ("generate", "score", "optimize") of one stage.
+def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
+    """One phase ("generate", "score", "optimize") of one stage; scores can be made `again`.
 
     Raises UsageError where the phase before it is not complete.
     """
@@ -73,6 +77,8 @@ def run_phase(run: Run, phase: str, stage: int) -> None:
         if phase == "generate":
             generate_stage(run, stage)
         elif phase == "score":
+            if again:
+                forget_scores(run, stage)
             score_stage(run, stage)
         else:
             plan_stage(run, stage)
@@ -126,6 +132,7 @@ def generate_stage(run: Run, stage: int) -> None:
         run.progress.say(f"{stranger} is not in its manifest; it is not read")
     if not missing:
         return
+    began = time.monotonic()
     first_update = run.schedule.first_update(stage)
     run.policy_at(first_update)
     sampler = Sampler(
@@ -139,6 +146,7 @@ def generate_stage(run: Run, stage: int) -> None:
         policy_step=first_update,
     )
     gap = canary(run, sampler, parts[0])  # of the same responses, wherever this goes on from
+    refresh_seconds: float | None = time.monotonic() - began
     size = run.config.schedule.group_size
     done = sum(len(part) for shard, part in enumerate(parts) if shard in shards) * size
     if done:
@@ -153,7 +161,9 @@ def generate_stage(run: Run, stage: int) -> None:
 
     for shard in missing:
         groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
-        sampler.make_shard(shards, shard, groups, on_batch, canary_gap=gap)
+        notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds}
+        sampler.make_shard(shards, shard, groups, on_batch, **notes)
+        refresh_seconds = None  # once a refresh
     run.progress.end()
 
 
@@ -163,24 +173,27 @@ def score_stage(run: Run, stage: int) -> None:
     scores = ShardSet(run.dir.scores(stage), "scores")
     missing = [s for s in range(shard_count(run, stage)) if not scored(rollouts, scores, s)]
     if missing:
-        problems = {problem.id: problem for problem in run.problems}
+        scorer = run.scorer(run.problems)
         run.progress.begin(_heading(run, stage, "score"), "shards", len(missing))
         for shard in missing:
-            score_shard(
-                rollouts,
-                scores,
-                shard,
-                task=run.task,
-                problems=problems,
-                tokenizer=run.policy.tokenizer,
-                check=run.stop.check,
-            )
+            scorer.make_shard(rollouts, scores, shard)
             run.progress.advance(1)
         run.progress.end()
     first_update = run.schedule.first_update(stage)
     if not run.metrics.has("refresh", first_update):
         refresh = refresh_metrics(rollouts, scores)
         run.metrics.append("refresh", first_update, stage=stage, **refresh)
+        run.progress.say(described(refresh))
+
+
+def forget_scores(run: Run, stage: int) -> None:
+    """Take the stage's scores out of their manifest, so that they are made again."""
+    if run.newest_update > run.schedule.first_update(stage):
+        run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    for shard in scores.numbers():
+        scores.forget(shard)
+    run.metrics.drop("refresh", run.schedule.first_update(stage))
 
 
 def plan_stage(run: Run, stage: int) -> None:
@@ -228,7 +241,8 @@ def optimize_stage(run: Run, stage: int) -> None:
             [score_from_row(row) for row in scores.rows(places)],
         )
         read_seconds = time.monotonic() - began
-        metrics = trainer.step(experience)
+        watch = SampleCollector() if samples_due(run, update + 1) else None
+        metrics = trainer.step(experience, watch)
         run.metrics.append(
             "update",
             trainer.update,
@@ -239,6 +253,8 @@ def optimize_stage(run: Run, stage: int) -> None:
             **{"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds},
         )
         run.checkpoint_seconds = 0.0  # they stand in the line of the next update
+        if watch is not None:
+            keep_samples(run, experience, watch)
         if metrics["skipped"]:
             report_nonfinite(run, experience, metrics)
         if checkpoint_due(run, trainer.update):
@@ -246,28 +262,6 @@ def optimize_stage(run: Run, stage: int) -> None:
         run.progress.advance(1, metrics["tokens"])
         evaluate_if_due(run, trainer.update)
     run.progress.end()
-
-
-def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float | None:
-    """Compare the engine's logprobs of a few responses with the trainer's.
-
-    Returns the largest difference; raises RunStopped above the tolerance: then the engine's
-    weights or sampling are not the policy's, and every importance ratio would be wrong.
-    """
-    options = run.config.engine
-    if not options.canary_responses:
-        return None
-    problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
-    rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
-    gap = run.trainer.logprob_gap(rollouts)
-    tolerance = run.config.canary_tolerance
-    if not gap <= tolerance:
-        raise RunStopped(
-            f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
-            f"{tolerance:g}); its weights or sampling are not the policy's. "
-            "Mend the engine, or raise --engine.canary_tolerance (with --force)"
-        )
-    return gap
 
 
 def shard_groups(run: Run, stage: int) -> Iterator[list[tuple[int, int]]]:

@@ -12,14 +12,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.errors import UsageError
+from mugrpo.pretrained import PACKAGED, converted
 from mugrpo.run_dir import sha256_of
 
 EMBEDDED = {"chain": Path(__file__).parent / "tasks" / "chain_model"}
+
+_WAY_OUT = (
+    "name a directory in Hugging Face form, or a hub id where there is a network (a gated one "
+    "needs `hf auth login`)"
+)
 
 transformers_logging.disable_progress_bar()
 
@@ -36,17 +42,6 @@ class Policy:
         self.tokenizer = tokenizer
         self.precision = options.precision
         self.update = 0
-        if options.eos_token:
-            if options.eos_token not in tokenizer.get_vocab():
-                raise UsageError(
-                    f"model.eos_token = {options.eos_token!r} is no token of {options.path}"
-                )
-            tokenizer.eos_token = options.eos_token
-        if tokenizer.eos_token_id is None:
-            raise UsageError(
-                f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
-                "response would be truncated; name one with --model.eos_token"
-            )
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
@@ -99,14 +94,46 @@ class Policy:
         self.update = update
 
 
-def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
-    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
+def load_tokenizer(options: ModelOptions) -> Any:
+    """The tokenizer of `options`, which names an end-of-sequence token; UsageError otherwise."""
     path = model_path(options)
-    model = _load_model(path)
+    _refuse_absent(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the tokenizer of {path} cannot be loaded ({_first(error)})") from None
+        raise UsageError(
+            f"the tokenizer of {path} cannot be loaded ({_first(error)}); {_WAY_OUT}"
+        ) from None
+    if options.eos_token:
+        if options.eos_token not in tokenizer.get_vocab():
+            raise UsageError(
+                f"model.eos_token = {options.eos_token!r} is no token of {options.path}"
+            )
+        tokenizer.eos_token = options.eos_token
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
+            "response would be truncated; name one with --model.eos_token"
+        )
+    return tokenizer
+
+
+def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
+    """(vocabulary, longest context in tokens or None) of the model, from its config alone."""
+    path = model_path(options)
+    _refuse_absent(path)
+    try:
+        config = AutoConfig.from_pretrained(path).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the model {path} cannot be loaded ({_first(error)}); {_WAY_OUT}"
+        ) from None
+    return config.vocab_size, getattr(config, "max_position_embeddings", None)
+
+
+def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
+    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
+    model, tokenizer = _load_model(model_path(options)), load_tokenizer(options)
     for parameter in model.parameters():  # safetensors hands out unaligned memory; resume is exact
         parameter.data = parameter.data.clone()
     device = options.device
@@ -123,10 +150,7 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
 def _load_model(path: str | Path) -> Any:
     """The model in fp32, every one of its weights from the files, none left at random."""
     text = str(path)
-    if not Path(path).is_dir() and (text.startswith(("/", ".", "~")) or text.count("/") != 1):
-        raise UsageError(
-            f"there is no model directory {text}; name one in Hugging Face form, or a hub id"
-        )
+    _refuse_absent(text)
     model: Any
     info: dict[str, Any]
     try:
@@ -135,12 +159,19 @@ def _load_model(path: str | Path) -> Any:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(
-            f"the model {text} cannot be loaded ({_first(error)}); name a directory in Hugging "
-            "Face form, or a hub id where there is a network"
+            f"the model {text} cannot be loaded ({_first(error)}); {_WAY_OUT}"
         ) from None
     if absent := sorted(info["missing_keys"]):
         raise UsageError(f"the weights of {text} lack {absent[0]}; its files are not complete")
     return model
+
+
+def _refuse_absent(path: str) -> None:
+    """Raise UsageError for what is neither a directory nor in the form of a hub id."""
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {path}; name one in Hugging Face form, or a hub id"
+        )
 
 
 def _first(error: Exception) -> str:
@@ -149,7 +180,16 @@ def _first(error: Exception) -> str:
 
 
 def model_path(options: ModelOptions) -> str:
-    return str(EMBEDDED.get(options.path, options.path))
+    """The directory or hub id of the model; raises UsageError where it is still to be converted."""
+    if options.path not in PACKAGED:
+        return str(EMBEDDED.get(options.path, options.path))
+    folder = converted(options.path)
+    if not folder.exists():
+        raise UsageError(
+            f"the model {options.path} is not converted yet: `mugrpo convert {options.path}` does "
+            "it once"
+        )
+    return str(folder)
 
 
 def model_fingerprint(options: ModelOptions) -> str:

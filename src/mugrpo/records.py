@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-
 Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a conversation
 
 

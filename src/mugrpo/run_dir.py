@@ -9,6 +9,7 @@
       stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
+      samples/update-000064.json          a few rollouts of an update, with every token's ratio
       nonfinite/update-000017.json        what was in an update that was not applied
 
 Publishing is: write `name.tmp.PID`, fsync, rename, fsync the folder. So a name without `.tmp.` is
@@ -69,6 +70,9 @@ class RunDir:
 
     def evaluation(self, update: int) -> Path:
         return self.root / "evaluations" / f"update-{update:06d}"
+
+    def samples(self, update: int) -> Path:
+        return self.root / "samples" / f"update-{update:06d}.json"
 
     def nonfinite(self, update: int) -> Path:
         return self.root / "nonfinite" / f"update-{update:06d}.json"

@@ -1,4 +1,4 @@
-"""What is saved of a run's progress, and when: checkpoints, and updates that were not applied."""
+"""What is saved of a run's progress, and when: checkpoints, samples, updates not applied."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from mugrpo.errors import Interrupted, RunStopped
 from mugrpo.optimize.checkpoints import save_checkpoint
+from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Experience
 from mugrpo.run import Run
 from mugrpo.run_dir import publish_json
@@ -41,6 +42,30 @@ def checkpoint(run: Run) -> None:
     needed = {run.schedule.first_update(stage)}
     save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
     run.checkpoint_seconds += time.monotonic() - began
+
+
+def samples_due(run: Run, update: int) -> bool:
+    """Whether rollouts of update number `update` (from 1) are kept to be looked at."""
+    every, staleness = run.config.samples.every, run.schedule.staleness(update - 1)
+    ends = (0, run.config.schedule.updates_per_stage - 1)
+    return every > 0 and (update % every == 0 or staleness in ends)
+
+
+def keep_samples(run: Run, experience: Experience, collector: SampleCollector) -> None:
+    update = run.trainer.update
+    samples = collector.chosen(
+        experience.rollouts,
+        experience.scores,
+        run.config.samples.count,
+        run.encode.tokenizer,
+    )
+    document = {
+        "update": update,
+        "stage": run.schedule.stage_of(update - 1),
+        "staleness": run.schedule.staleness(update - 1),
+        "samples": samples,
+    }
+    publish_json(run.dir.samples(update), document)
 
 
 def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) -> None:

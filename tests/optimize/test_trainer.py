@@ -222,7 +222,7 @@ def test_a_failed_score_leaves_the_statistics_but_not_the_denominator(experience
 
 def truncated_case(experience: Experience, status: Status) -> Experience:
     one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
-    third = Score(status, None if status.failed else 0.0)
+    third = Score(status, 0.0 if status.rewarded else None)
     return replace(one, scores=[*one.scores[:2], third, one.scores[3]])
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mugrpo.config.options import NamedOptions
+from mugrpo.config.options import HARMLESS, NamedOptions
 
 
 class EngineOptions(NamedOptions):
@@ -17,6 +17,8 @@ class EngineOptions(NamedOptions):
     canary_tolerance: float | None = Field(None, gt=0)
     """Largest absolute difference in logprob that the canary lets pass; where not set, 0.001 in
     fp32 and 0.1 in bf16."""
+    canary_warning: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
+    """Share of the tolerance from which the canary warns."""
 
 
 class HFOptions(EngineOptions):

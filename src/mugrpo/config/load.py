@@ -22,10 +22,12 @@ from pydantic.fields import FieldInfo
 
 from mugrpo.config.options import Options
 from mugrpo.config.registry import ENGINES, OBJECTIVES, TASKS
+from mugrpo.config.rewards import REWARDS
 from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 
 CHOICES = {"task": TASKS, "engine": ENGINES, "objective": OBJECTIVES}
+LISTS = {"task.rewards": REWARDS}  # options that are several tables, each chosen by its name
 
 
 def load_config(file: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -143,6 +145,8 @@ def _fields(options: type[Options], prefix: str = "") -> Iterator[tuple[str, Fie
                 yield from _fields(group, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", field
+        for group in LISTS.get(f"{prefix}{name}", {}).values():
+            yield from _fields(group, f"{prefix}{name}[].")
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -194,10 +198,14 @@ def _type_text(field: FieldInfo) -> str:
 
 def _annotation_text(annotation: Any) -> str:
     arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _annotation_text(arguments[0])
     if typing.get_origin(annotation) is typing.Literal:
         return "|".join(map(str, arguments))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return "|".join("none" if a is type(None) else _annotation_text(a) for a in arguments)
+    if typing.get_origin(annotation) is tuple and arguments[-1] is Ellipsis:
+        return "names or tables"
     if typing.get_origin(annotation) is tuple:
         return f"[{', '.join(map(_annotation_text, arguments))}]"
     return getattr(annotation, "__name__", str(annotation))
@@ -205,6 +213,10 @@ def _annotation_text(annotation: Any) -> str:
 
 def _default_text(field: FieldInfo) -> str:
     default = field.default
+    if field.is_required():
+        return "to be given"
     if default is None:
         return "none"
-    return str(list(default)) if isinstance(default, tuple) else str(default)
+    if isinstance(default, tuple):
+        return str([getattr(entry, "name", entry) for entry in default])
+    return str(default)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.config import JsonDict
 
 
@@ -24,6 +27,15 @@ class Options(BaseModel):
 
 HARMLESS: JsonDict = {"on_resume": "harmless"}
 FIXED: JsonDict = {"on_resume": "fixed"}
+
+
+def absolute(text: str) -> str:
+    """`text` as an absolute path where something lies there, so that a run can be resumed from
+    anywhere; any other text (a hub id, a name) as it is."""
+    return str(Path(text).absolute()) if Path(text).exists() else text
+
+
+PathOrName = Annotated[str, AfterValidator(absolute)]
 
 
 class NamedOptions(Options):

@@ -12,7 +12,7 @@ from mugrpo.config import objectives
 from mugrpo.config.engines import EngineOptions, HFOptions
 from mugrpo.config.objectives.base import ObjectiveOptions
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.tasks import ChainOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions
 
 
 def _objectives() -> dict[str, type[NamedOptions]]:
@@ -30,7 +30,7 @@ def _by_name(*options: type[NamedOptions]) -> dict[str, type[NamedOptions]]:
     return {group.model_fields["name"].default: group for group in options}
 
 
-TASKS = _by_name(ChainOptions)
+TASKS = _by_name(ChainOptions, DatasetOptions)
 ENGINES = _by_name(HFOptions)
 OBJECTIVES = _objectives()
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.config.objectives.mu_grpo import MuGRPOOptions
-from mugrpo.config.options import FIXED, HARMLESS, Options
+from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName
 from mugrpo.config.registry import EngineChoice, ObjectiveChoice, TaskChoice
 from mugrpo.config.tasks import ChainOptions
 
@@ -16,8 +16,9 @@ from mugrpo.config.tasks import ChainOptions
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
-    path: str = "chain"
-    """A directory in Hugging Face form, or "chain" for the embedded model."""
+    path: PathOrName = "chain"
+    """A directory in Hugging Face form, a hub id, "chain" for the embedded model, or "smollm2" once
+    `mugrpo convert smollm2` has made it."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward passes; weights and optimizer stay in fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -33,8 +34,11 @@ class PromptOptions(Options):
 
     form: Literal["plain", "chat"] = "plain"
     """The problem's text as it is, or one user message through the chat template."""
-    chat_template: str | None = None
+    chat_template: PathOrName | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    """A prompt that leaves no room for max_new_tokens in the model's context is refused, its
+    problem is left out, or only its last tokens are used."""
 
     @model_validator(mode="after")
     def _template_is_used(self) -> Self:
@@ -93,8 +97,11 @@ class RolloutOptions(Options):
 class RewardOptions(Options):
     """What scores mean to the optimizer."""
 
-    truncated: Literal["zero", "masked"] = "zero"
-    """A truncated response gets reward 0, or is left out of its group and of the loss."""
+    truncated: Literal["zero", "masked", "scored"] = "zero"
+    """A truncated response gets reward 0 unseen, is left out of its group and of the loss, or is
+    judged like any other."""
+    failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
+    """Stop where a larger share of a shard's responses could not be judged (errors, timeouts)."""
 
 
 class OptimizerOptions(Options):
@@ -152,6 +159,26 @@ class EvaluationOptions(Options):
     """Sampling temperature."""
 
 
+class SampleOptions(Options):
+    """Rollouts kept with the ratio of every token, to be looked at in the report."""
+
+    every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
+    """Keep some at every so many updates, besides a stage's first and last; 0: never."""
+    count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
+    """Rollouts kept of an update, half of them with a negative advantage where there are any."""
+
+
+class SinkOptions(Options):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
+    """Write TensorBoard's event files into the run's directory."""
+    trackio: str | None = Field(None, json_schema_extra=HARMLESS)
+    """A trackio project to log to."""
+    wandb: str | None = Field(None, json_schema_extra=HARMLESS)
+    """A Weights & Biases project to log to."""
+
+
 class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
@@ -168,6 +195,8 @@ class RunConfig(Options):
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
+    samples: SampleOptions = SampleOptions()
+    sinks: SinkOptions = SinkOptions()
 
     @property
     def canary_tolerance(self) -> float:

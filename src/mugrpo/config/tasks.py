@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from mugrpo.config.options import NamedOptions
+from mugrpo.config.options import NamedOptions, PathOrName
+from mugrpo.config.rewards import MathOptions, RewardChoices, WorkerOptions
 
 
 class ChainOptions(NamedOptions):
@@ -24,3 +25,55 @@ class ChainOptions(NamedOptions):
     """Distinct held-out problems."""
     seed: int = Field(0, ge=0)
     """Chooses the problems, apart from the run's seed."""
+
+
+class DatasetOptions(NamedOptions):
+    """Your own problems, from a file or the hub, with rewards of your choice."""
+
+    name: Literal["dataset"] = "dataset"
+    """Which task."""
+    data: PathOrName
+    """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
+    split: str = "train"
+    """Which split of a data set on the hub."""
+    subset: str | None = None
+    """Which of a hub data set's configurations, where it has several."""
+    revision: str | None = None
+    """Commit, tag or branch of a data set on the hub; name a commit to get the same data always."""
+    eval_data: PathOrName | None = None
+    """Where the held-out problems are, in the same forms; `data` itself where only eval_split is
+    set."""
+    eval_split: str | None = None
+    """Which split of a hub data set has the held-out problems."""
+    eval_share: float = Field(0.1, ge=0, lt=1)
+    """Share of the problems that is held out, by a hash of the prompt, where neither eval_data nor
+    eval_split is set."""
+    train_problems: int | None = Field(None, ge=1)
+    """Train on the first so many problems only."""
+    eval_problems: int | None = Field(256, ge=1)
+    """Evaluate on so many held-out problems at most, those of the lowest hash."""
+    prompt_column: str = "prompt"
+    """The column with the prompt: text, or a conversation as a list of {role, content}."""
+    answer_column: str | None = "answer"
+    """The column with the reference answer; none where only reward functions judge."""
+    id_column: str | None = None
+    """The column with the problem's id; where not set, a hash of prompt and answer."""
+    duplicates: Literal["error", "drop"] = "error"
+    """Two rows with one id are refused, or the first is taken."""
+    system_prompt: str | None = None
+    """A system message before every conversation that has none; needs prompt.form = "chat"."""
+    prompt_template: str = "{prompt}"
+    """The text of the (last) user message, {prompt} standing for the data's own."""
+    rewards: RewardChoices = (MathOptions(),)
+    """How a response is judged: "math", "exact", "numeric", "regex", "module:function" or
+    "file.py:function", or tables with a name and its options; several are summed by weight."""
+    right_at: float = 1.0
+    """Where functions alone judge, a response with this reward or more counts as right."""
+    workers: WorkerOptions = WorkerOptions()
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _template_has_a_place(cls, value: str) -> str:
+        if "{prompt}" not in value:
+            raise ValueError("it has no {prompt}, so that every problem would read the same")
+        return value

@@ -59,7 +59,8 @@ class TokenStatistics:
         for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):
             part = ratio[chosen]
             values[f"ratio/{sign}/mean"] = _mean(part)
-            values[f"ratio/{sign}/p99"] = _quantile(part, 0.99)
+            for percent in (1, 50, 99):
+                values[f"ratio/{sign}/p{percent:02d}"] = _quantile(part, percent / 100)
             values[f"ratio/{sign}/max"] = part.max().item() if len(part) else None
         for name in self._fractions:
             values[name] = tokens[name].sum().item() / update_tokens if name in tokens else 0.0

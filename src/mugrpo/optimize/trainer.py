@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -37,6 +37,9 @@ class Experience:
     scores: Sequence[Score]
 
 
+Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
+
+
 class Trainer:
     """The policy with its optimizer. `update` counts updates made, applied or not."""
 
@@ -61,8 +64,10 @@ class Trainer:
             weight_decay=self.options.weight_decay,
         )
 
-    def step(self, experience: Experience) -> dict[str, Any]:
+    def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
         """One update on `experience`; returns its metrics (see diagnostics, and the keys below).
+
+        `watch` sees each micro-batch with its logprobs and the objective's metrics, both [B, T].
 
         The gradient is that of the whole update's loss: its denominator counts every response,
         so the cut into micro-batches changes nothing but rounding. Responses without gradient
@@ -97,6 +102,8 @@ class Trainer:
             part.backward()
             loss += part.item()
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+            if watch is not None:
+                watch(batch, logprobs_BT, metrics)
         lr = self._learning_rate()
         grad_norm, applied = self._apply(lr, loss)
         padded = sum(batch.ids.numel() for batch in batches)

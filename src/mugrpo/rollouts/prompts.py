@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from mugrpo.records import Problem
 
 
 class PromptEncoder:
-    """Encodes problems under `options`.
+    """Encodes problems under `options`, in at most `limit` tokens (None: any number).
 
     Raises UsageError where a chat form is asked of a tokenizer that has no template, and where
     an id is outside the model's vocabulary.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, options: PromptOptions) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, options: PromptOptions, limit: int | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self.form = options.form
+        self.options = options
+        self.limit = limit
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
@@ -36,13 +40,10 @@ class PromptEncoder:
                 )
 
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
-        """The prompt of `problem`, [P]."""
-        if self.form == "chat":
-            ids = self._chat_ids(problem)
-        else:
-            ids = self.tokenizer(problem.prompt)["input_ids"]
-        if not ids:
-            raise UsageError(f"problem {problem.id!r} has an empty prompt")
+        """The prompt of `problem`, [P]; of an overlong one the last tokens, where so chosen."""
+        ids = self._ids(problem, self.text(problem))
+        if self.options.overlong == "truncate" and self.limit is not None:
+            ids = ids[-self.limit :]
         if max(ids) >= self.vocab_size:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise UsageError(
@@ -51,21 +52,64 @@ class PromptEncoder:
             )
         return np.array(ids, np.int32)
 
-    def _chat_ids(self, problem: Problem) -> list[int]:
-        messages = [{"role": "user", "content": problem.prompt}]
+    def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems that leave room for a response.
+
+        Raises UsageError where some do not and `overlong` is "error", or none does.
+        """
+        limit = self.limit
+        if limit is None or self.options.overlong == "truncate":
+            return list(problems)
+        fits, longest = [], 0
+        for problem in problems:
+            text = self.text(problem)
+            # No token is shorter than a byte, so that most texts need no tokenizer here.
+            short = len(text.encode(errors="replace")) < limit
+            length = 0 if short else len(self._ids(problem, text))
+            longest = max(longest, length)
+            if length <= limit:
+                fits.append(problem)
+        over = len(problems) - len(fits)
+        if over and (self.options.overlong == "error" or not fits):
+            raise UsageError(
+                f"{over} of {len(problems)} prompts are longer than the {limit} tokens that "
+                f"rollouts.max_new_tokens leaves of the model's context (the longest has "
+                f"{longest}); lower rollouts.max_new_tokens, or choose --prompt.overlong drop or "
+                "truncate"
+            )
+        return fits
+
+    def text(self, problem: Problem) -> str:
+        """The whole prompt as text, special tokens of the template included."""
+        if self.options.form == "chat":
+            return self._chat_text(problem)
+        if not isinstance(problem.prompt, str):
+            raise UsageError(
+                f"problem {problem.id!r} is a conversation; use --prompt.form chat (a system "
+                "prompt makes every problem one)"
+            )
+        return problem.prompt
+
+    def _ids(self, problem: Problem, text: str) -> list[int]:
+        special = self.options.form == "plain"  # a template writes its own
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        if not ids:
+            raise UsageError(f"problem {problem.id!r} has an empty prompt")
+        return ids
+
+    def _chat_text(self, problem: Problem) -> str:
+        asked = problem.prompt
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
         try:
-            ids: list[int] = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.template,
-                add_generation_prompt=True,
-                return_dict=False,
+            text: str = self.tokenizer.apply_chat_template(
+                messages, chat_template=self.template, add_generation_prompt=True, tokenize=False
             )
         except TemplateError as error:
             raise UsageError(
                 f"the chat template fails on problem {problem.id!r} ({error}); mend it, or name "
                 "another with --prompt.chat_template"
             ) from None
-        return ids
+        return text
 
 
 def _read_template(file: str) -> str:

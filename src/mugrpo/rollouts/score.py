@@ -4,62 +4,99 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, groupby
 from typing import Any
 
-from mugrpo.errors import UsageError
-from mugrpo.records import FinishReason, Problem, Rollout, Score, Status
+from mugrpo.config.run import RewardOptions
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.records import Answer, FinishReason, Problem, Rollout, Score, Status
 from mugrpo.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
 
 
-def score_rollout(task: Task, problem: Problem, rollout: Rollout, tokenizer: Any) -> Score:
-    """The task's verdict; an exception becomes Status.ERROR and keeps its reason."""
-    stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
-    ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    try:
-        return task.score(problem, text, rollout.finish_reason)
-    except Exception as error:
-        return Score(Status.ERROR, None, {"reason": f"{type(error).__name__}: {error}"})
+class Scorer:
+    """Scores rollouts of `problems` by `task`; what truncation and failures mean is in `options`.
 
-
-def score_shard(
-    rollouts: ShardSet,
-    scores: ShardSet,
-    shard: int,
-    *,
-    task: Task,
-    problems: Mapping[str, Problem],
-    tokenizer: Any,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Score one shard and publish the scores, with counts by status in the manifest.
-
-    `check` is called between rollouts and may raise to stop. Raises UsageError for a rollout of a
-    problem that is not among `problems`.
+    `check` is called between rollouts and may raise to stop.
     """
-    began = time.monotonic()
-    verdicts = []
-    for rollout in read_rollouts(rollouts, shard):
-        check()
-        if rollout.problem_id not in problems:
-            raise UsageError(
-                f"{rollouts.path(shard)} answers problem {rollout.problem_id!r}, which the task "
-                "does not have; use the task that the rollouts were made for"
+
+    def __init__(
+        self,
+        task: Task,
+        problems: Sequence[Problem],
+        tokenizer: Any,
+        options: RewardOptions,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.task = task
+        self.problems = {problem.id: problem for problem in problems}
+        self.tokenizer = tokenizer
+        self.options = options
+        self.check = check
+
+    def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int) -> None:
+        """Score one shard and publish the scores, with counts in the manifest.
+
+        Raises UsageError for a rollout of a problem that is not among the problems, and RunStopped
+        as soon as too many could not be judged; then nothing is published.
+        """
+        began = time.monotonic()
+        made = list(read_rollouts(rollouts, shard))
+        for rollout in made:
+            if rollout.problem_id not in self.problems:
+                raise UsageError(
+                    f"{rollouts.path(shard)} answers problem {rollout.problem_id!r}, which the "
+                    "task does not have; use the task that the rollouts were made for"
+                )
+        verdicts: list[Score] = []
+        reasons: Counter[str] = Counter()
+        for score in self._scores(made):
+            self.check()
+            verdicts.append(score)
+            if score.status.failed:
+                reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
+                self._stop_at_limit(reasons, len(made))
+        groups = groupby(zip(made, verdicts, strict=True), key=lambda pair: pair[0].group)
+        known = [{s.reward for _, s in group if s.reward is not None} for _, group in groups]
+        rewards = [score.reward for score in verdicts if score.reward is not None]
+        write_scores(
+            scores,
+            shard,
+            verdicts,
+            rollouts_sha256=rollouts.entry(shard)["sha256"],
+            statuses=dict(Counter(score.status.value for score in verdicts)),
+            reward_sum=sum(rewards),
+            rewarded=len(rewards),
+            groups=len(known),
+            zero_variance_groups=sum(len(values) <= 1 for values in known),
+            seconds=time.monotonic() - began,
+        )
+
+    def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
+        """A verdict for every rollout, in order; the task sees those that it is to judge."""
+        everything = self.options.truncated == "scored"
+        judged = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
+        verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
+        for seen in judged:
+            yield next(verdicts) if seen else Score(Status.TRUNCATED, 0.0)
+
+    def _answer(self, rollout: Rollout) -> Answer:
+        stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
+        ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        problem = self.problems[rollout.problem_id]
+        return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason)
+
+    def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
+        failed = sum(reasons.values())
+        if failed > self.options.failure_limit * rows:
+            reason, count = reasons.most_common(1)[0]
+            raise RunStopped(
+                f"{failed} of a shard's {rows} responses could not be judged, more than "
+                f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
+                f"{reason}. Mend the reward and resume; nothing is generated again"
             )
-        verdicts.append(score_rollout(task, problems[rollout.problem_id], rollout, tokenizer))
-    rewards = [score.reward for score in verdicts if score.reward is not None]
-    write_scores(
-        scores,
-        shard,
-        verdicts,
-        rollouts_sha256=rollouts.entry(shard)["sha256"],
-        statuses=dict(Counter(score.status.value for score in verdicts)),
-        reward_sum=sum(rewards),
-        rewarded=len(rewards),
-        seconds=time.monotonic() - began,
-    )
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int) -> bool:

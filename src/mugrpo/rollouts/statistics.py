@@ -7,11 +7,14 @@ from typing import Any
 
 from mugrpo.shards import ShardSet
 
+_HARDLY_ANY_SIGNAL = 0.9  # share of groups without reward variance from which a stage warns
+
 
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """What a stage's rollouts are like, from the manifests alone.
 
-    Rollouts made elsewhere may lack occupancy, canary and seconds.
+    Rollouts made elsewhere may lack occupancy, canary and seconds. `time/refresh` is what handing
+    the weights to the engine and checking it took, before the first rollout.
     """
     made, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in made)
@@ -19,6 +22,9 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     slots = sum(entry.get("slots", 0) for entry in made)
     rewarded = sum(entry["rewarded"] for entry in judged)
     gaps = [gap for entry in made if (gap := entry.get("canary_gap")) is not None]
+    refreshes = [seconds for entry in made if (seconds := entry.get("refresh_seconds")) is not None]
+    groups = sum(entry["groups"] for entry in judged)
+    unvaried = sum(entry["zero_variance_groups"] for entry in judged)
     statuses: Counter[str] = Counter()
     for entry in judged:
         statuses.update(entry["statuses"])
@@ -29,7 +35,24 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "occupancy": tokens / slots if slots else None,
         "canary_gap": max(gaps, default=None),
         "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
+        "zero_variance_share": unvaried / groups if groups else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
+        "time/refresh": sum(refreshes) / len(refreshes) if refreshes else None,
         "time/generate": sum(entry.get("seconds", 0.0) for entry in made),
         "time/score": sum(entry["seconds"] for entry in judged),
     }
+
+
+def described(refresh: dict[str, Any]) -> str:
+    """A stage's statuses in one line, with a warning where hardly a group has a gradient."""
+    rows = refresh["rollouts"]
+    counts = {key[7:]: n for key, n in refresh.items() if key.startswith("status/")}
+    parts = [f"{name.replace('_', ' ')} {n} ({n / rows:.1%})" for name, n in counts.items()]
+    text = f"  {rows} rollouts: {', '.join(parts)}"
+    unvaried = refresh["zero_variance_share"]
+    if unvaried is not None and unvaried >= _HARDLY_ANY_SIGNAL:
+        text += (
+            f"\n  warning: in {unvaried:.0%} of the groups all rewards are equal; they give no "
+            "gradient. Problems are too hard or too easy for the model, or the reward never varies"
+        )
+    return text

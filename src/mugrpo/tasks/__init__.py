@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.tasks import ChainOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions
 from mugrpo.tasks.base import Task
-from mugrpo.tasks.chain import Chain
 
 
 def make_task(options: NamedOptions) -> Task:
     """The task that `options` describes."""
+    if isinstance(options, DatasetOptions):
+        from mugrpo.tasks.dataset import Dataset  # here, so that reward workers start lighter
+
+        return Dataset(options)
+    from mugrpo.tasks.chain import Chain
+
     assert isinstance(options, ChainOptions), f"no task for {type(options).__name__}"
     return Chain(options)

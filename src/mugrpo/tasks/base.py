@@ -1,11 +1,11 @@
-"""What a task is: problems to train on, problems to evaluate on, and a verdict on a response."""
+"""What a task is: problems to train on, problems to evaluate on, and verdicts on responses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mugrpo.records import FinishReason, Problem, Score
+from mugrpo.records import Answer, Problem, Score
 
 
 class Task(Protocol):
@@ -19,9 +19,14 @@ class Task(Protocol):
         """Held-out problems: none of them is a training problem."""
         ...
 
-    def score(self, problem: Problem, response: str, finish_reason: FinishReason) -> Score:
-        """The verdict on `response` (decoded, without special tokens).
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        """The verdicts on `answers`, in their order.
 
-        An exception becomes `Status.ERROR` with its text as the reason.
+        An answer that cannot be judged has Status.ERROR or Status.TIMEOUT with the reason in
+        `parts["reason"]`. Raises RunStopped where the judge itself is broken.
         """
+        ...
+
+    def close(self) -> None:
+        """End the processes it started, if any."""
         ...

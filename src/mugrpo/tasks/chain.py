@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.errors import UsageError
-from mugrpo.records import FinishReason, Problem, Score, Status
+from mugrpo.records import Answer, Problem, Score, Status
 
 MODULUS = 10
 CHARACTERS = "0123456789+-=,"
@@ -67,14 +67,18 @@ class Chain:
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
-    def score(self, problem: Problem, response: str, finish_reason: FinishReason) -> Score:
-        if finish_reason is FinishReason.LENGTH:
-            return Score(Status.TRUNCATED, 0.0)
-        found = _LAST_STATE.search(response)
-        if found is None:
-            return Score(Status.NO_ANSWER, 0.0)
-        right = found[1] == problem.answer
-        return Score(Status.RIGHT if right else Status.WRONG, float(right), {"answer": found[1]})
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        for answer in answers:
+            found = _LAST_STATE.search(answer.text)
+            if found is None:
+                yield Score(Status.NO_ANSWER, 0.0)
+                continue
+            right = found[1] == answer.problem.answer
+            status = Status.RIGHT if right else Status.WRONG
+            yield Score(status, float(right), {"answer": found[1]})
+
+    def close(self) -> None:
+        pass
 
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
         """`count` distinct prompts of one side of the split, the same ones at every call."""

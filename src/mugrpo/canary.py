@@ -1,0 +1,34 @@
+"""Whether the engine samples from the policy that the trainer has."""
+
+from __future__ import annotations
+
+from mugrpo.errors import RunStopped
+from mugrpo.rollouts.generate import Sampler
+from mugrpo.run import Run
+
+
+def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float | None:
+    """Compare the engine's logprobs of a few responses with the trainer's.
+
+    Returns the largest difference; raises RunStopped above the tolerance: then the engine's
+    weights or sampling are not the policy's, and every importance ratio would be wrong.
+    """
+    options = run.config.engine
+    if not options.canary_responses:
+        return None
+    problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
+    rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
+    gap = run.trainer.logprob_gap(rollouts)
+    tolerance = run.config.canary_tolerance
+    if gap > run.config.engine.canary_warning * tolerance:
+        run.progress.say(
+            f"canary: engine and trainer differ by {gap:.3g} in logprob; above {tolerance:g} the "
+            "run stops"
+        )
+    if not gap <= tolerance:
+        raise RunStopped(
+            f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
+            f"{tolerance:g}); its weights or sampling are not the policy's. "
+            "Mend the engine, or raise --engine.canary_tolerance (with --force)"
+        )
+    return gap

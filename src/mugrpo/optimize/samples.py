@@ -1,0 +1,76 @@
+"""A few of an update's rollouts with what the objective made of each token, to be looked at.
+
+Suffixes: B responses of a micro-batch, T response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.records import GroupKey, Rollout, Score
+
+
+@dataclass(frozen=True)
+class _Seen:
+    advantage: float
+    logprobs: list[float]  # [T] of the policy before the update
+    marks: dict[str, list[int]]  # what the objective did -> places of the tokens it did it to
+
+
+class SampleCollector:
+    """Watches an update's micro-batches; see `Trainer.step`."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def __call__(
+        self, batch: MicroBatch, logprobs_BT: torch.Tensor, metrics: dict[str, torch.Tensor]
+    ) -> None:
+        for i, row in enumerate(batch.rows):
+            length = int(batch.mask[i].sum())
+            marks = {
+                name.removesuffix("_fraction"): tensor[i, :length].nonzero()[:, 0].tolist()
+                for name, tensor in metrics.items()
+            }
+            logprobs = logprobs_BT[i, :length].detach().float().tolist()
+            self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, marks)
+
+    def chosen(
+        self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
+    ) -> list[dict[str, Any]]:
+        """At most `count` rollouts of different groups, half of them with a negative advantage."""
+        negative = self._first_of_groups(rollouts, -1.0)
+        positive = self._first_of_groups(rollouts, 1.0)
+        half = min(count // 2, len(negative))
+        rows = sorted([*negative[:half], *positive[: count - half]])
+        return [self._described(rollouts[r], scores[r], self._seen[r], tokenizer) for r in rows]
+
+    def _first_of_groups(self, rollouts: Sequence[Rollout], sign: float) -> list[int]:
+        first: dict[GroupKey, int] = {}
+        for row in sorted(self._seen):
+            if self._seen[row].advantage * sign > 0:
+                first.setdefault(rollouts[row].group, row)
+        return list(first.values())
+
+    def _described(
+        self, rollout: Rollout, score: Score, seen: _Seen, tokenizer: Any
+    ) -> dict[str, Any]:
+        return {
+            "problem_id": rollout.problem_id,
+            "occurrence": rollout.occurrence,
+            "sample": rollout.sample,
+            "prompt": tokenizer.decode(rollout.prompt_ids),
+            "status": score.status.value,
+            "reward": score.reward,
+            "advantage": seen.advantage,
+            "finish_reason": rollout.finish_reason.value,
+            "tokens": [tokenizer.decode([int(token)]) for token in rollout.response_ids],
+            "behavior_logprobs": rollout.behavior_logprobs.tolist(),
+            "logprobs": seen.logprobs,
+            "marks": seen.marks,
+        }

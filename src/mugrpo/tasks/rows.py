@@ -1,0 +1,164 @@
+"""Rows of a data set, each with the place to name when something is wrong with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mugrpo.errors import UsageError
+
+Row = tuple[str, dict[str, Any]]  # ("problems.jsonl, line 3", column -> value)
+
+_FORMATS = (".jsonl", ".parquet", ".csv")
+
+
+def read_rows(
+    data: str, *, split: str = "train", subset: str | None = None, revision: str | None = None
+) -> list[Row]:
+    """The rows of a local file by its ending (.jsonl, .parquet, .csv), or of a data set on the hub.
+
+    Raises UsageError, naming file and line, for what cannot be read, and where there are no rows.
+    """
+    path = Path(data)
+    if path.is_dir():
+        raise UsageError(f"{data} is a directory; name one {', '.join(_FORMATS)} file in it")
+    if path.exists() or path.suffix.lower() in _FORMATS:
+        rows = list(_file_rows(path))
+    else:
+        rows = list(_hub_rows(data, split, subset, revision))
+    if not rows:
+        raise UsageError(f"{data} has no rows: there is nothing to train on")
+    return rows
+
+
+def _file_rows(path: Path) -> Iterator[Row]:
+    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(
+            f"{path}: the ending {path.suffix or '(none)'} tells no format; it must be one of "
+            f"{', '.join(_FORMATS)}"
+        )
+    try:
+        yield from reader(path)
+    except FileNotFoundError:
+        raise UsageError(f"there is no data file {path}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror or error})") from None
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    start = 0  # of the line, in bytes of the file
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = _decoded(line, path, number, start).strip()
+            if text:
+                yield f"{path}, line {number}", _json_object(text, path, number, start)
+            start += len(line)
+
+
+def _decoded(line: bytes, path: Path, number: int, start: int) -> str:
+    """`line` as text; a byte order mark before the first is passed over."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) and number == 1:
+        raise UsageError(f"{path} is UTF-16; save it as UTF-8")
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}, line {number}: byte {start + error.start} of the file "
+            f"(0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+        ) from None
+
+
+def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except RecursionError:
+        raise UsageError(f"{path}, line {number} is nested too deeply") from None
+    except ValueError as error:
+        column = getattr(error, "pos", 0)
+        offset = start + len(text[:column].encode(errors="replace"))
+        raise UsageError(
+            f"{path}, line {number} is no JSON at byte {offset} of the file ({error}); every line "
+            "must be one JSON object"
+        ) from None
+    if not isinstance(row, dict):
+        raise UsageError(
+            f"{path}, line {number} is {_kind(row)}, not an object like "
+            '{"prompt": "...", "answer": "..."}'
+        )
+    return row
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    with open(path, "rb") as file:
+        lines, start = [], 0
+        for number, line in enumerate(file, start=1):
+            lines.append(_decoded(line, path, number, start))
+            start += len(line)
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO("".join(lines), newline=""), strict=True)
+    try:
+        header = next(reader, [])
+        for values in reader:
+            place = f"{path}, line {reader.line_num}"
+            if not values:
+                continue
+            if len(values) != len(header):
+                raise UsageError(
+                    f"{place} has {len(values)} fields, but the header names {len(header)} columns"
+                )
+            yield place, dict(zip(header, values, strict=True))
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {reader.line_num} is no CSV ({error})") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except pa.ArrowException as error:
+        raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
+
+
+def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -> Iterator[Row]:
+    if data.count("/") > 1 or data.startswith((".", "~", "/")):
+        raise UsageError(f"there is no data file {data}, and it is no data set id on the hub")
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(
+            f"{data} is no local file, and data sets on the hub need one more package: "
+            "pip install 'mugrpo[hub]'"
+        ) from None
+    datasets.disable_progress_bars()
+    try:
+        table = datasets.load_dataset(data, subset, split=split, revision=revision)
+    except Exception as error:  # its own, the hub's and the network's: all say what is wrong
+        raise UsageError(
+            f"{data} is no local file, and as a data set on the hub it cannot be loaded "
+            f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
+            "with --task.data; a gated data set needs `hf auth login` first"
+        ) from None
+    for number, row in enumerate(table):
+        yield f"{data} [{split}], row {number}", dict(row)
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
