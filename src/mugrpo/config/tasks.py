@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -56,6 +57,9 @@ class DatasetOptions(NamedOptions):
     """The column with the prompt: text, or a conversation as a list of {role, content}."""
     answer_column: str | None = "answer"
     """The column with the reference answer; none where only reward functions judge."""
+    answer_pattern: str | None = None
+    """A regular expression whose first group is the answer, where the column holds more: for GSM8K
+    "#### (.+)"."""
     id_column: str | None = None
     """The column with the problem's id; where not set, a hash of prompt and answer."""
     duplicates: Literal["error", "drop"] = "error"
@@ -70,6 +74,16 @@ class DatasetOptions(NamedOptions):
     right_at: float = 1.0
     """Where functions alone judge, a response with this reward or more counts as right."""
     workers: WorkerOptions = WorkerOptions()
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _pattern_has_a_group(cls, value: str | None) -> str | None:
+        try:
+            if value is not None and re.compile(value).groups == 0:
+                raise ValueError("it has no group (in parentheses) to take the answer from")
+        except re.error as error:
+            raise ValueError(f"it is no regular expression: {error}") from None
+        return value
 
     @field_validator("prompt_template")
     @classmethod

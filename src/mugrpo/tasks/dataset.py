@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -90,13 +91,25 @@ class Dataset:
         prompt = self._dressed(asked, place)
         answer = ""
         if options.answer_column is not None:
-            answer = _text(_cell(place, row, options.answer_column, "answer_column"), place)
+            answer = self._answer(place, row, options.answer_column)
         if options.id_column is not None:
             identity = _text(_cell(place, row, options.id_column, "id_column"), place)
         else:
             identity = hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
         return Problem(identity, prompt, answer, columns)
+
+    def _answer(self, place: str, row: dict[str, Any], column: str) -> str:
+        text = _text(_cell(place, row, column, "answer_column"), place)
+        if self.options.answer_pattern is None:
+            return text
+        found = re.search(self.options.answer_pattern, text)
+        if found is None or not found[1]:
+            raise UsageError(
+                f"{place}: task.answer_pattern = {self.options.answer_pattern!r} finds nothing in "
+                f"{_shown(text)}"
+            )
+        return found[1].strip()
 
     def _dressed(self, asked: str | list[Message], place: str) -> str | tuple[Message, ...]:
         """The prompt with the recipe's template and system prompt."""
