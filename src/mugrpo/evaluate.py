@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from mugrpo.engines.base import Completion
 from mugrpo.errors import UsageError
 from mugrpo.records import Status
 from mugrpo.rollouts.generate import Sampler
@@ -41,7 +42,8 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
     with publish_folder(run.dir.evaluation(update)) as folder:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")
-        sampler.make_shard(rollouts, 0, [(p, 0) for p in problems], lambda _: run.stop.check())
+        with run.progress.aside():
+            _generate(run, sampler, rollouts, update)
         run.scorer(problems).make_shard(rollouts, scores, 0)
         count = scores.entry(0)["rows"]
         verdicts = RowReader(scores).rows((0, row) for row in range(count))
@@ -58,6 +60,17 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
         **{f"status/{status}": statuses[status] for status in Status},
         "time/evaluate": time.monotonic() - began,
     }
+
+
+def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
+    def on_batch(batch: list[Completion]) -> None:
+        run.stop.check()
+        run.progress.advance(len(batch), sum(len(c.ids) for c in batch))
+
+    total = len(run.eval_problems) * sampler.group_size
+    run.progress.begin(f"update {update}  evaluate", "rollouts", total)
+    sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_batch)
+    run.progress.end()
 
 
 def evaluate_if_due(run: Run, update: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -34,9 +36,7 @@ class Progress:
         self._done = self._before = done
         self._tokens = 0
         self._began = self._printed = time.monotonic()
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
-            self._live.start()
+        self._show_live()
 
     def advance(self, units: int, tokens: int = 0) -> None:
         self._done += units
@@ -54,6 +54,19 @@ class Progress:
         if self._total:
             self._print()
         self._total = 0
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Another phase may begin and end in the block; then this one goes on, its clock stopped
+        meanwhile."""
+        self.stop()
+        phase = (self._heading, self._unit, self._total, self._done, self._before, self._tokens)
+        began, left = self._began, time.monotonic()
+        yield
+        (self._heading, self._unit, self._total, self._done, self._before, self._tokens) = phase
+        self._began = began + time.monotonic() - left
+        self._printed = time.monotonic()
+        self._show_live()
 
     def stop(self) -> None:
         """Leave the terminal whole, whatever state the phase is in."""
@@ -80,6 +93,11 @@ class Progress:
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
         return "  ".join(parts)
+
+    def _show_live(self) -> None:
+        if self.console.is_terminal and self._total:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
 
     def _print(self) -> None:
         self._printed = time.monotonic()
