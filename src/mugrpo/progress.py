@@ -43,7 +43,7 @@ class Progress:
         self._tokens += tokens
         if self._live:
             self._live.update(Text(self.line()))
-        elif time.monotonic() - self._printed > _PLAIN_INTERVAL:
+        elif self._done < self._total and time.monotonic() - self._printed > _PLAIN_INTERVAL:
             self._print()
 
     def end(self) -> None:

@@ -95,7 +95,8 @@ class Scorer:
             raise RunStopped(
                 f"{failed} of a shard's {rows} responses could not be judged, more than "
                 f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
-                f"{reason}. Mend the reward and resume; nothing is generated again"
+                f"{reason}. Mend the reward, or raise --rewards.failure_limit; nothing is "
+                "generated again (where a reward's file or options change, add --force)"
             )
 
 

@@ -19,6 +19,13 @@ class Task(Protocol):
         """Held-out problems: none of them is a training problem."""
         ...
 
+    def prepare(self) -> None:
+        """Load what judging needs, to learn before all work whether it can be had.
+
+        Raises UsageError where it cannot.
+        """
+        ...
+
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         """The verdicts on `answers`, in their order.
 

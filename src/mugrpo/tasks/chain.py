@@ -67,6 +67,9 @@ class Chain:
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
+    def prepare(self) -> None:
+        pass
+
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in answers:
             found = _LAST_STATE.search(answer.text)

@@ -35,6 +35,9 @@ class Dataset:
     def eval_problems(self) -> Sequence[Problem]:
         return self._split[1]
 
+    def prepare(self) -> None:
+        self.grader.start()
+
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
 
