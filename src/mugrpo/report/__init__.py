@@ -1,0 +1,25 @@
+"""A run's directory -> one HTML file that needs nothing else: no network, no script, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mugrpo.report.page import page
+from mugrpo.report.read import read_runs
+from mugrpo.run_dir import publish_file
+
+__all__ = ["write_report"]
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+    """Draw the runs at `runs` into one file, and return its path.
+
+    By default that is RUN/report.html for one run, and report.html here for several, whose
+    charts are laid over each other. Raises UsageError where a path is no run.
+    """
+    drawn = page(read_runs(runs))
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    with publish_file(target) as file:
+        file.write(drawn.encode("utf-8"))
+    return target

@@ -1,0 +1,244 @@
+"""What does not overlay: one run's time, statuses and response lengths, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from mugrpo.report.charts import Axis, Chart
+from mugrpo.report.costs import (
+    GRPO_UPDATES_PER_REFRESH,
+    PHASES,
+    Span,
+    grpo_cost,
+    phase_seconds,
+    spans,
+    training_seconds,
+)
+from mugrpo.report.figures import figure, legend
+from mugrpo.report.markup import Markup, join, tag
+from mugrpo.report.read import Line, RunData, number
+from mugrpo.report.rows import Part, Row, grouped, stacked_rows
+from mugrpo.report.scale import duration
+
+_ROWS = 24  # of a stacked chart: more stages than this share rows
+_PARTS = 160  # of a timeline's row: where one has more, all are added up by phase
+_BINS = 24
+
+_GRPO = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH}"
+
+_STATUSES = ("right", "wrong", "no_answer", "truncated", "skipped", "timeout", "error")
+
+
+def timeline_figure(run: RunData) -> Markup | None:
+    """A row a stage, to one scale: what it did, in the order in which it did it."""
+    timeline = spans(run)
+    if not timeline:
+        return None
+    count = timeline[-1].stage + 1
+    stretches = grouped(count, _ROWS)
+    phases = [_phases([s for s in timeline if s.stage in stages]) for stages in stretches]
+    added_up = any(len(row) > _PARTS for row in phases)
+    rows = []
+    for stages, row in zip(stretches, phases, strict=True):
+        if added_up:
+            row = [(phase, sum(s for p, s in row if p == phase)) for phase in PHASES]
+        parts = [_phase_part(phase, seconds) for phase, seconds in row if seconds]
+        rows.append(Row(_stages(stages), parts, duration(sum(part.value for part in parts))))
+    shown = [phase for phase in PHASES if any(span.phase == phase for span in timeline)]
+    note = "each row begins with a refresh; all rows are to one scale"
+    if count > len(rows):
+        note += f"; a row holds {len(stretches[0])} stages"
+    if added_up:
+        note += ", its phases added up"
+    totals = phase_seconds(timeline)
+    words = [(f"bar phase-{phase}", f"{phase} {duration(totals[phase])}") for phase in shown]
+    return figure("Time by phase", note, legend(words), stacked_rows(rows), css="wide")
+
+
+def totals_figure(runs: Sequence[RunData]) -> Markup | None:
+    """The phases' totals, all bars to one scale: runs beside each other.
+
+    One run stands beside its updates as GRPO with mu = 4 would cost them.
+    """
+    totals = [(run.name, phase_seconds(spans(run))) for run in runs]
+    cost = grpo_cost(runs[0])
+    if len(runs) == 1 and cost and cost.refreshes != len(runs[0].refreshes):
+        refresh = cost.refreshes * cost.refresh_seconds
+        totals = [("as it was", totals[0][1]), (_GRPO, {**totals[0][1], "refresh": refresh})]
+    if len(totals) < 2 or not any(seconds for _, total in totals for seconds in total.values()):
+        return None
+    rows = [
+        Row(
+            name,
+            [_phase_part(phase, seconds) for phase, seconds in total.items() if seconds],
+            duration(sum(total.values())),
+        )
+        for name, total in totals
+    ]
+    shown = [phase for phase in PHASES if any(total[phase] for _, total in totals)]
+    title = "Phases in all" if len(runs) > 1 else "The same updates with GRPO's refreshes"
+    words = [(f"bar phase-{phase}", phase) for phase in shown]
+    note = "added up over the run; all bars are to one scale"
+    return figure(title, note, legend(words), stacked_rows(rows))
+
+
+def grpo_words(run: RunData) -> Markup:
+    """What the same updates would take under GRPO with mu = 4."""
+    cost, updates, made = grpo_cost(run), len(run.updates), len(run.refreshes)
+    if cost is None:
+        words = (
+            f"What these updates would cost under {_GRPO} cannot be said: no refresh of this run "
+            "was measured (time/refresh)."
+        )
+        return tag("p", words, class_="remark")
+    refresh = join(
+        [
+            tag("b", duration(cost.refresh_seconds)),
+            f" a refresh (handing the weights over and checking them; mean of {cost.measured:,})",
+        ]
+    )
+    if cost.refreshes == made:
+        words = f"This run made the {made:,} refreshes that {_GRPO} makes, at "
+        return tag("p", words, refresh, ".", class_="remark")
+    actual = training_seconds(run)
+    difference = cost.training_seconds - actual
+    change = f"{duration(abs(difference))} {'more' if difference >= 0 else 'less'}"
+    return tag(
+        "p",
+        f"{_GRPO} would have refreshed ",
+        tag("b", f"{cost.refreshes:,} times"),
+        f" over these {updates:,} updates instead of {made:,}. At the measured ",
+        refresh,
+        " its training time would be ",
+        tag("b", duration(cost.training_seconds)),
+        f" instead of {duration(actual)}: {change}.",
+        class_="remark",
+    )
+
+
+def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
+    """What the figures of `grpo_words` are and are not; None where there are none."""
+    costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
+    if not any(cost and cost.refreshes != made for cost, made in costs):
+        return None
+    words = (
+        f"Time under {_GRPO} is arithmetic on measured durations, not a run of GRPO: it takes "
+        "generation, scoring and optimization as long as they were here, so it leaves out that "
+        "small batches generate less efficiently, and it says nothing of the accuracy that GRPO "
+        "would have reached."
+    )
+    return tag("p", words, class_="remark muted")
+
+
+def status_figures(run: RunData) -> list[Markup]:
+    """What became of the rollouts, by stage and by evaluation, with counts."""
+    both = (
+        ("Statuses by stage", "rollouts of each stage", run.refreshes, "stage"),
+        ("Statuses by evaluation", "held-out responses after each update", run.evaluations, ""),
+    )
+    figures = []
+    for title, note, lines, kind in both:
+        names = _status_names(lines)
+        if not names:
+            continue
+        labels = [f"{place}" if kind else f"{line['update']:,}" for place, line in enumerate(lines)]
+        rows = _status_rows(lines, names, labels, kind)
+        words = [(f"bar {_status_css(name)}", name.replace("_", " ")) for name in names]
+        figures.append(figure(title, note, legend(words), stacked_rows(rows)))
+    return figures
+
+
+def length_figures(run: RunData) -> list[Markup]:
+    """Response lengths of some stages, by finish reason, all on the same axes."""
+    stages = sorted(run.lengths)
+    if not stages:
+        return []
+    longest = max(int(sizes.max()) for s in stages for sizes in run.lengths[s].values())
+    width = max(1, -(-(longest + 1) // _BINS))
+    edges = np.arange(0, longest + width + 1, width)
+    reasons = list(dict.fromkeys(reason for s in stages for reason in run.lengths[s]))
+    counts = {
+        (s, reason): np.histogram(run.lengths[s].get(reason, np.empty(0)), edges)[0]
+        for s in stages
+        for reason in reasons
+    }
+    highest = max(np.sum([counts[s, r] for r in reasons], axis=0).max() for s in stages)
+    figures = []
+    for stage in stages:
+        axis = Axis("response tokens", low=0, high=float(edges[-1]))
+        chart = Chart(axis, Axis("rollouts", low=0, high=float(highest) * 1.05), height=170)
+        bottoms = np.zeros(len(edges) - 1)
+        for reason in reasons:
+            tops = bottoms + counts[stage, reason]
+            drawn = np.flatnonzero(counts[stage, reason])
+            chart.bars(
+                [(float(edges[i]), float(edges[i + 1])) for i in drawn],
+                [(float(bottoms[i]), float(tops[i])) for i in drawn],
+                css=_reason_css(reason),
+                titles=[
+                    f"{edges[i]} to {edges[i + 1] - 1} tokens, {reason}: "
+                    f"{counts[stage, reason][i]:,}"
+                    for i in drawn
+                ],
+            )
+            bottoms = tops
+        every = np.concatenate(list(run.lengths[stage].values()))
+        note = f"{len(every):,} responses, median {np.median(every):.0f}, longest {every.max()}"
+        figures.append(figure(f"Stage {stage}", note, chart.svg(f"lengths of stage {stage}")))
+    words = [(f"bar {_reason_css(reason)}", f"finished by {reason}") for reason in reasons]
+    heading = "Response lengths"
+    if len(stages) < run.rollout_stages:
+        heading += f", {len(stages)} of {run.rollout_stages} stages"
+    return [tag("h4", heading), legend(words), tag("div", *figures, class_="grid")]
+
+
+def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:
+    """(phase, seconds) in order, neighbors of one phase as one."""
+    runs = groupby(timeline, key=lambda span: span.phase)
+    return [(phase, sum(span.seconds for span in run)) for phase, run in runs]
+
+
+def _phase_part(phase: str, seconds: float) -> Part:
+    shown = duration(seconds)
+    return Part(seconds, f"phase-{phase}", f"{phase}: {shown}", shown)
+
+
+def _status_names(lines: Sequence[Line]) -> list[str]:
+    """Statuses that occur, in the order of Status; unknown ones last."""
+    keys = {key for line in lines for key in line if key.startswith("status/") and line[key]}
+    names = {key.removeprefix("status/") for key in keys}
+    known = [name for name in _STATUSES if name in names]
+    return [*known, *sorted(names - set(known))]
+
+
+def _status_rows(
+    lines: Sequence[Line], names: Sequence[str], labels: Sequence[str], kind: str
+) -> list[Row]:
+    rows = []
+    for places in grouped(len(lines), _ROWS):
+        parts = []
+        for name in names:
+            count = sum(max(0, number(lines[place], f"status/{name}") or 0) for place in places)
+            title = f"{name.replace('_', ' ')}: {count:,.0f}"
+            if count:
+                parts.append(Part(count, _status_css(name), title, f"{count:,.0f}"))
+        total = sum(part.value for part in parts)
+        several = f"{labels[places[0]]} to {labels[places[-1]]}" if len(places) > 1 else None
+        label = _stages(places) if kind else f"update {several or labels[places[0]]}"
+        rows.append(Row(label, parts, f"{total:,.0f}"))
+    return rows
+
+
+def _stages(places: range) -> str:
+    return f"stage {places[0]}" if len(places) == 1 else f"stages {places[0]} to {places[-1]}"
+
+
+def _status_css(name: str) -> str:
+    return f"status-{name}" if name in _STATUSES else "status-other"
+
+
+def _reason_css(reason: str) -> str:
+    return f"reason-{reason}" if reason in ("stop", "length") else "reason-other"

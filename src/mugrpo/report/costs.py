@@ -1,0 +1,119 @@
+"""Where a run's time went, in the order it went there, and what it would cost under GRPO.
+
+Only durations (`time/*`) are added up, never clock times: a run that was killed and resumed reads
+like one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mugrpo.report.read import Line, RunData, number
+
+GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
+
+PHASES = ("refresh", "generate", "score", "optimize", "checkpoint", "evaluate")
+
+
+@dataclass(frozen=True)
+class Span:
+    """`seconds` spent on `phase` after `update` updates (by that update, for "optimize")."""
+
+    phase: str
+    stage: int  # counted by refreshes; -1 before the first
+    update: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GRPOCost:
+    """A run's updates under GRPO with mu = 4: arithmetic on measured durations."""
+
+    refreshes: int
+    refresh_seconds: float  # the mean of those that were measured
+    measured: int
+    training_seconds: float
+
+
+def spans(run: RunData) -> list[Span]:
+    """The run's time in order: update, its checkpoint, evaluation, then the next stage's refresh.
+
+    A checkpoint's seconds stand in the line of the update after it; here they come before that.
+    """
+    found = [*_update_spans(run.updates), *_evaluation_spans(run.evaluations)]
+    found += [span for line in run.refreshes for span in _refresh_spans(line)]
+    found.sort(key=lambda item: (item[1], item[0]))
+    ordered, stage = [], -1
+    for _, update, phase, seconds in found:
+        stage += phase == "refresh"
+        if seconds > 0:
+            # What is evaluated before the first refresh belongs to the stage that follows.
+            ordered.append(Span(phase, max(stage, 0), update, seconds))
+    return ordered
+
+
+def training_clock(run: RunData) -> dict[tuple[str, int], float]:
+    """Seconds of training, evaluation left out, up to each ("update" or "evaluation", n)."""
+    passed, clock = 0.0, dict[tuple[str, int], float]()
+    timeline = iter(spans(run))
+    events = [("update", line["update"], 0) for line in run.updates]
+    events += [("evaluation", line["update"], 1) for line in run.evaluations]
+    pending = next(timeline, None)
+    for kind, update, order in sorted(events, key=lambda event: (event[1], event[2])):
+        while pending and (pending.update, _ORDER[pending.phase]) <= (update, order):
+            passed += pending.seconds if pending.phase != "evaluate" else 0.0
+            pending = next(timeline, None)
+        clock[kind, update] = passed
+    return clock
+
+
+def phase_seconds(timeline: Sequence[Span]) -> dict[str, float]:
+    return {phase: sum(s.seconds for s in timeline if s.phase == phase) for phase in PHASES}
+
+
+def training_seconds(run: RunData) -> float:
+    return sum(span.seconds for span in spans(run) if span.phase != "evaluate")
+
+
+def grpo_cost(run: RunData) -> GRPOCost | None:
+    """The same updates with a refresh every four of them; None where no refresh was measured."""
+    measured = [
+        s for line in run.refreshes if (s := number(line, "time/refresh")) is not None and s >= 0
+    ]
+    if not measured or not run.updates:
+        return None
+    mean = sum(measured) / len(measured)
+    refreshes = math.ceil(len(run.updates) / GRPO_UPDATES_PER_REFRESH)
+    return GRPOCost(
+        refreshes=refreshes,
+        refresh_seconds=mean,
+        measured=len(measured),
+        training_seconds=training_seconds(run) - sum(measured) + refreshes * mean,
+    )
+
+
+_ORDER = {"optimize": 0, "checkpoint": 1, "evaluate": 2, "refresh": 3, "generate": 4, "score": 5}
+
+_Found = tuple[int, int, str, float]  # order within an update, update, phase, seconds
+
+
+def _update_spans(lines: Sequence[Line]) -> Iterator[_Found]:
+    for line in lines:
+        update = line["update"]
+        optimize = (number(line, "time/update") or 0.0) + (number(line, "time/read") or 0.0)
+        yield _ORDER["optimize"], update, "optimize", optimize
+        saving = number(line, "time/checkpoint") or 0.0
+        yield _ORDER["checkpoint"], update - 1, "checkpoint", saving
+
+
+def _evaluation_spans(lines: Sequence[Line]) -> Iterator[_Found]:
+    for line in lines:
+        seconds = number(line, "time/evaluate") or 0.0
+        yield _ORDER["evaluate"], line["update"], "evaluate", seconds
+
+
+def _refresh_spans(line: Line) -> Iterator[_Found]:
+    for phase in ("refresh", "generate", "score"):
+        yield _ORDER[phase], line["update"], phase, number(line, f"time/{phase}") or 0.0

@@ -1,0 +1,215 @@
+"""What a run is and what it came to: figures in large type, and tables with a column a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mugrpo.report.costs import (
+    GRPO_UPDATES_PER_REFRESH,
+    PHASES,
+    grpo_cost,
+    phase_seconds,
+    spans,
+    training_seconds,
+)
+from mugrpo.report.figures import run_css, swatch
+from mugrpo.report.markup import Content, Markup, cut, join, tag
+from mugrpo.report.read import RunData, column, number
+from mugrpo.report.scale import MISSING, duration
+
+_LONGEST_OPTION = 300  # characters shown of an option's value
+
+_ESSENTIAL = (
+    "model.path",
+    "task.name",
+    "objective.name",
+    "objective.ratio_clip",
+    "objective.veto_kappa",
+    "objective.veto_scope",
+    "optimizer.lr",
+    "optimizer.lr_schedule",
+    "schedule.stages",
+    "schedule.batches_per_stage",
+    "schedule.passes_per_batch",
+    "schedule.problems_per_update",
+    "schedule.group_size",
+    "rollouts.temperature",
+    "rollouts.max_new_tokens",
+    "seed",
+)
+_VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
+
+
+def tiles(run: RunData) -> Markup:
+    """The run's result in four figures."""
+    grpo = -(-len(run.updates) // GRPO_UPDATES_PER_REFRESH)
+    planned = run.planned_updates
+    return tag(
+        "div",
+        _accuracy_tile(run),
+        _tile(
+            "training time",
+            duration(training_seconds(run)),
+            f"and {duration(phase_seconds(spans(run))['evaluate'])} of evaluation",
+        ),
+        _tile(
+            "refreshes",
+            f"{len(run.refreshes):,}",
+            f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo:,}",
+        ),
+        _tile(
+            "updates",
+            f"{len(run.updates):,}",
+            "all that were planned"
+            if planned == len(run.updates)
+            else f"of {planned:,} planned"
+            if planned
+            else None,
+        ),
+        class_="tiles",
+    )
+
+
+def results_table(runs: Sequence[RunData]) -> Markup:
+    """What each run came to, a column a run."""
+    rows: list[tuple[str, Callable[[RunData], Content]]] = [
+        ("accuracy before", lambda run: accuracy_ends(run)[0]),
+        ("accuracy after", lambda run: accuracy_ends(run)[1]),
+        ("updates made", lambda run: f"{len(run.updates):,}"),
+        ("updates planned", lambda run: _whole(run.planned_updates)),
+        ("updates skipped", lambda run: _whole(_skipped(run))),
+        ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
+        (
+            f"refreshes of GRPO, μ = {GRPO_UPDATES_PER_REFRESH}",
+            lambda run: f"{-(-len(run.updates) // GRPO_UPDATES_PER_REFRESH):,}",
+        ),
+        ("rollouts", lambda run: _whole(_total(run, "rollouts"))),
+        ("response tokens", lambda run: _whole(_total(run, "tokens"))),
+        ("training time", lambda run: duration(training_seconds(run))),
+        *((f"  {phase}", lambda run, phase=phase: _phase(run, phase)) for phase in PHASES),
+        (
+            f"training time at GRPO's refreshes, μ = {GRPO_UPDATES_PER_REFRESH}",
+            lambda run: duration(cost.training_seconds) if (cost := grpo_cost(run)) else MISSING,
+        ),
+    ]
+    body = [(name, [cell(run) for run in runs]) for name, cell in rows]
+    return _table(runs, body, css="numbers")
+
+
+def config_table(runs: Sequence[RunData]) -> Markup:
+    """The options that matter most, any in which runs differ, and versions."""
+    names = [name for name in _ESSENTIAL if any(name in run.options for run in runs)]
+    every = dict.fromkeys(name for run in runs for name in run.options)
+    names += [name for name in every if name not in names and _differs(runs, name)]
+    body: list[tuple[str, list[Content]]] = [
+        (name, [_option(run.options, name) for run in runs]) for name in names
+    ]
+    for name in _VERSIONS:
+        if any(run.provenance.get(name) is not None for run in runs):
+            body.append((name, [_option(run.provenance, name) for run in runs]))
+    return _table(runs, body, marked={name for name in names if _differs(runs, name)})
+
+
+def full_config(run: RunData) -> Markup:
+    """Every option and what the run rests on, folded away."""
+    everything = {"config": run.config, "provenance": run.provenance}
+    shown, note = cut(json.dumps(everything, indent=2, ensure_ascii=False), 20_000)
+    return tag(
+        "details",
+        tag("summary", f"config.json of {run.name}"),
+        tag("pre", shown),
+        tag("p", note, class_="muted") if note else None,
+    )
+
+
+def accuracy_ends(run: RunData) -> tuple[str, str]:
+    """The first and the last evaluation's accuracy."""
+    if not run.evaluations:
+        return MISSING, MISSING
+    ends = (number(run.evaluations[i], "accuracy") for i in (0, -1))
+    first, last = ("unknown" if value is None else f"{value:.3f}" for value in ends)
+    return first, (last if len(run.evaluations) > 1 else MISSING)
+
+
+def run_name(runs: Sequence[RunData], index: int) -> Markup:
+    """A run's name, behind its color where there are several."""
+    sample = swatch(run_css(index)) if len(runs) > 1 else None
+    return tag("span", sample, runs[index].name, class_="run-name")
+
+
+def _accuracy_tile(run: RunData) -> Markup:
+    if not run.evaluations:
+        return _tile("accuracy", MISSING, "no evaluation yet")
+    before, after = accuracy_ends(run)
+    last = f"update {run.evaluations[-1]['update']:,}"
+    held_out = number(run.evaluations[-1], "problems")
+    of = f", {held_out:,.0f} held-out problems" if held_out else ""
+    if len(run.evaluations) == 1:
+        return _tile("accuracy", before, f"after {last}{of}")
+    change = join([before, tag("span", " \u2192 ", class_="arrow"), after])
+    return _tile("accuracy", change, f"before and after {last}{of}")
+
+
+def _tile(name: str, value: Content, note: Content) -> Markup:
+    return tag(
+        "div",
+        tag("div", name, class_="tile-name"),
+        tag("div", value, class_="tile-value"),
+        tag("div", note, class_="tile-note") if note else None,
+    )
+
+
+def _table(
+    runs: Sequence[RunData],
+    rows: Sequence[tuple[str, Sequence[Content]]],
+    *,
+    css: str = "",
+    marked: set[str] | frozenset[str] = frozenset(),
+) -> Markup:
+    several = len(runs) > 1
+    heads = [tag("th", run_name(runs, i), scope="col") for i in range(len(runs))]
+    head = tag("thead", tag("tr", tag("td"), *heads)) if several else None
+    body = [
+        tag(
+            "tr",
+            tag("th", name.strip(), scope="row", class_="sub" if name.startswith(" ") else None),
+            *(tag("td", cell) for cell in cells),
+            class_="differs" if name in marked else None,
+        )
+        for name, cells in rows
+    ]
+    return tag("div", tag("table", head, tag("tbody", *body), class_=css or None), class_="scroll")
+
+
+def _option(options: dict[str, Any], name: str) -> str:
+    if name not in options:
+        return MISSING
+    value = options[name]
+    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    kept, note = cut(shown, _LONGEST_OPTION)
+    return f"{kept} … ({note})" if note else kept
+
+
+def _differs(runs: Sequence[RunData], name: str) -> bool:
+    return any(run.options.get(name) != runs[0].options.get(name) for run in runs)
+
+
+def _skipped(run: RunData) -> float:
+    return sum(value or 0 for value in column(run.updates, "skipped"))
+
+
+def _total(run: RunData, key: str) -> float | None:
+    known = [value for value in column(run.refreshes, key) if value is not None]
+    return sum(known) if known else None
+
+
+def _phase(run: RunData, phase: str) -> str:
+    if phase == "refresh" and all(number(line, "time/refresh") is None for line in run.refreshes):
+        return "not measured"
+    return duration(phase_seconds(spans(run))[phase])
+
+
+def _whole(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"

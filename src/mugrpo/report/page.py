@@ -1,0 +1,148 @@
+"""The page: sections in reading order, one style sheet, no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from importlib import resources
+
+from mugrpo.report import breakdown, headline
+from mugrpo.report.figures import (
+    accuracy_figures,
+    reward_figure,
+    run_legend,
+    staleness_figure,
+    update_figure,
+)
+from mugrpo.report.markup import Content, Markup, join, tag
+from mugrpo.report.panels import GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
+from mugrpo.report.read import RunData
+from mugrpo.report.tokens import sampled_rollouts
+
+_TOKENS_SHOWN = 9000  # of sampled rollouts in a whole page: about 100 bytes each
+
+Figures = Sequence[Markup | None]
+
+
+def page(runs: Sequence[RunData]) -> str:
+    """The whole report. Its policy forbids scripts, other styles and every address."""
+    style = resources.files("mugrpo.report").joinpath("style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    names = ", ".join(run.name for run in runs)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{names} · mugrpo report"),
+        tag("style", Markup(style)),
+    )
+    body = tag("body", tag("main", *_sections(runs)))
+    return "<!doctype html>\n" + tag("html", head, "\n", body, lang="en") + "\n"
+
+
+def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
+    alone = len(runs) == 1
+    title = runs[0].name if alone else f"{len(runs)} runs compared"
+    hues = run_legend(runs)
+    totals = breakdown.totals_figure(runs)
+    return [
+        tag("header", tag("p", "mugrpo report", class_="kicker"), tag("h1", title)),
+        _notes(runs),
+        headline.tiles(runs[0]) if alone else None,
+        _section("Accuracy", _grid(accuracy_figures(runs), "grid pair"), hues=hues),
+        _section(
+            "Where the time went",
+            None if alone else totals,
+            *_each(runs, _time),
+            totals if alone else None,
+            breakdown.grpo_limits(runs),
+        ),
+        _section("Policy and behavior policy", _grid(_policy(runs)), hues=hues),
+        _section(
+            "Optimization",
+            _grid([update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]),
+            hues=hues,
+        ),
+        _section("Rollouts", *_each(runs, _rollouts)),
+        _section("Sampled rollouts, token by token", *_each(runs, lambda r: _samples(r, runs))),
+        _section("Results and options", _tables(runs)),
+        tag("footer", "Drawn from the run's files alone. β is the behavior policy, π the policy."),
+    ]
+
+
+def _policy(runs: Sequence[RunData]) -> Figures:
+    """Three to a row: the ratios against staleness stand below those against updates."""
+    ratios = [ratio_panel(sign) for sign in ("positive", "negative")]
+    others = [update_figure(runs, panel) for panel in (*fraction_panels(runs), *POLICY)]
+    return [
+        reward_figure(runs),
+        *(update_figure(runs, panel) for panel in ratios),
+        *others[:1],
+        *(staleness_figure(runs, panel) for panel in ratios),
+        *others[1:],
+    ]
+
+
+def _tables(runs: Sequence[RunData]) -> Markup:
+    return join(
+        [
+            tag(
+                "div",
+                tag("div", tag("h3", "Results"), headline.results_table(runs)),
+                tag("div", tag("h3", "Options"), headline.config_table(runs)),
+                class_="grid pair" if len(runs) == 1 else "stack",
+            ),
+            *(headline.full_config(run) for run in runs),
+        ]
+    )
+
+
+def _time(run: RunData) -> Markup | None:
+    timeline = breakdown.timeline_figure(run)
+    return join([timeline, breakdown.grpo_words(run)]) if timeline else None
+
+
+def _rollouts(run: RunData) -> Markup | None:
+    lengths = breakdown.length_figures(run)
+    parts = [
+        _grid(breakdown.status_figures(run), "grid pair"),
+        *lengths,
+    ]
+    return join(parts) if any(parts) else None
+
+
+def _samples(run: RunData, runs: Sequence[RunData]) -> Markup | None:
+    return sampled_rollouts(run.samples, _TOKENS_SHOWN // len(runs))
+
+
+def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> list[Markup | None]:
+    """What `draw` makes of each run, under the run's name where there are several."""
+    drawn = [(index, draw(run)) for index, run in enumerate(runs)]
+    return [
+        join([tag("h3", headline.run_name(runs, index)) if len(runs) > 1 else None, content])
+        for index, content in drawn
+        if content
+    ]
+
+
+def _section(title: str, *content: Content, hues: Markup | None = None) -> Markup | None:
+    """A section, or None where none of its figures has anything to show."""
+    return tag("section", tag("h2", title), hues, *content) if any(content) else None
+
+
+def _grid(figures: Figures, css: str = "grid") -> Markup | None:
+    shown = [drawn for drawn in figures if drawn]
+    return tag("div", *shown, class_=css) if shown else None
+
+
+def _notes(runs: Sequence[RunData]) -> Markup | None:
+    notes = [
+        tag("li", f"{run.name}: " if len(runs) > 1 else None, note)
+        for run in runs
+        for note in run.notes
+    ]
+    return tag("ul", *notes, class_="notes") if notes else None

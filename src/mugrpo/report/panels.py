@@ -1,0 +1,95 @@
+"""Which of an update's numbers are drawn, in which order, under which words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mugrpo.report.figures import Panel, Series
+from mugrpo.report.read import RunData
+
+
+def ratio_panel(sign: str) -> Panel:
+    """Importance ratios of the tokens of one advantage sign, "positive" or "negative"."""
+    name = f"ratio/{sign}"
+    return Panel(
+        f"Importance ratio, {sign} advantage",
+        "policy over behavior policy, a token; shaded: p01 to p99",
+        "ratio",
+        [
+            Series(f"{name}/max", "max", "dotted thin"),
+            Series(f"{name}/p99", "p99", "thin"),
+            Series(f"{name}/mean", "mean", "dashed"),
+            Series(f"{name}/p50", "p50", "thick"),
+        ],
+        log=True,
+        band=(f"{name}/p01", f"{name}/p99"),
+    )
+
+
+def fraction_panels(runs: Sequence[RunData]) -> list[Panel]:
+    """Every fraction that an objective logged: together for one run, one by one for several."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.keys("update", "", "_fraction")))
+    words = {key: key.removesuffix("_fraction").replace("_", " ") for key in keys}
+    note = "share of the update's response tokens"
+    if len(runs) == 1:
+        series = [Series(key, words[key], hue=hue) for hue, key in enumerate(keys)]
+        return [Panel("What the objective left out", note, "share", series, low=0)] if keys else []
+    return [
+        Panel(f"Tokens {words[key]}", note, "share", [Series(key)], low=0, log=False)
+        for key in keys
+    ]
+
+
+POLICY = (
+    Panel("Entropy", "of the policy", "nats a token", [Series("entropy")], low=0),
+    Panel(
+        "KL from the behavior policy",
+        "KL(β‖π), estimated on β's samples",
+        "nats a token",
+        [Series("kl_behavior")],
+        low=0,
+    ),
+    Panel(
+        "Total variation",
+        "from the behavior policy, estimated on its samples",
+        "a token",
+        [Series("tv_token")],
+        low=0,
+    ),
+)
+
+OPTIMIZATION = (
+    Panel("Loss", "of the update", "loss", [Series("loss")], log=False),
+    Panel("Gradient norm", "before it is clipped", "norm", [Series("grad_norm")], low=0),
+    Panel("Learning rate", "of the update", "learning rate", [Series("lr")], low=0, log=False),
+)
+
+GROUPS = (
+    Panel(
+        "Groups without reward variance",
+        "they give no gradient",
+        "share of groups",
+        [Series("zero_variance_share")],
+        low=0,
+        log=False,
+    ),
+    Panel(
+        "Truncated and failed responses",
+        "cut at the longest length; not scored",
+        "share of responses",
+        [
+            Series("truncated_share", "truncated", hue=0),
+            Series("failed_share", "failed", "dashed", hue=1),
+        ],
+        low=0,
+        log=False,
+    ),
+    Panel(
+        "Padding",
+        "of the optimizer's micro-batches",
+        "share of tokens",
+        [Series("padding_share")],
+        low=0,
+        log=False,
+    ),
+)

@@ -1,0 +1,217 @@
+"""What a report is drawn from: a run's files, read leniently. Nothing here writes into a run.
+
+A run may be going on, old, or damaged. What is not there yet is absent from the report; what is
+there and cannot be read becomes a sentence in `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.metrics import read_metrics
+from mugrpo.records import FinishReason
+from mugrpo.report.samples import SampleFile, finite, read_sample_file
+from mugrpo.run_dir import RunDir
+from mugrpo.shards import ShardSet
+
+Line = Mapping[str, Any]
+Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens, one a rollout
+
+KINDS = ("refresh", "update", "evaluation")
+
+_STAGES_READ = 6  # whose rollouts are opened: reading thousands would take minutes
+_SAMPLE_FILES_READ = 12
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run as a report sees it. Lines ascend in `update`, one of a kind for each."""
+
+    name: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    refreshes: list[Line]
+    updates: list[Line]
+    evaluations: list[Line]
+    lengths: dict[int, Lengths] = field(default_factory=dict)  # of some stages
+    rollout_stages: int = 0  # that have rollouts
+    samples: list[SampleFile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The resolved config under its dotted names."""
+        return flattened(self.config)
+
+    @property
+    def planned_updates(self) -> int | None:
+        names = ("stages", "batches_per_stage", "passes_per_batch")
+        factors = [self.options.get(f"schedule.{name}") for name in names]
+        return (
+            math.prod(f for f in factors if isinstance(f, int))
+            if all(isinstance(f, int) for f in factors)
+            else None
+        )
+
+    @property
+    def refresh_updates(self) -> list[int]:
+        """The updates that each stage begins after: where refreshes stand on an update axis."""
+        return [line["update"] for line in self.refreshes]
+
+    def keys(self, kind: str, prefix: str = "", suffix: str = "") -> list[str]:
+        """Keys of this form in any line of `kind`, in order of first appearance."""
+        lines = {"refresh": self.refreshes, "update": self.updates, "evaluation": self.evaluations}
+        found = dict.fromkeys(key for line in lines[kind] for key in line)
+        return [key for key in found if key.startswith(prefix) and key.endswith(suffix)]
+
+
+def number(line: Line, key: str) -> float | None:
+    """The finite number at `key`, or None."""
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return finite(value)
+
+
+def column(lines: Sequence[Line], key: str) -> list[float | None]:
+    return [number(line, key) for line in lines]
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunData]:
+    """The runs at `paths`, each once. Raises UsageError where one is no run."""
+    roots = list(dict.fromkeys(path.absolute().resolve() for path in paths))
+    if not roots:
+        raise UsageError("name at least one run's directory")
+    stored = [_config(root) for root in roots]
+    return [
+        _read_run(root, name, document)
+        for root, name, document in zip(roots, unique_names(roots), stored, strict=True)
+    ]
+
+
+def unique_names(roots: Sequence[Path]) -> list[str]:
+    """Directory names, with as many parents as tell them apart."""
+    deepest = max(len(root.parts) for root in roots)
+    names = ["/".join(root.parts[-1:]) or str(root) for root in roots]
+    for depth in range(2, deepest + 1):
+        repeated = {name for name in names if names.count(name) > 1}
+        names = [
+            "/".join(root.parts[-depth:]) if name in repeated else name
+            for root, name in zip(roots, names, strict=True)
+        ]
+    return names
+
+
+def flattened(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        name = f"{prefix}{key}"
+        flat |= flattened(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of `items`, evenly spaced, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def _config(root: Path) -> dict[str, Any]:
+    run_dir = RunDir(root)
+    document = run_dir.read_config() if run_dir.config.is_file() else None
+    if document is None:
+        raise UsageError(f"{root} is no run (it has no config.json); name a run's directory")
+    return document
+
+
+def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
+    run_dir, notes = RunDir(root), list[str]()
+    lines = _metrics(run_dir, notes)
+    stages = _rollout_stages(run_dir)
+    return RunData(
+        name=name,
+        config=document["config"],
+        provenance=document["provenance"],
+        refreshes=lines["refresh"],
+        updates=lines["update"],
+        evaluations=lines["evaluation"],
+        lengths=_lengths(run_dir, evenly(stages, _STAGES_READ), notes),
+        rollout_stages=len(stages),
+        samples=_samples(run_dir, notes),
+        notes=notes,
+    )
+
+
+def _metrics(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
+    """Lines by kind. After a line that is none, which is noted, nothing more is read."""
+    lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
+    try:
+        for line in read_metrics(run_dir.metrics):
+            update = line["update"]
+            if line["kind"] in KINDS and isinstance(update, int) and update >= 0:
+                lines[line["kind"]][update] = line
+    except (RunStopped, OSError, UnicodeError) as error:
+        notes.append(f"{error}; this report uses the lines before it")
+    return {kind: [found[update] for update in sorted(found)] for kind, found in lines.items()}
+
+
+def _rollout_stages(run_dir: RunDir) -> list[int]:
+    folders = [folder for folder, kind in run_dir.shard_folders() if kind == "rollouts"]
+    return [int(folder.parent.name) for folder in folders if folder.parent.name.isdigit()]
+
+
+def _lengths(run_dir: RunDir, stages: Sequence[int], notes: list[str]) -> dict[int, Lengths]:
+    lengths = {}
+    for stage in stages:
+        try:
+            lengths[stage] = _stage_lengths(ShardSet(run_dir.rollouts(stage), "rollouts"), notes)
+        except (RunStopped, UsageError, OSError) as error:
+            notes.append(f"response lengths lack stage {stage}: {error}")
+    return {stage: found for stage, found in lengths.items() if found}
+
+
+def _stage_lengths(shards: ShardSet, notes: list[str]) -> Lengths:
+    parts: dict[str, list[NDArray[np.int64]]] = {}
+    for shard in shards.numbers():
+        try:
+            file = shards.open(shard)
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["response_ids", "finish_reason"])
+                sizes = pc.list_value_length(table.column("response_ids")).to_numpy()
+                reasons = np.array(table.column("finish_reason").to_pylist(), dtype=object)
+                for reason in dict.fromkeys(reasons):
+                    parts.setdefault(str(reason), []).append(sizes[reasons == reason].astype(int))
+        except (RunStopped, OSError, pa.ArrowException, KeyError) as error:
+            notes.append(f"response lengths lack a shard: {error}")
+    return {
+        reason: np.concatenate(found) for reason, found in sorted(parts.items(), key=_stop_first)
+    }
+
+
+def _stop_first(item: tuple[str, Any]) -> tuple[bool, str]:
+    return item[0] != FinishReason.STOP, item[0]
+
+
+def _samples(run_dir: RunDir, notes: list[str]) -> list[SampleFile]:
+    files = sorted(run_dir.samples(0).parent.glob("update-*.json"))
+    chosen = evenly([file for file in files if file.stem[7:].isdigit()], _SAMPLE_FILES_READ)
+    samples = []
+    for file in chosen:
+        try:
+            samples.append(read_sample_file(json.loads(file.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            notes.append(f"{file} holds no samples that can be shown ({error})")
+    return samples

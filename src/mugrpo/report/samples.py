@@ -1,0 +1,100 @@
+"""Sampled rollouts as an update saw them: `samples/update-NNNNNN.json`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+_BEYOND = 1e100  # sums of what is smaller stay finite; float32 ends at 3e38
+
+
+@dataclass(frozen=True)
+class Token:
+    """A response token; `ratio` is the policy's probability over the behavior policy's."""
+
+    text: str
+    ratio: float | None
+    behavior: float | None  # probability under the behavior policy
+    marks: tuple[str, ...]  # what the objective did to it: "clipped", "vetoed", ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    problem_id: str
+    occurrence: int
+    sample: int
+    prompt: str
+    status: str | None
+    reward: float | None
+    advantage: float | None
+    finish_reason: str
+    tokens: list[Token]
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """What one update, the `update`-th, saw of a few of its rollouts."""
+
+    update: int
+    stage: int | None
+    staleness: int | None
+    samples: list[Sample]
+
+
+def read_sample_file(document: Any) -> SampleFile:
+    """Raises ValueError, KeyError or TypeError where `document` is no file of samples."""
+    return SampleFile(
+        update=int(document["update"]),
+        stage=_whole(document.get("stage")),
+        staleness=_whole(document.get("staleness")),
+        samples=[_sample(entry) for entry in document["samples"]],
+    )
+
+
+def _sample(entry: Any) -> Sample:
+    texts = [str(token) for token in entry["tokens"]]
+    behavior = [finite(value) for value in entry["behavior_logprobs"]]
+    policy = [finite(value) for value in entry["logprobs"]]
+    if not len(texts) == len(behavior) == len(policy):
+        raise ValueError(
+            f"{len(texts)} tokens with {len(behavior)} and {len(policy)} logprobs in one sample"
+        )
+    marks: dict[int, list[str]] = {}
+    for mark, places in dict(entry.get("marks") or {}).items():
+        for place in places:
+            marks.setdefault(int(place), []).append(str(mark))
+    return Sample(
+        problem_id=str(entry["problem_id"]),
+        occurrence=int(entry["occurrence"]),
+        sample=int(entry["sample"]),
+        prompt=str(entry["prompt"]),
+        status=None if entry.get("status") is None else str(entry["status"]),
+        reward=finite(entry.get("reward")),
+        advantage=finite(entry.get("advantage")),
+        finish_reason=str(entry.get("finish_reason") or "unknown"),
+        tokens=[
+            Token(text, _ratio(new, old), _exp(old), tuple(marks.get(place, ())))
+            for place, (text, new, old) in enumerate(zip(texts, policy, behavior, strict=True))
+        ],
+    )
+
+
+def _ratio(logprob: float | None, behavior: float | None) -> float | None:
+    return None if logprob is None or behavior is None else _exp(logprob - behavior)
+
+
+def _exp(value: float | None) -> float | None:
+    """e to the `value`, kept within what a float holds."""
+    return None if value is None else math.exp(max(-700.0, min(700.0, value)))
+
+
+def finite(value: Any) -> float | None:
+    """A number as a float; None where it is none, not finite, or beyond any measurement."""
+    if value is None or not abs(value) < _BEYOND:
+        return None
+    return float(value)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,88 @@
+"""Runs that are going on, and metrics that no run should have written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mugrpo.run_dir import RunDir
+from tests.report.parsed import report
+from tests.report.synthetic import (
+    evaluation,
+    refresh,
+    timed_run,
+    update,
+    write_config,
+    write_lengths,
+    write_metrics,
+)
+
+UPDATE_KEYS = (
+    *("staleness", "behavior_reward", "batch_reward", "loss", "grad_norm", "lr", "skipped"),
+    *("zero_variance_share", "truncated_share", "failed_share", "padding_share", "entropy"),
+    *("kl_behavior", "tv_token", "clipped_fraction", "time/update", "time/read"),
+    *(f"ratio/{sign}/{q}" for sign in ("positive", "negative") for q in ("p01", "p50", "max")),
+)
+
+
+def begun(root) -> None:
+    write_config(root)
+
+
+def generating(root) -> None:
+    write_config(root)
+    write_lengths(root, 0, [3, 4])
+    (root / "metrics.jsonl").write_text("")
+
+
+def evaluated(root) -> None:
+    write_config(root)
+    write_metrics(root, [evaluation(0, None)])
+
+
+def optimizing(root) -> None:
+    write_config(root)
+    lines = [refresh(0, 0, behavior_reward=0.5), update(1, entropy=None), update(2, entropy=1.0)]
+    write_metrics(root, lines, torn='{"kind": "update", "upda')
+
+
+def between_stages(root) -> None:
+    timed_run(root, updates=4)
+    write_lengths(root, 0, [3, 4])
+    RunDir(root).rollouts(1).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("state", [begun, generating, evaluated, optimizing, between_stages])
+def test_a_run_that_is_going_on_has_a_report(tmp_path, state):
+    state(tmp_path / "run")
+    page = report(tmp_path / "run")
+    made = len([line for line in _lines(tmp_path / "run") if '"kind": "update"' in line])
+    assert page.rows()["updates made"] == [str(made)] and "of 8 planned" in page.text
+
+
+def _lines(root) -> list[str]:
+    path = root / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_metrics_are_too_odd(tmp_path, seed):
+    rng = random.Random(seed)
+    odd = [None, 0, 1, -1, 1e-320, 1e308, -1e308, 1e30, "x", [], {}, True, 10**400, 0.5]
+    lines = []
+    for number in range(rng.randrange(1, 40)):
+        values = {key: rng.choice(odd) for key in UPDATE_KEYS if rng.random() < 0.8}
+        lines.append(update(number, **values))
+        if rng.random() < 0.3:
+            keys = ("behavior_reward", "status/right", "time/generate", "time/refresh", "rollouts")
+            lines.append(refresh(number, 0, **{key: rng.choice(odd) for key in keys}))
+        if rng.random() < 0.3:
+            seconds = {"time/evaluate": rng.choice(odd), "problems": rng.choice(odd)}
+            lines.append(evaluation(number, rng.choice(odd), **seconds))
+    write_config(tmp_path / "run")
+    write_metrics(tmp_path / "run", lines)
+    page = report(tmp_path / "run")
+    outlines = [a["d"] for _, a in page.elements if "d" in a]
+    assert not any("nan" in outline or "inf" in outline for outline in outlines)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mugrpo.errors import UsageError
+from mugrpo.report.read import evenly, flattened, number, read_runs, unique_names
+from mugrpo.run_dir import RunDir
+from tests.report.synthetic import (
+    refresh,
+    sample,
+    update,
+    write_config,
+    write_lengths,
+    write_metrics,
+    write_samples,
+)
+
+
+def test_names_are_told_apart_by_as_many_parents_as_it_takes():
+    roots = [Path("/a/x/run"), Path("/b/x/run"), Path("/b/other"), Path("/b/y/run")]
+    assert unique_names(roots) == ["a/x/run", "b/x/run", "other", "y/run"]
+
+
+def test_a_run_named_twice_is_read_once(tmp_path):
+    write_config(tmp_path / "a")
+    assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
+
+
+@pytest.mark.parametrize("made", ["nothing", "empty", "file", "other", "broken"])
+def test_a_path_that_is_no_run_is_refused_in_one_sentence(tmp_path, made):
+    path = tmp_path / "a"
+    if made == "file":
+        path.write_text("x")
+    elif made != "nothing":
+        path.mkdir()
+    if made == "other":
+        (path / "notes.txt").write_text("x")
+    if made == "broken":
+        (path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="no run"):
+        read_runs([path])
+
+
+def test_there_must_be_a_run():
+    with pytest.raises(UsageError):
+        read_runs([])
+
+
+def test_a_torn_last_line_is_passed_over_and_a_bad_one_noted(tmp_path):
+    write_config(tmp_path)
+    write_metrics(tmp_path, [update(1), update(2)], torn='{"kind": "upd')
+    run = read_runs([tmp_path])[0]
+    assert [line["update"] for line in run.updates] == [1, 2] and run.notes == []
+    lines = [json.dumps(update(1)), "rubbish", json.dumps(update(2)), ""]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    run = read_runs([tmp_path])[0]
+    assert [line["update"] for line in run.updates] == [1]
+    assert len(run.notes) == 1 and "line 2" in run.notes[0]
+
+
+def test_lengths_are_those_of_the_rollouts_by_finish_reason(tmp_path):
+    write_config(tmp_path)
+    write_lengths(tmp_path, 0, [5, 48, 7, 48])
+    write_lengths(tmp_path, 1, [9])
+    run = read_runs([tmp_path])[0]
+    found = {s: {r: list(n) for r, n in by.items()} for s, by in run.lengths.items()}
+    assert found == {0: {"stop": [5, 7], "length": [48, 48]}, 1: {"stop": [9]}}
+    assert run.rollout_stages == 2
+
+
+def test_a_shard_that_does_not_match_its_checksum_becomes_a_note(tmp_path):
+    write_config(tmp_path)
+    shards = write_lengths(tmp_path, 0, [5, 6])
+    write_lengths(tmp_path, 1, [9])
+    content = bytearray(shards.path(0).read_bytes())
+    content[40] ^= 1
+    shards.path(0).write_bytes(content)
+    run = read_runs([tmp_path])[0]
+    assert list(run.lengths) == [1]
+    assert len(run.notes) == 1 and "does not match its checksum" in run.notes[0]
+
+
+def test_a_manifest_that_cannot_be_read_becomes_a_note(tmp_path):
+    write_config(tmp_path)
+    write_lengths(tmp_path, 0, [5])
+    (RunDir(tmp_path).rollouts(0) / "manifest.json").write_text("{")
+    run = read_runs([tmp_path])[0]
+    assert run.lengths == {} and len(run.notes) == 1 and "stage 0" in run.notes[0]
+
+
+def test_a_token_knows_its_ratio_and_what_was_done_to_it(tmp_path):
+    write_config(tmp_path)
+    marks = {"clipped": [1], "vetoed": [1, 2]}
+    entry = sample(["a", "b", "c"], [1.0, 4.0, 0.5], marks=marks)
+    write_samples(tmp_path, 64, [entry], stage=0, staleness=63)
+    (file,) = read_runs([tmp_path])[0].samples
+    assert (file.update, file.stage, file.staleness) == (64, 0, 63)
+    tokens = file.samples[0].tokens
+    assert [token.ratio for token in tokens] == pytest.approx([1.0, 4.0, 0.5])
+    assert [token.behavior for token in tokens] == pytest.approx([0.5] * 3)
+    assert [token.marks for token in tokens] == [(), ("clipped", "vetoed"), ("vetoed",)]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "{",
+        "[]",
+        '{"update": 1}',
+        '{"update": 1, "samples": [{}]}',
+        '{"update": 1, "samples": [1]}',
+        '{"update": null, "samples": []}',
+    ],
+)
+def test_a_file_of_samples_that_cannot_be_shown_becomes_a_note(tmp_path, broken):
+    write_config(tmp_path)
+    write_samples(tmp_path, 1, []).write_text(broken)
+    run = read_runs([tmp_path])[0]
+    assert run.samples == [] and len(run.notes) == 1 and "update-000001" in run.notes[0]
+
+
+def test_logprobs_that_do_not_fit_the_tokens_become_a_note(tmp_path):
+    write_config(tmp_path)
+    write_samples(tmp_path, 1, [sample(["a", "b"], [1.0, 1.0], logprobs=[0.0])])
+    run = read_runs([tmp_path])[0]
+    assert run.samples == [] and "2 tokens with 2 and 1 logprobs" in run.notes[0]
+
+
+@pytest.mark.parametrize("value", [None, True, "1", [1], 10**400, float("nan"), float("inf")])
+def test_what_is_no_finite_number_is_not_measured(value):
+    assert number({"a": value}, "a") is None and number({}, "a") is None
+
+
+def test_options_are_under_dotted_names():
+    assert flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {
+        "a.b": 1,
+        "a.c.d": [2],
+        "e": None,
+    }
+
+
+def test_few_of_many_are_evenly_spaced_with_both_ends():
+    assert evenly(range(3), 5) == [0, 1, 2]
+    assert evenly(range(10), 4) == [0, 3, 6, 9]
+
+
+def test_reading_writes_nothing(tmp_path):
+    write_config(tmp_path)
+    write_metrics(tmp_path, [refresh(0, 0)])
+    before = sorted(tmp_path.rglob("*"))
+    read_runs([tmp_path])
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,230 @@
+"""The page as a whole: its numbers, its safety, its size, and several runs in one."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mugrpo.errors import UsageError
+from mugrpo.report import write_report
+from mugrpo.report.markup import visible
+from tests.report.parsed import report
+from tests.report.synthetic import (
+    HOSTILE,
+    evaluation,
+    plausible_run,
+    refresh,
+    sample,
+    timed_run,
+    update,
+    write_config,
+    write_metrics,
+    write_samples,
+)
+
+
+def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
+    timed_run(tmp_path / "run")
+    page = report(tmp_path / "run")
+    rows = page.rows()
+    expected = {
+        "accuracy before": "0.250",
+        "accuracy after": "0.750",
+        "updates made": "8",
+        "updates planned": "8",
+        "updates skipped": "1",
+        "refreshes made": "2",
+        "refreshes of GRPO, μ = 4": "2",
+        "rollouts": "1,024",
+        "response tokens": "40,960",
+        "training time": "50.0 s",  # 2 x (2 + 10 + 1) + 8 x 3
+        "refresh": "4.0 s",
+        "generate": "20.0 s",
+        "score": "2.0 s",
+        "optimize": "24.0 s",
+        "checkpoint": "0 s",
+        "evaluate": "10.0 s",
+        "model.path": "chain",
+        "objective.name": "mu_grpo",
+        "schedule.stages": "2",
+        "seed": "7",
+        "torch": "2.13.0",
+    }
+    assert {name: rows[name] for name in expected} == {k: [v] for k, v in expected.items()}
+    assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text
+
+
+def test_the_cost_under_grpo_is_said_with_what_it_is(tmp_path):
+    timed_run(tmp_path / "run")
+    write_config(tmp_path / "run", stages=1, batches_per_stage=8)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    kept = [line for line in lines if '"refresh", "update": 4' not in line]  # one stage
+    (tmp_path / "run/metrics.jsonl").write_text("\n".join(kept) + "\n")
+    page = report(tmp_path / "run")
+    # 2 + 10 + 1 + 24 s as it was; two refreshes of 2 s instead of one
+    assert "refreshed 2 times over these 8 updates instead of 1" in page.text
+    assert "training time would be 39.0 s instead of 37.0 s: 2.0 s more" in page.text
+    assert "arithmetic on measured durations, not a run of GRPO" in page.text
+    assert page.rows()["training time at GRPO's refreshes, μ = 4"] == ["39.0 s"]
+
+
+def test_without_a_measured_refresh_that_is_said_instead_of_a_number(tmp_path):
+    timed_run(tmp_path / "run", refresh_seconds=None)
+    page = report(tmp_path / "run")
+    assert "cannot be said: no refresh of this run was measured" in page.text
+    assert page.rows()["refresh"] == ["not measured"]
+    assert "arithmetic" not in page.text
+
+
+def test_the_policy_allows_this_one_style_and_nothing_else(tmp_path):
+    write_config(tmp_path / "run")
+    page = report(tmp_path / "run")
+    (policy,) = [
+        attributes["content"]
+        for tag, attributes in page.elements
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("style") == 1 and tags.index("meta") < tags.index("style")
+
+
+def hostile_run(root) -> None:
+    """Hostile text wherever a model, a data set, a config or a key of the metrics can put it."""
+    document = {
+        "config": {
+            "model": {"path": HOSTILE, HOSTILE: HOSTILE},
+            "objective": {"name": HOSTILE, "ratio_clip": [HOSTILE]},
+            "schedule": {"stages": HOSTILE},
+        },
+        "provenance": {"mugrpo": HOSTILE, "torch": {"a": HOSTILE}},
+    }
+    write_config(root, document=document)
+    lines = [
+        refresh(0, 0, **{f"status/{HOSTILE}": 3, "behavior_reward": HOSTILE, "rollouts": "x"}),
+        update(1, stage=HOSTILE, loss=HOSTILE, **{f"{HOSTILE}_fraction": 0.5, "entropy": [1]}),
+        update(2, **{f"{HOSTILE}_fraction": 0.25}),
+        evaluation(2, 0.5, **{f"status/{HOSTILE}": 4, "problems": {}}),
+    ]
+    write_metrics(root, lines)
+    texts = {
+        "problem_id": HOSTILE,
+        "prompt": HOSTILE,
+        "status": HOSTILE,
+        "finish_reason": HOSTILE,
+        "marks": {HOSTILE: [0], "vetoed": [1]},
+    }
+    write_samples(root, 1, [sample([HOSTILE, "x" * 100_000, "\n"], [0.5, 2.0, 1.0], **texts)])
+
+
+def test_hostile_text_stays_text_everywhere(tmp_path):
+    root = tmp_path / "<img src=x onerror=alert(1)>\"'&\u202e]]>"
+    hostile_run(root)
+    write_config(tmp_path / "plain")
+    for page in (report(root), report(root, tmp_path / "plain")):
+        assert page.text.count(visible(HOSTILE)) >= 8
+        titles = [value for _, attributes in page.elements if (value := attributes.get("title"))]
+        assert any(visible(HOSTILE)[:60] in title for title in titles)
+        assert visible(root.name) in page.text
+
+
+def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):
+    root = tmp_path / "<b onclick=x>"
+    write_config(root)
+    (root / "metrics.jsonl").write_text('"</ul><script>"\n')
+    page = report(root)
+    assert any("is no metrics line" in note for note in page.of("li"))
+
+
+def test_long_responses_and_prompts_are_cut_with_a_note(tmp_path):
+    root = tmp_path / "run"
+    write_config(root)
+    long = sample(["a "] * 50_000, [1.5] * 50_000, prompt="p" * 100_000)
+    write_samples(root, 1, [long, sample(["b" * 100_000], [1.0])])
+    page = report(root)
+    assert "response cut: 400 of 50,000 tokens shown" in page.text
+    assert "prompt cut: 1,500 of 100,000 characters shown" in page.text
+    assert len(page.source) < 200_000
+
+
+def test_tokens_carry_their_ratio_and_their_marks(tmp_path):
+    root = tmp_path / "run"
+    write_config(root)
+    tokens = ["far", "below", "one", "above"]
+    marks = {"clipped": [3], "vetoed": [1, 2]}
+    write_samples(root, 9, [sample(tokens, [0.01, 0.7, 1.0, 1.5], advantage=-0.7, marks=marks)])
+    page = report(root)
+    shown = {
+        text: attributes
+        for (tag, attributes), text in zip(
+            [e for e in page.elements if e[0] == "bdi"][1:], page.of("bdi")[1:], strict=True
+        )
+    }
+    assert {text: attributes["class"] for text, attributes in shown.items()} == {
+        "far": "t b6",
+        "below": "t b2 mark-vetoed",
+        "one": "t mark-vetoed",
+        "above": "t a2 mark-clipped",
+    }
+    assert shown["above"]["title"] == "ratio 1.5, β 0.5 to π 0.75, clipped"
+    assert page.count("span", "negative") == 1 and "advantage \u22120.7" in page.text
+
+
+def test_runs_are_laid_over_each_other_with_a_legend(tmp_path):
+    timed_run(tmp_path / "a" / "run")
+    timed_run(tmp_path / "b" / "run", refresh_seconds=1.0)
+    write_config(tmp_path / "b" / "run", group_size=16)
+    page = report(tmp_path / "a" / "run", tmp_path / "b" / "run")
+    rows = page.rows()
+    assert rows["training time"] == ["50.0 s", "48.0 s"]
+    assert rows["schedule.group_size"] == ["8", "16"]
+    assert page.count("tr", "differs") == 1
+    assert page.of("li").count("a/run") == page.of("li").count("b/run") == 2  # two legends
+    assert page.of("h1") == ["2 runs compared"]
+    # accuracy twice, entropy, reward: a line of each run in each chart
+    lines = [a["class"].split() for t, a in page.elements if t == "path" and "d" in a]
+    drawn = [css[1] for css in lines if css[0] == "line" and len(css) > 1]
+    assert drawn.count("run-0") == drawn.count("run-1") > 3
+
+
+def test_a_report_stands_in_its_run_or_for_several_here(tmp_path, monkeypatch):
+    write_config(tmp_path / "a")
+    write_config(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    assert write_report([tmp_path / "a"]) == tmp_path / "a/report.html"
+    assert write_report([tmp_path / "a", tmp_path / "b"]).absolute() == tmp_path / "report.html"
+    assert (tmp_path / "report.html").exists() and not list(tmp_path.rglob("*.tmp.*"))
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    plausible_run(tmp_path / "run", stages=2, per_stage=8)
+    first = write_report([tmp_path / "run"], tmp_path / "1.html").read_bytes()
+    assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
+
+
+def test_a_path_that_is_no_run_leaves_nothing(tmp_path):
+    with pytest.raises(UsageError, match="is no run"):
+        write_report([tmp_path / "none"], tmp_path / "out.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("stages", "per_stage"), [(4, 1024), (1024, 4)])
+def test_4096_updates_are_a_file_of_sane_size(tmp_path, stages, per_stage):
+    plausible_run(tmp_path / "run", stages=stages, per_stage=per_stage)
+    page = report(tmp_path / "run")
+    assert len(page.source.encode()) < 1_000_000
+
+
+def test_a_report_needs_no_torch():
+    program = "import sys, mugrpo.report; print(json.dumps([m for m in sys.modules]))"
+    command = [sys.executable, "-c", f"import json; {program}"]
+    loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert "mugrpo.report.page" in loaded and not {"torch", "transformers"} & set(loaded)
