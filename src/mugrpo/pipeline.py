@@ -133,11 +133,12 @@ def generate_stage(run: Run, stage: int) -> None:
         run.progress.say(f"{stranger} is not in its manifest; it is not read")
     if not missing:
         return
+    engine, _ = run.engine, run.trainer  # made here: no part of what a refresh takes
     began = time.monotonic()
     first_update = run.schedule.first_update(stage)
     run.policy_at(first_update)
     sampler = Sampler(
-        run.engine,
+        engine,
         run.encode,
         seed=run.config.seed,
         stage=str(stage),

@@ -55,6 +55,8 @@ class Dataset:
             train = problems
         else:
             cut = int(options.eval_share * 2**64)
+            if cut:  # a small data set holds one out at least
+                cut = max(cut, 1 + min(map(prompt_hash, problems)))
             held_out = [p for p in problems if prompt_hash(p) < cut]
             train = [p for p in problems if prompt_hash(p) >= cut]
         held_out = sorted(held_out, key=prompt_hash)[: options.eval_problems]

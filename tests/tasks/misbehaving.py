@@ -1,0 +1,113 @@
+"""Reward functions for tests: each completion says what is to be done about it.
+
+5             the reward 5
+sleep 0.3 5   the same, later
+loop          never ends
+bomb          takes all memory
+exit 3        ends the process
+signal 11     ends it by a signal
+raise boom    ValueError("boom")
+child FILE    starts a process, writes both numbers to FILE, and never ends
+say hello     prints
+where         the process's number
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def obeys(completions, **_):
+    return [_obey(*text.split(maxsplit=1)) for text in completions]
+
+
+def _obey(verb, rest=""):
+    return ACTS[verb](rest) if verb in ACTS else float(verb)
+
+
+def _sleep(rest):
+    seconds, reward = rest.split()
+    time.sleep(float(seconds))
+    return float(reward)
+
+
+def _loop(_):
+    while True:
+        pass
+
+
+def _bomb(_):
+    hoard = []
+    while True:
+        hoard.append(bytearray(1 << 24))
+
+
+def _raise(rest):
+    raise ValueError(rest)
+
+
+def _child(rest):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(rest).write_text(f"{os.getpid()} {child.pid}")
+    _loop(rest)
+
+
+def _say(rest):
+    print(rest, flush=True)
+    return 1.0
+
+
+ACTS = {
+    "sleep": _sleep,
+    "loop": _loop,
+    "bomb": _bomb,
+    "exit": lambda rest: os._exit(int(rest)),
+    "signal": lambda rest: os.kill(os.getpid(), int(rest)),
+    "raise": _raise,
+    "child": _child,
+    "say": _say,
+    "where": lambda _: float(os.getpid()),
+}
+
+
+def length(completions):
+    """Takes nothing else, not even by **kwargs."""
+    return [len(text) for text in completions]
+
+
+async def later(completions, **_):
+    await asyncio.sleep(0.01)
+    return [len(text) / 10 for text in completions]
+
+
+class Callable:
+    def __call__(self, completions, log_metric, log_extra, trainer_state, **_):
+        log_metric("a", 1.0)
+        log_extra("b", ["x"] * len(completions))
+        return [0.25 if trainer_state is None else 0.0] * len(completions)
+
+
+an_object = Callable()
+
+
+def as_numpy(completions, **_):
+    return np.array([0.5] * len(completions), dtype=np.float32)
+
+
+def returns(completions, **_):
+    """What the first completion says, as Python would read it."""
+    return eval(completions[0])
+
+
+def half(completions, **_):
+    return [0.5 if "half" in text else None for text in completions]
+
+
+not_callable = 3

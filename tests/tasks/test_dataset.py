@@ -1,0 +1,470 @@
+"""Rows become problems: columns, ids, prompts, and the split into training and held-out ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mugrpo.config.load import build_config
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.errors import UsageError
+from mugrpo.records import Problem
+from mugrpo.tasks.dataset import Dataset
+
+Row = dict[str, Any]
+Sides = tuple[list[Problem], list[Problem]]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path):
+    def write(*rows: Row, name: str = "p.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def task(data: str, **options: Any) -> Dataset:
+    return Dataset(DatasetOptions(data=data, rewards="exact", **options))
+
+
+def sides(data: str, **options: Any) -> Sides:
+    """Training and held-out problems."""
+    made = task(data, **options)
+    return list(made.train_problems()), list(made.eval_problems())
+
+
+def all_problems(data: str, **options: Any) -> list[Problem]:
+    """Every problem, in the order of the data."""
+    return sides(data, eval_share=0.0, **options)[0]
+
+
+def refusal(data: str, **options: Any) -> str:
+    """The one line that refuses `data`."""
+    with pytest.raises(UsageError) as refused:
+        sides(data, **{"eval_share": 0.0, **options})
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def row(prompt: Any, answer: Any = "1", **more: Any) -> Row:
+    return {"prompt": prompt, "answer": answer, **more}
+
+
+def chat(*turns: str) -> list[Row]:
+    """Messages of alternating roles, the user's first."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+
+
+# ---- columns ----
+
+
+def test_a_row_is_a_problem_whose_other_columns_are_passed_on(jsonl):
+    data = jsonl({"id": "a7", "question": "3+2=", "solution": "5", "level": 2, "tags": ["x", None]})
+    options = {"prompt_column": "question", "answer_column": "solution", "id_column": "id"}
+    assert all_problems(data, **options) == [
+        Problem("a7", "3+2=", "5", {"id": "a7", "solution": "5", "level": 2, "tags": ["x", None]})
+    ]
+
+
+def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
+    (problem,) = all_problems(jsonl(row("3+2=", "5", source="a")))
+    assert problem.id == hashlib.sha256(b'["3+2=", "5"]').hexdigest()[:16]
+    (other,) = all_problems(jsonl(row("3+2=", "5", source="b")))
+    assert other.id == problem.id
+    (another,) = all_problems(jsonl(row("3+2=", "6")))
+    assert another.id != problem.id
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("5", "5"),
+        (" 5 ", " 5 "),
+        (5, "5"),
+        (-3, "-3"),
+        (4.5, "4.5"),
+        ("04", "04"),
+        (10**20, "1" + "0" * 20),
+    ],
+)
+def test_answers_and_ids_are_text_or_numbers_as_they_are_written(jsonl, value, text):
+    (problem,) = all_problems(jsonl(row("3+2=", value, id=value)), id_column="id")
+    assert (problem.id, problem.answer) == (text, text)
+    assert problem.columns == {"answer": value, "id": value}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "null"),
+        (True, "true"),
+        ("", '""'),
+        ("  ", '"  "'),
+        ([1], "[1]"),
+        ({"a": 1}, '{"a": 1}'),
+    ],
+)
+def test_other_answers_are_refused_with_file_and_line(jsonl, value, shown):
+    data = jsonl(row("1"), row("2", value))
+    assert refusal(data) == (
+        f"{data}, line 2: the answer or id is {shown}; it must be text or a number"
+    )
+
+
+@pytest.mark.xfail(strict=True, reason='the answer becomes the text "nan" or "inf"')
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_answer_that_is_no_finite_number_is_refused(jsonl, value):
+    data = jsonl(row("1", value))  # JSON's NaN and Infinity, as Python and pandas write them
+    assert refusal(data).startswith(f"{data}, line 1: the answer")
+
+
+@pytest.mark.xfail(strict=True, reason="only int and float count as numbers")
+def test_a_decimal_of_parquet_is_a_number(tmp_path):
+    data = str(tmp_path / "p.parquet")
+    pq.write_table(pa.table({"prompt": ["1"], "answer": [Decimal("1.50")]}), data)
+    assert [p.answer for p in all_problems(data)] == ["1.50"]
+
+
+@pytest.mark.xfail(strict=True, reason="it says 'the answer or id', and no column")
+def test_a_bad_answer_is_named_by_its_column(jsonl):
+    data = jsonl(row("1", solution=None))
+    assert "'solution'" in refusal(data, answer_column="solution")
+
+
+def test_no_answer_column_leaves_the_reference_empty(jsonl):
+    (problem,) = all_problems(jsonl({"prompt": "3+2=", "n": 1}), answer_column=None)
+    assert (problem.answer, problem.columns) == ("", {"n": 1})
+
+
+def test_a_pattern_takes_the_answer_out_of_a_longer_text(jsonl):
+    data = jsonl(row("1+1", "One and one.\n#### 2 "), row("3+2", "#### 5"))
+    problems = all_problems(data, answer_pattern="#### (.+)")
+    assert [p.answer for p in problems] == ["2", "5"]
+    assert problems[0].columns == {"answer": "One and one.\n#### 2 "}
+    data = jsonl(row("1+1", "#### 2"), row("3+2", "five"))
+    assert refusal(data, answer_pattern="#### (.+)") == (
+        f"{data}, line 2: task.answer_pattern = '#### (.+)' finds nothing in \"five\""
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "option", "hint"),
+    [
+        (("prompts", "answer"), "prompt_column", "did you mean 'prompts'? Name it"),
+        (("Prompt", "answer"), "prompt_column", "did you mean 'Prompt'? Name it"),
+        (("question", "answer"), "prompt_column", "name one of them"),
+        (("prompt", "answers"), "answer_column", "did you mean 'answers'? Name it"),
+        (("prompt", "solution"), "answer_column", "name one of them"),
+    ],
+)
+def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
+    jsonl, columns, option, hint
+):
+    first, second = columns
+    data = jsonl({first: "3+2=", second: "5"})
+    assert refusal(data) == (
+        f"{data}, line 1 has no column {option.removesuffix('_column')!r} (it has {first!r}, "
+        f"{second!r}); {hint} with --task.{option}"
+    )
+    assert len(all_problems(data, prompt_column=first, answer_column=second)) == 1
+
+
+def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
+    data = jsonl(row("1"), row("2"), {"prompt": "3"})
+    assert refusal(data).startswith(f"{data}, line 3 has no column 'answer' (it has 'prompt'); ")
+    assert refusal(data, id_column="id").startswith(f"{data}, line 1 has no column 'id' (")
+
+
+# ---- prompts ----
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "null"), (7, "7"), (True, "true"), ([], "[]"), ({"a": 1}, '{"a": 1}')],
+)
+def test_a_prompt_that_is_neither_text_nor_conversation_is_refused(jsonl, value, shown):
+    data = jsonl(row("1"), row(value))
+    assert refusal(data) == (
+        f"{data}, line 2: the prompt is {shown}; it must be text, or a list of "
+        '{"role": ..., "content": ...}'
+    )
+
+
+@pytest.mark.parametrize("value", ["", " \n"])
+def test_an_empty_prompt_is_refused(jsonl, value):
+    data = jsonl(row("1"), row(value))
+    assert refusal(data) == f"{data}, line 2: the prompt is empty"
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        (["hi"], 'message 0 of the prompt is "hi"; it must be {"role": ..., "content": text}'),
+        (
+            [*chat("hi"), {"role": "user"}],
+            'message 1 of the prompt is {"role": "user"}; it must be '
+            '{"role": ..., "content": text}',
+        ),
+        (
+            [{"role": "user", "content": ["hi"]}],
+            'message 0 of the prompt is {"role": "user", "content": ["hi"]}; it must be '
+            '{"role": ..., "content": text}',
+        ),
+        (
+            [{"role": "human", "content": "hi"}],
+            "message 0 of the prompt has role 'human'; it must be one of system, user, assistant, "
+            "tool, developer",
+        ),
+        (
+            [{"content": "hi"}],
+            "message 0 of the prompt has role None; it must be one of system, user, assistant, "
+            "tool, developer",
+        ),
+        (chat("hi", "hello"), "the prompt ends with the assistant's turn; nothing is asked"),
+    ],
+)
+def test_a_conversation_that_cannot_be_answered_is_refused(jsonl, messages, complaint):
+    data = jsonl(row("1"), row(messages))
+    assert refusal(data) == f"{data}, line 2: {complaint}"
+
+
+def test_a_conversation_keeps_its_turns_and_drops_what_is_no_role_or_content(jsonl):
+    messages = [{**message, "name": "x"} for message in chat("hi", "hello", "3+2?")]
+    (problem,) = all_problems(jsonl(row(messages)))
+    assert problem.prompt == tuple(chat("hi", "hello", "3+2?"))
+
+
+def test_a_long_value_is_shown_in_part(jsonl):
+    data = jsonl(row(["x" * 500]))
+    # 57 characters of the value: a quote and 56 x
+    assert f'message 0 of the prompt is "{"x" * 56}...;' in refusal(data)
+
+
+# ---- template and system prompt ----
+
+
+def test_a_template_stands_around_a_text(jsonl):
+    data = jsonl(row("3+2"), row("{prompt} and {x}"))
+    template = "What is {prompt}? {prompt}!"
+    assert [p.prompt for p in all_problems(data, prompt_template=template)] == [
+        "What is 3+2? 3+2!",
+        "What is {prompt} and {x}? {prompt} and {x}!",
+    ]
+
+
+def test_a_system_prompt_makes_a_text_a_conversation(jsonl):
+    (problem,) = all_problems(
+        jsonl(row("3+2")), system_prompt="Be brief.", prompt_template="{prompt}?"
+    )
+    assert problem.prompt == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "3+2?"},
+    )
+
+
+def test_in_a_conversation_the_template_is_the_last_users_and_a_system_prompt_of_its_own_stays(
+    jsonl,
+):
+    own = [{"role": "system", "content": "Think."}, *chat("1+1", "2", "3+2")]
+    bare, with_own = all_problems(
+        jsonl(row(own[1:]), row(own)), system_prompt="Be brief.", prompt_template="{prompt}="
+    )
+    turns = tuple(chat("1+1", "2", "3+2="))
+    assert bare.prompt == ({"role": "system", "content": "Be brief."}, *turns)
+    assert with_own.prompt == ({"role": "system", "content": "Think."}, *turns)
+
+
+def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
+    data = jsonl(row([{"role": "system", "content": "3+2"}]))
+    assert refusal(data, prompt_template="{prompt}=") == (
+        f"{data}, line 1: no user message to put task.prompt_template around"
+    )
+
+
+def test_a_template_without_a_place_is_refused_by_the_config():
+    raw = {"task": {"name": "dataset", "data": "p.jsonl", "prompt_template": "3+2="}}
+    with pytest.raises(UsageError, match=r"task\.prompt_template = '3\+2=': it has no \{prompt\}"):
+        build_config(raw, "test")
+
+
+# ---- duplicates ----
+
+
+def test_the_first_ids_that_come_twice_are_named_with_their_places(jsonl):
+    data = jsonl(*(row(str(n), id=n % 2) for n in range(7)))
+    assert refusal(data, id_column="id") == (
+        f"{data} has the same id twice: '0' ({data}, line 3), '1' ({data}, line 4), "
+        f"'0' ({data}, line 5) and 2 more; mend the data, or take the first of each with "
+        "--task.duplicates drop"
+    )
+    kept = all_problems(data, id_column="id", duplicates="drop")
+    assert [(p.id, p.prompt) for p in kept] == [("0", "0"), ("1", "1")]
+
+
+def test_the_same_prompt_and_answer_twice_is_a_duplicate_and_another_answer_is_not(jsonl):
+    assert "has the same id twice: " in refusal(jsonl(row("3+2="), row("3+2=")))
+    assert len(all_problems(jsonl(row("3+2=", "5"), row("3+2=", "five")))) == 2
+
+
+# ---- the split ----
+
+
+def shares(prompts: list[str]) -> dict[str, float]:
+    """Where each prompt lies between 0 and 1, by its JSON text's sha256."""
+    digests = {p: hashlib.sha256(f'"{p}"'.encode()).hexdigest() for p in prompts}
+    return {p: int(digest[:16], 16) / 2**64 for p, digest in digests.items()}
+
+
+def test_the_split_by_hand(jsonl):
+    # printf '"1+1="' | sha256sum, and so on; a digest is below half where its first digit is
+    # below 8, below a quarter where it is below 4, below a sixteenth where it is 0.
+    prompts, first = ["1+1=", "1+2=", "1+3=", "2+3="], ["2", "b", "0", "5"]
+    data = jsonl(*map(row, prompts))
+    for share, digits in ((0.5, "01234567"), (0.25, "0123"), (0.0625, "0")):
+        train, held_out = ([p.prompt for p in side] for side in sides(data, eval_share=share))
+        assert train == [p for p, d in zip(prompts, first, strict=True) if d not in digits]
+        assert sorted(held_out) == [p for p, d in zip(prompts, first, strict=True) if d in digits]
+
+
+def test_the_share_is_within_three_standard_deviations_and_the_lowest_hashes_are_kept(jsonl):
+    prompts = [f"{a}+{b}=" for a in range(50) for b in range(40)]
+    data = jsonl(*map(row, prompts))
+    place = shares(prompts)
+    train, held_out = sides(data, eval_share=0.1, eval_problems=None)
+    # of 2000: 200 expected, standard deviation sqrt(2000 x 0.1 x 0.9) = 13.4
+    assert abs(len(held_out) - 200) <= 3 * math.sqrt(2000 * 0.1 * 0.9)
+    assert [p.prompt for p in held_out] == sorted(
+        (p for p in prompts if place[p] < 0.1), key=place.get
+    )
+    assert [p.prompt for p in train] == [p for p in prompts if place[p] >= 0.1]
+    fewer_train, fewer = sides(data, eval_share=0.1, eval_problems=7, train_problems=11)
+    assert fewer == held_out[:7] and fewer_train == train[:11]
+
+
+def test_a_larger_share_holds_out_what_a_smaller_one_does_and_more(jsonl):
+    data = jsonl(*(row(f"{n}=") for n in range(300)))
+    held_out = [{p.id for p in sides(data, eval_share=s)[1]} for s in (0.05, 0.1, 0.5)]
+    assert held_out[0] < held_out[1] < held_out[2]
+
+
+def test_the_split_depends_neither_on_order_nor_ids_nor_answers_nor_file(jsonl):
+    rows = [row(f"{n}=", str(n), id=n) for n in range(200)]
+    expected = [p.prompt for p in sides(jsonl(*rows), eval_share=0.2)[1]]
+    random.Random(1).shuffle(rows)
+    renamed = [{**r, "id": f"x{i}", "answer": "9"} for i, r in enumerate(rows)]
+    for data, options in (
+        (jsonl(*rows, name="b.jsonl"), {}),
+        (jsonl(*renamed, name="c.jsonl"), {"id_column": "id"}),
+        (jsonl(*rows[:100], *rows[100:], {**row("new=")}, name="d.jsonl"), {}),
+    ):
+        held_out = [p.prompt for p in sides(data, eval_share=0.2, **options)[1]]
+        assert [p for p in held_out if p != "new="] == expected
+
+
+def test_problems_of_one_prompt_are_on_one_side(jsonl):
+    data = jsonl(*(row(f"{n % 50}=", str(n)) for n in range(200)))
+    train, held_out = sides(data, eval_share=0.5)
+    assert len(train) + len(held_out) == 200 and len(held_out) > 0
+    assert not {p.prompt for p in train} & {p.prompt for p in held_out}
+    assert len({p.prompt for p in held_out}) * 4 == len(held_out)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the hash is of the prompt with template and system prompt around it"
+)
+@pytest.mark.parametrize("recipe", [{"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}])
+def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe):
+    """Else two recipes are compared on different problems, each trained on the other's."""
+    data = jsonl(*(row(f"{n}=", str(n), id=n) for n in range(100)))
+    plain, other = (
+        {p.id for p in sides(data, id_column="id", eval_share=0.3, **options)[1]}
+        for options in ({}, recipe)
+    )
+    assert plain == other
+
+
+def test_a_share_that_leaves_nothing_to_train_on_is_refused(jsonl):
+    place = shares(["1+1="])["1+1="]
+    data = jsonl(row("1+1="))
+    text = refusal(data, eval_share=(1 + place) / 2)
+    assert text == f"{data}: no problem is left to train on; lower eval_share"
+
+
+def test_a_small_data_set_holds_the_lowest_hash_out_at_least(jsonl):
+    prompts = ["1+1=", "1+2=", "1+3=", "2+3="]  # first digits 2, b, 0, 5, as above
+    train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
+    assert [p.prompt for p in held_out] == ["1+3="]
+    assert [p.prompt for p in train] == ["1+1=", "1+2=", "2+3="]
+
+
+def test_no_share_holds_nothing_out(jsonl):
+    train, held_out = sides(jsonl(row("1"), row("2")), eval_share=0.0)
+    assert (len(train), held_out) == (2, [])
+
+
+# ---- held-out problems of their own ----
+
+
+def test_held_out_problems_of_a_file_of_their_own_leave_every_other_to_train_on(jsonl):
+    data = jsonl(*(row(f"{n}=") for n in range(40)))
+    eval_data = jsonl(*(row(f"{n}+1=") for n in range(10)), name="e.jsonl")
+    train, held_out = sides(data, eval_data=eval_data, eval_share=0.5)
+    assert [p.prompt for p in train] == [f"{n}=" for n in range(40)]
+    assert {p.prompt for p in held_out} == {f"{n}+1=" for n in range(10)}
+
+
+def test_the_same_prompt_in_both_files_is_refused_though_id_and_answer_differ(jsonl):
+    data = jsonl(row("1=", "1", id="a"), row("2=", "2", id="b"), row("3=", "3", id="c"))
+    eval_data = jsonl(row("3=", "x", id="y"), row("2=", "x", id="z"), name="e.jsonl")
+    assert refusal(data, eval_data=eval_data, id_column="id") == (
+        "2 problems are among the held-out ones and among those to train on (the first: 'b'); "
+        "choose another task.eval_data or task.eval_split"
+    )
+
+
+def test_a_split_of_the_hub_may_hold_the_problems_out(monkeypatch):
+    asked: list[Any] = []
+
+    def load_dataset(data: str, subset: str, *, split: str, revision: str) -> list[Row]:
+        asked.append((data, subset, split, revision))
+        return [row(f"{data} {split} {n}") for n in range(3)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    options = {"subset": "main", "revision": "abc"}
+    train, held_out = sides("a/b", split="train[:9]", eval_split="test", **options)
+    assert asked == [("a/b", "main", "train[:9]", "abc"), ("a/b", "main", "test", "abc")]
+    assert {p.prompt for p in held_out} == {"a/b test 0", "a/b test 1", "a/b test 2"}
+    assert [p.prompt for p in train] == [f"a/b train[:9] {n}" for n in range(3)]
+    sides("a/b", eval_data="c/d", **options)
+    assert asked[3] == ("c/d", "main", "train", "abc")
+
+
+@pytest.mark.xfail(strict=True, reason="it says that all problems are on both sides")
+def test_a_split_of_a_local_file_is_said_to_be_none(jsonl):
+    data = jsonl(row("1="), row("2="))
+    assert "no split" in refusal(data, eval_split="test")
+
+
+def test_the_rows_of_the_held_out_file_are_checked_alike(jsonl):
+    eval_data = jsonl(row("1"), row(None), name="e.jsonl")
+    assert refusal(jsonl(row("2")), eval_data=eval_data).startswith(
+        f"{eval_data}, line 2: the prompt"
+    )
+
+
+def test_two_readings_give_the_same_problems_in_the_same_order(jsonl):
+    data = jsonl(*(row(f"{n}=", level=n) for n in range(50)))
+    assert sides(data, eval_share=0.3) == sides(data, eval_share=0.3)

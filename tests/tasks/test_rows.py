@@ -1,0 +1,322 @@
+"""Rows of files and of the hub: what is read, and which place is named when something is wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mugrpo.errors import UsageError
+from mugrpo.tasks.rows import read_rows
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    def write(name: str, content: bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return str(path)
+
+    return write
+
+
+def refusal(data: str, **options: str) -> str:
+    """The one line that refuses `data`."""
+    with pytest.raises(UsageError) as refused:
+        read_rows(data, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+# ---- JSONL ----
+
+
+def test_every_line_is_a_row_with_its_place_and_blank_lines_are_counted_and_passed_over(file):
+    data = file("p.jsonl", b'{"a": 1}\n\n  \t\r\n{"a": [2], "b": null}\r\n{"a": "\xc3\xa9"}')
+    assert read_rows(data) == [
+        (f"{data}, line 1", {"a": 1}),
+        (f"{data}, line 4", {"a": [2], "b": None}),
+        (f"{data}, line 5", {"a": "é"}),
+    ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(file):
+    data = file("p.jsonl", b'\xef\xbb\xbf{"a": 1}\n')
+    assert read_rows(data) == [(f"{data}, line 1", {"a": 1})]
+
+
+def test_a_separator_of_lines_within_a_text_does_not_end_the_row(file):
+    # U+2028, U+0085 and a form feed end lines for str.splitlines(), not in JSONL.
+    text = '{"a": "x\u2028y\u0085z"}\n{"a": 2}\n'
+    rows = read_rows(file("p.jsonl", text.encode()))
+    assert [row for _, row in rows] == [{"a": "x\u2028y\u0085z"}, {"a": 2}]
+
+
+@pytest.mark.parametrize("name", ["P.JSONL", "p.Jsonl"])
+def test_the_ending_is_read_in_any_case(file, name):
+    assert [row for _, row in read_rows(file(name, b'{"a": 1}'))] == [{"a": 1}]
+
+
+# The first line has 8 characters and its end: 9 bytes.
+@pytest.mark.parametrize(
+    ("line", "byte"),
+    [
+        (b'{"a": }', 9 + 6),
+        (b'{"\xc3\xa9": }', 9 + 7),  # "é" is one character of two bytes
+        (b"nonsense", 9),
+        (b'{"a": 1} {"a": 2}', 9 + 9),
+        (b'{"a": 1', 9 + 7),
+    ],
+)
+def test_a_line_that_is_no_json_is_named_with_the_byte_where_it_breaks(file, line, byte):
+    data = file("p.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
+    text = refusal(data)
+    assert text.startswith(f"{data}, line 2 is no JSON at byte {byte} of the file (")
+    assert text.endswith("every line must be one JSON object")
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the offset is counted from the stripped text: blanks and BOM are left out"
+)
+@pytest.mark.parametrize(
+    ("content", "byte"),
+    [
+        (b'{"a": 1}\n  {"a": }\n', 9 + 2 + 6),
+        (b'\xef\xbb\xbf{"a": }\n', 3 + 6),
+    ],
+)
+def test_the_byte_where_a_line_breaks_counts_blanks_and_the_byte_order_mark(file, content, byte):
+    assert f"is no JSON at byte {byte} of the file" in refusal(file("p.jsonl", content))
+
+
+@pytest.mark.xfail(strict=True, reason="json's own '(... line 1 column 7 (char 6))' stands in it")
+def test_the_sentence_on_broken_json_names_one_line_only(file):
+    text = refusal(file("p.jsonl", b'{"a": 1}\n{"a": }\n'))
+    assert re.findall(r"line \d+", text) == ["line 2"]
+
+
+def test_a_byte_that_is_no_utf8_is_named_by_its_place_and_value(file):
+    data = file("p.jsonl", b'{"a": 1}\n{"a": "caf\xe9"}\n')
+    # 9 bytes, then 7 to the quote's inside, then "caf"
+    assert refusal(data) == (
+        f"{data}, line 2: byte 19 of the file (0xe9) is not UTF-8; save the file as UTF-8"
+    )
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_refused_by_its_name(file, name, encoding):
+    data = file(name, "\ufeffa,b\n1,2\n".encode(encoding))
+    assert refusal(data) == f"{data} is UTF-16; save it as UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b"[1]", "a list"),
+        (b'"x"', "text"),
+        (b"true", "a truth value"),
+        (b"null", "null"),
+        (b"3.5", "a number"),
+    ],
+)
+def test_a_line_that_is_no_object_is_said_to_be_what_it_is(file, line, kind):
+    data = file("p.jsonl", b'{"a": 1}\n\n' + line)
+    assert refusal(data) == (
+        f'{data}, line 3 is {kind}, not an object like {{"prompt": "...", "answer": "..."}}'
+    )
+
+
+def test_json_too_deep_or_with_too_long_a_number_is_a_sentence(file):
+    deep = file("deep.jsonl", b"[" * 100_000)
+    assert refusal(deep) == f"{deep}, line 1 is nested too deeply"
+    long = file("long.jsonl", b'{"a": ' + b"1" * 5000 + b"}")
+    assert refusal(long).startswith(f"{long}, line 1 is no JSON")
+
+
+# ---- CSV ----
+
+
+def test_columns_are_the_headers_and_values_are_text(file):
+    data = file("p.csv", b'\xef\xbb\xbfprompt,answer\n3+2=,5\n"say ""hi"", now",\n')
+    assert read_rows(data) == [
+        (f"{data}, line 2", {"prompt": "3+2=", "answer": "5"}),
+        (f"{data}, line 3", {"prompt": 'say "hi", now', "answer": ""}),
+    ]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, end):
+    lines = [b"a,b", b'1,"x', b'y"', b"", b"4,5"]
+    data = file("p.csv", end.join(lines))
+    (_, first), second = read_rows(data)
+    assert first == {"a": "1", "b": "x" + end.decode() + "y"}
+    assert second == (f"{data}, line 5", {"a": "4", "b": "5"})
+
+
+@pytest.mark.xfail(strict=True, reason="a row of several lines is named by its last line")
+def test_a_row_of_several_lines_is_named_by_the_line_that_it_begins_in(file):
+    data = file("p.csv", b'a,b\n1,"x\ny"\n')
+    assert [place for place, _ in read_rows(data)] == [f"{data}, line 2"]
+
+
+def test_a_row_of_other_length_than_the_header_is_named(file):
+    data = file("p.csv", b'a,b\n"x\ny",2\n3\n')
+    assert refusal(data) == f"{data}, line 4 has 1 fields, but the header names 2 columns"
+
+
+@pytest.mark.parametrize(("content", "line"), [(b'a\n"x"y\n', 2), (b'a\n1\n"x\ny\n', 4)])
+def test_quotes_that_do_not_close_are_named(file, content, line):
+    data = file("p.csv", content)
+    assert refusal(data).startswith(f"{data}, line {line} is no CSV (")
+
+
+def test_a_byte_in_csv_that_is_no_utf8_is_named(file):
+    data = file("p.csv", b"a,b\n1,\xff\n")
+    assert refusal(data).startswith(f"{data}, line 2: byte 6 of the file (0xff) is not UTF-8")
+
+
+@pytest.mark.xfail(strict=True, reason="a blank first line is taken for a header of no columns")
+def test_blank_lines_before_the_header_are_passed_over(file):
+    data = file("p.csv", b"\na,b\n1,2\n")
+    assert read_rows(data) == [(f"{data}, line 3", {"a": "1", "b": "2"})]
+
+
+@pytest.mark.xfail(strict=True, reason="the last of two columns of one name is taken, unsaid")
+def test_two_columns_of_one_name_are_refused(file, tmp_path):
+    assert "'a'" in refusal(file("p.csv", b"a,a\n1,2\n"))
+
+
+# ---- parquet ----
+
+
+def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
+    data = str(tmp_path / "p.parquet")
+    messages = [[{"role": "user", "content": str(i)}] for i in range(5)]
+    pq.write_table(pa.table({"prompt": messages, "n": [0, 1, None, 3, 4]}), data, row_group_size=2)
+    rows = read_rows(data)
+    assert [place for place, _ in rows] == [f"{data}, row {i}" for i in (1, 2, 3, 4, 5)]
+    assert rows[2][1] == {"prompt": [{"role": "user", "content": "2"}], "n": None}
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"])
+def test_what_is_no_parquet_is_named(file, content):
+    data = file("p.parquet", content)
+    assert refusal(data).startswith(f"{data} cannot be read as parquet (")
+
+
+@pytest.mark.xfail(strict=True, reason="pyarrow's OSError of several lines is repeated whole")
+def test_a_parquet_file_with_a_broken_footer_is_one_line(file):
+    data = file("p.parquet", b"PAR1" + bytes(100) + b"\x40\x00\x00\x00PAR1")
+    assert refusal(data).startswith(f"{data} cannot be read")
+
+
+def test_a_parquet_file_cut_short_is_named(tmp_path):
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), path)
+    path.write_bytes(path.read_bytes()[:-50])
+    assert refusal(str(path)).startswith(f"{path} cannot be read as parquet (")
+
+
+# ---- which file ----
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("p.jsonl", b""), ("p.jsonl", b"\n \n"), ("p.csv", b""), ("p.csv", b"a,b\n")],
+)
+def test_a_file_without_rows_is_refused(file, name, content):
+    data = file(name, content)
+    assert refusal(data) == f"{data} has no rows: there is nothing to train on"
+
+
+def test_a_parquet_file_without_rows_is_refused(tmp_path):
+    data = str(tmp_path / "p.parquet")
+    pq.write_table(pa.table({"a": pa.array([], pa.string())}), data)
+    assert refusal(data) == f"{data} has no rows: there is nothing to train on"
+
+
+def test_a_missing_file_is_refused_by_its_path(tmp_path):
+    for name in ("p.jsonl", "p.parquet", "p.csv"):
+        assert refusal(str(tmp_path / name)) == f"there is no data file {tmp_path / name}"
+
+
+def test_a_missing_file_of_another_ending_is_not_asked_of_the_hub(tmp_path):
+    data = str(tmp_path / "p.txt")
+    assert refusal(data) == f"there is no data file {data}, and it is no data set id on the hub"
+
+
+def test_a_file_of_another_ending_is_refused_with_the_endings_that_are_read(file):
+    data = file("p.json", b"{}")
+    assert refusal(data) == (
+        f"{data}: the ending .json tells no format; it must be one of .jsonl, .parquet, .csv"
+    )
+    assert "the ending (none) tells no format" in refusal(file("problems", b"{}"))
+
+
+def test_a_directory_is_refused_with_what_to_name(tmp_path):
+    assert refusal(str(tmp_path)) == (
+        f"{tmp_path} is a directory; name one .jsonl, .parquet, .csv file in it"
+    )
+
+
+def test_a_directory_with_the_ending_of_a_file_is_refused_alike(tmp_path):
+    (tmp_path / "p.jsonl").mkdir()
+    assert "is a directory" in refusal(str(tmp_path / "p.jsonl"))
+
+
+# ---- the hub ----
+
+
+def test_split_subset_and_revision_reach_the_hub(monkeypatch):
+    asked: list[Any] = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
+        asked.append((arguments, options))
+        return [{"question": "1+1", "answer": "2"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    rows = read_rows("openai/gsm8k", split="test", subset="main", revision="abc")
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": "abc"})]
+    assert [row for _, row in rows] == [{"question": "1+1", "answer": "2"}]
+    assert rows[0][0].startswith("openai/gsm8k [test], row ")
+    read_rows("gsm8k")
+    assert asked[1] == (("gsm8k", None), {"split": "train", "revision": None})
+
+
+@pytest.mark.xfail(strict=True, reason="rows of the hub are counted from 0, those of files from 1")
+def test_rows_of_the_hub_are_numbered_as_those_of_files_are(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"a": 1}, {"a": 2}])
+    places = [place for place, _ in read_rows("a/b")]
+    assert places == ["a/b [train], row 1", "a/b [train], row 2"]
+
+
+def test_without_the_hubs_package_the_sentence_has_the_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert refusal("openai/gsm8k") == (
+        "openai/gsm8k is no local file, and data sets on the hub need one more package: "
+        "pip install 'mugrpo[hub]'"
+    )
+
+
+def test_without_a_network_the_sentence_names_a_local_file_as_the_way_out(monkeypatch):
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nTraceback of it")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert refusal("openai/gsm8k") == (
+        "openai/gsm8k is no local file, and as a data set on the hub it cannot be loaded "
+        "(ConnectionError: Couldn't reach 'openai/gsm8k' on the Hub). Without a network, name a "
+        "local file with --task.data; a gated data set needs `hf auth login` first"
+    )
+
+
+def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [])
+    assert refusal("openai/gsm8k").startswith("openai/gsm8k has no rows")
