@@ -300,6 +300,13 @@ def test_a_template_without_a_place_is_refused_by_the_config():
         build_config(raw, "test")
 
 
+@pytest.mark.xfail(strict=True, reason="it is \"task.data = {'name': 'dataset'}: field required\"")
+def test_a_data_set_that_is_not_named_is_asked_for_in_words():
+    with pytest.raises(UsageError) as refused:
+        build_config({"task": {"name": "dataset"}}, "test")
+    assert "{" not in str(refused.value) and "task.data" in str(refused.value)
+
+
 # ---- duplicates ----
 
 

@@ -217,6 +217,14 @@ def test_a_parquet_file_with_a_broken_footer_is_one_line(file):
     assert refusal(data).startswith(f"{data} cannot be read")
 
 
+@pytest.mark.xfail(strict=True, raises=UnicodeDecodeError, reason="a traceback, and no row named")
+def test_text_in_parquet_that_is_no_utf8_is_named(tmp_path):
+    data = str(tmp_path / "p.parquet")
+    text = pa.array([b"1+1=", b"caf\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"prompt": text}), data)
+    assert data in refusal(data)
+
+
 def test_a_parquet_file_cut_short_is_named(tmp_path):
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"a": list(range(1000))}), path)

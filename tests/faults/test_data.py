@@ -1,0 +1,582 @@
+"""Rows 16 to 22, 30, 42 and 43: data, prompts, the canary, what is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers.utils.hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from mugrpo import policy
+from mugrpo.engines.base import Completion
+from mugrpo.engines.hf import HFEngine
+from mugrpo.tasks.chain import running_states
+from tests.faults.harm import edited, refused, stopped
+from tests.runs import Command, Ended, mugrpo, read_metrics, state, write_config
+
+pytest_plugins = ["tests.run_fixtures"]
+
+CONFIG = """
+seed = 10
+
+[task]
+name = "dataset"
+data = "DATA"
+eval_share = 0.2
+rewards = { name = "regex", pattern = "=([0-9])$" }
+workers = { count = 1 }
+
+[schedule]
+stages = 1
+batches_per_stage = 3
+problems_per_update = 2
+group_size = 4
+
+[rollouts]
+shard_rollouts = 24
+max_new_tokens = 8
+temperature = 1.3
+
+[evaluation]
+every = 0
+"""
+
+Row = dict[str, Any]
+
+
+def chain(*terms: int) -> Row:
+    """ "3+2-1=" with the answer "4": the first term and then signed ones."""
+    prompt = f"{terms[0]}{''.join(f'{term:+d}' for term in terms[1:])}="
+    return {"prompt": prompt, "answer": str(running_states(prompt)[-1])}
+
+
+def chains() -> list[Row]:
+    """27 problems of eight terms, as the embedded model knows them."""
+    beginnings = itertools.product((1, 2, 3), (1, -2, 3), (-1, 2, -3))
+    return [chain(*terms, 1, 2, -1, 3, 1) for terms in beginnings]
+
+
+def lines(rows: list[Row]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+GOOD = lines(chains())
+
+
+@dataclasses.dataclass
+class Case:
+    """A data file, a run on it, and the models that were loaded."""
+
+    folder: Path
+    command: Command
+    loads: list[str]
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def data(self, content: bytes = GOOD, name: str = "p.jsonl") -> Path:
+        (self.folder / name).write_bytes(content)
+        return self.folder / name
+
+    def words(self, *options: object, name: str = "p.jsonl") -> list[object]:
+        text = CONFIG.replace("DATA", str(self.folder / name))
+        return [write_config(self.folder, text), "--run-dir", self.run_dir, *options]
+
+    def train(self, *options: object, name: str = "p.jsonl") -> Ended:
+        return self.command("train", *self.words(*options, name=name))
+
+    def refused(self, *options: object, parts: tuple[str, ...], name: str = "p.jsonl") -> None:
+        """One sentence, before a model is loaded and before anything is on disk."""
+        refused(self.train(*options, name=name), *parts)
+        assert self.loads == [] and not self.run_dir.exists()
+
+    def starts(self, *options: object, name: str = "p.jsonl") -> Ended:
+        """The run begins in the same directory, without --force."""
+        return self.starts_in_shards(*options, shards=1, name=name)
+
+    def starts_in_shards(self, *options: object, shards: int, name: str = "p.jsonl") -> Ended:
+        ended = self.command("generate", *self.words(*options, name=name))
+        assert ended.status == 0, ended
+        assert state(self.run_dir).rollouts == (shards, 0) and self.loads
+        return ended
+
+
+@pytest.fixture
+def case(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Case:
+    loads: list[str] = []
+    load = policy._load_model
+
+    def noted(path: str | Path) -> Any:
+        loads.append(str(path))
+        return load(path)
+
+    monkeypatch.setattr(policy, "_load_model", noted)
+    return Case(tmp_path, command, loads)
+
+
+def test_a_data_set_of_chains_is_trained_on_from_start_to_end(case: Case):
+    case.data()
+    ended = case.train("--evaluation.every", 3)
+    assert ended.status == 0 and ended.err == ""
+    made = read_metrics(case.run_dir)
+    assert [line["update"] for line in made if line["kind"] == "update"] == [1, 2, 3]
+    (refresh,) = (line for line in made if line["kind"] == "refresh")
+    # All but the last step stands in the prompt: most answers are right, some are not.
+    assert 0 < refresh["behavior_reward"] < 1
+    assert refresh["behavior_reward"] == refresh["status/right"] / 24
+
+
+# ---- rows 17 to 22: what is wrong with the data ----
+
+
+@pytest.mark.parametrize(
+    ("there", "option", "hint"),
+    [
+        ({"question": "q", "answer": "1"}, "prompt_column", "name one of them"),
+        ({"prompts": "q", "answer": "1"}, "prompt_column", "did you mean 'prompts'?"),
+        ({"prompt": "q", "answers": "1"}, "answer_column", "did you mean 'answers'?"),
+    ],
+)
+def test_row_17_a_missing_column(case: Case, there: Row, option: str, hint: str):
+    prompt, answer = there
+    rows = [{prompt: row["prompt"], answer: row["answer"]} for row in chains()]
+    data = case.data(lines(rows))
+    missing = option.removesuffix("_column")
+    parts = (f"{data}, line 1 has no column {missing!r} (it has {prompt!r}, {answer!r}); {hint}",)
+    case.refused(parts=(*parts, f"--task.{option}"))
+    case.starts(f"--task.{option}", prompt if missing == "prompt" else answer)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_row_18_an_empty_data_set(case: Case, content: bytes):
+    data = case.data(content)
+    case.refused(parts=(f"{data} has no rows",))
+    case.data()
+    case.starts()
+
+
+def test_row_18_a_data_set_that_is_held_out_to_the_last(case: Case):
+    data = case.data(lines(chains()[:1]))
+    case.refused(parts=(f"{data}: no problem is left to train on; lower eval_share",))
+    case.starts("--task.eval_share", "0.0", "--schedule.problems_per_update", 1)
+
+
+def test_row_18_no_problem_held_out_to_evaluate_on(case: Case):
+    case.data()
+    options = ("--task.eval_share", "0.0", "--evaluation.every", 3)
+    case.refused(*options, parts=("no problem is held out", "--evaluation.every 0"))
+    case.starts(*options[:2])
+
+
+def test_row_19_duplicate_ids(case: Case):
+    data = case.data(lines([{**row, "id": n % 26} for n, row in enumerate(chains())]))
+    options = ("--task.id_column", "id")
+    parts = (f"{data} has the same id twice: '0' ({data}, line 27)", "--task.duplicates drop")
+    case.refused(*options, parts=parts)
+    case.starts(*options, "--task.duplicates", "drop")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "complaint"),
+    [
+        (None, "the prompt is null"),
+        (7, "the prompt is 7"),
+        ("", "the prompt is empty"),
+        ([{"role": "robot", "content": "1+1="}], "message 0 of the prompt has role 'robot'"),
+        ([{"role": "assistant", "content": "2"}], "the prompt ends with the assistant's turn"),
+    ],
+)
+def test_row_20_a_row_that_is_no_prompt(case: Case, prompt: Any, complaint: str):
+    data = case.data(GOOD + lines([{"prompt": prompt, "answer": "2"}]))
+    case.refused(parts=(f"{data}, line 28: {complaint}",))
+    case.data()
+    case.starts()
+
+
+FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "complaint"),
+    [
+        (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "line 2: byte 46 of the file (0xe9) is not"),
+        (FIRST + b'{"prompt": }\n', "p.jsonl", "line 2 is no JSON at byte 45 of the file"),
+        (FIRST + b"[]\n", "p.jsonl", "line 2 is a list, not an object"),
+        ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", " is UTF-16; save it as UTF-8"),
+        (b"prompt,answer\n1+1=\n", "p.csv", "line 2 has 1 fields, but the header names 2 columns"),
+        (b"prompt", "p.parquet", " cannot be read as parquet"),
+    ],
+)
+def test_row_21_a_file_that_cannot_be_read(case: Case, content: bytes, name: str, complaint: str):
+    data = case.data(content, name)
+    case.refused(name=name, parts=(str(data), complaint))
+    case.starts("--task.data", case.data(name="good.jsonl"), name=name)
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent/p.txt", "."])
+def test_row_21_a_file_that_is_not_there(case: Case, name: str):
+    case.data()
+    case.refused(parts=(str(case.folder / name),), name=name)
+    case.starts("--task.data", case.folder / "p.jsonl", name=name)
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="a traceback, after the model is loaded")
+def test_row_21_half_a_surrogate_pair(case: Case):
+    data = case.data(GOOD + b'{"prompt": "1+1=\\ud83d", "answer": "2"}\n')
+    case.refused(parts=(f"{data}, line 28",))
+
+
+def long(terms: int) -> bytes:
+    """A chain of 1s: 2 x terms characters, and the template adds 6 for all steps but the last."""
+    return lines([chain(*[1] * terms)])
+
+
+def test_row_22_a_prompt_without_room_for_a_response(case: Case):
+    """65 terms are 130 + 6 x 63 = 508 tokens; 512 of context less 8 are 504."""
+    case.data(GOOD + long(65) + long(64))
+    options = ("--task.eval_share", "0.0")
+    parts = ("1 of 29 prompts are longer than the 504 tokens", "(the longest has 508)")
+    case.refused(
+        *options, parts=(*parts, "lower rollouts.max_new_tokens", "--prompt.overlong drop")
+    )
+    ended = case.starts(*options, "--prompt.overlong", "drop")
+    assert "1 of 29 problems are left out" in ended.out
+    shutil.rmtree(case.run_dir)
+    assert "left out" not in case.starts(*options, "--prompt.overlong", "truncate").out
+
+
+@pytest.mark.xfail(strict=True, reason="transformers warns of its own maximum on stderr before")
+def test_row_22_a_prompt_longer_than_the_context_is_one_sentence_all_the_same(case: Case):
+    case.data(GOOD + long(70))
+    refused(mugrpo("train", *case.words("--task.eval_share", "0.0")), "(the longest has 548)")
+
+
+@pytest.mark.xfail(strict=True, reason="held-out problems are dropped without a word")
+def test_row_22_held_out_problems_that_are_left_out_are_told(case: Case):
+    case.data()
+    held_out = case.data(lines([chain(1, 1, 1)]) + long(65), "e.jsonl")
+    ended = case.starts("--task.eval_data", held_out, "--prompt.overlong", "drop")
+    assert "1 of 2 " in ended.out
+
+
+def test_a_conversation_in_plain_form_is_refused_and_chat_form_starts(case: Case):
+    turns = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in chains()]
+    case.data(lines(turns))
+    plain = ("--prompt.form", "plain", "--prompt.chat_template", "none")
+    case.refused(*plain, parts=("is a conversation; use --prompt.form chat",))
+    case.starts()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="it is found in the first evaluation, whose folder then binds the config"
+)
+def test_a_refusal_in_the_first_evaluation_does_not_bind_the_config(case: Case):
+    turns = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in chains()]
+    case.data(lines(turns))
+    plain = ("--prompt.form", "plain", "--prompt.chat_template", "none")
+    more = ("--evaluation.every", 3, "--prompt.overlong", "truncate")
+    refused(case.train(*plain, *more), "is a conversation; use --prompt.form chat")
+    case.starts(*more)
+
+
+# ---- rewards that are not there ----
+
+
+def test_a_reward_functions_file_that_is_not_there(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    case.refused("--task.rewards", f"{file}:judge", parts=(f"there is no file {file}",))
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    case.starts("--task.rewards", f"{file}:judge")
+
+
+def test_a_reward_function_that_is_not_in_its_file_can_be_named_anew_without_force(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    every = ("--evaluation.every", 3)
+    refused(case.train("--task.rewards", f"{file}:jugde", *every), f"{file} has no jugde")
+    assert state(case.run_dir).rollouts == (0, 0)
+    assert case.train("--task.rewards", f"{file}:judge", *every).status == 0
+
+
+@pytest.mark.xfail(
+    strict=True, reason="it is found in the evaluation, whose folder then binds the config"
+)
+def test_evaluating_with_a_reward_function_that_is_not_there_binds_nothing_either(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    words = case.words("--task.rewards", f"{file}:jugde")
+    refused(case.command("evaluate", *words), f"{file} has no jugde")
+    case.starts("--task.rewards", f"{file}:judge")
+
+
+@pytest.mark.xfail(
+    strict=True, reason="shards scored before the change keep the old reward, unsaid"
+)
+def test_a_reward_changed_by_force_does_not_mix_with_the_old_one_unsaid(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    function = "def judge(completions, **_):\n    return [{}] * len(completions)\n"
+    file.write_text(function.format(0.25))
+    options = ("--task.rewards", f"{file}:judge", "--rollouts.shard_rollouts", 8)
+    options = (*options, "--rewards.truncated", "scored")
+    case.starts_in_shards(*options, shards=3)
+    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    assert ended.status == -signal.SIGKILL
+    file.write_text(function.format(0.75))
+    refused(case.command("score", *case.words(*options)), "a reward function's file changed")
+    ended = case.command("score", *case.words(*options, "--force"))
+    assert ended.status == 0
+    manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
+    sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
+    assert sums == [6.0, 6.0, 6.0] or "--again" in ended.out, sums
+
+
+@pytest.mark.xfail(strict=True, reason="an evaluation's rollouts are not kept: they are made again")
+def test_a_judge_that_fails_in_an_evaluation_says_what_is_true_of_its_rollouts(case: Case):
+    case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
+    ended = case.train("--task.rewards", "numeric", "--evaluation.every", 3)
+    stopped(ended, "the reference answer 'eleven' is no number")
+    kept = (case.run_dir / "evaluations" / "update-000000").exists()
+    assert kept or "nothing is generated again" not in ended.err
+
+
+# ---- row 32: the data set changed ----
+
+
+def test_row_32_data_that_changed_are_refused_and_the_old_ones_go_on_from_anywhere(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    data = case.data()
+    monkeypatch.chdir(case.folder)
+    case.starts("--task.data", "p.jsonl")
+    monkeypatch.chdir("/")
+    rows = chains()
+    for changed in (rows[:-1], rows[::-1], [*rows[:-1], {**rows[-1], "level": 2}]):
+        data.write_bytes(lines(changed))
+        refused(case.command("train", case.run_dir), "the problems changed", "--force")
+    data.unlink()
+    refused(case.command("train", case.run_dir), f"there is no data file {data}")
+    data.write_bytes(GOOD.replace(b'": "', b'":"'))  # the same problems, spelled otherwise
+    assert case.command("train", case.run_dir).status == 0
+
+
+# ---- row 16: no signal ----
+
+
+def test_row_16_all_rewards_equal_is_a_warning_with_the_share(case: Case):
+    case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
+    ended = case.train()
+    assert ended.status == 0
+    warning = (
+        "warning: in 100% of the groups all rewards are equal; they give no gradient. Problems are "
+        "too hard or too easy for the model, or the reward never varies"
+    )
+    assert ended.out.count(warning) == 1
+    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
+    assert (refresh["zero_variance_share"], refresh["behavior_reward"]) == (1.0, 0.0)
+
+
+# ---- row 30: engine and trainer ----
+
+
+@pytest.fixture
+def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is added to the engine's logprobs; empty: nothing."""
+    by: list[float] = []
+    completions = HFEngine._completions
+
+    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
+        made = completions(engine, *tensors)
+        more = np.float32(sum(by))
+        return [dataclasses.replace(c, logprobs=c.logprobs + more) for c in made]
+
+    monkeypatch.setattr(HFEngine, "_completions", shifted)
+    return by
+
+
+def test_row_30_a_gap_below_a_tenth_of_the_tolerance_is_not_told(case: Case, shift: list[float]):
+    case.data()
+    assert "canary" not in case.starts().out
+
+
+def test_row_30_a_gap_above_a_tenth_of_the_tolerance_is_told_and_kept(
+    case: Case, shift: list[float]
+):
+    case.data()
+    shift.append(0.0005)
+    ended = case.train()
+    assert ended.status == 0 and ended.err == ""
+    said = (
+        r"canary: engine and trainer differ by 0\.0005\d* in logprob; above 0\.001 the run stops\n"
+    )
+    assert len(re.findall(said, ended.out)) == 1
+    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
+    assert refresh["canary_gap"] == pytest.approx(0.0005, rel=0.02)
+
+
+def test_row_30_the_share_from_which_it_warns_may_change(case: Case, shift: list[float]):
+    case.data()
+    shift.append(0.0005)
+    assert "canary" not in case.starts("--engine.canary_warning", 0.6).out
+    shutil.rmtree(case.run_dir / "stages")
+    assert "canary: engine" in case.starts("--engine.canary_warning", 0.4).out
+
+
+def test_row_30_a_gap_above_the_tolerance_stops_and_the_way_out_works(
+    case: Case, shift: list[float]
+):
+    case.data()
+    shift.append(0.5)
+    stopped(
+        case.train(),
+        "canary: engine and trainer differ by 0.5 in logprob (tolerance 0.001)",
+        "raise --engine.canary_tolerance (with --force)",
+    )
+    assert state(case.run_dir).rollouts == (0, 0)
+    ended = case.train("--engine.canary_tolerance", 1, "--force")
+    assert ended.status == 0
+
+
+def test_row_30_a_gap_that_is_no_number_stops(case: Case, shift: list[float]):
+    case.data()
+    shift.append(float("nan"))
+    stopped(case.train(), "canary: engine and trainer differ by nan in logprob")
+    assert state(case.run_dir).rollouts == (0, 0)
+
+
+def test_row_30_without_a_canary_nothing_is_compared(case: Case, shift: list[float]):
+    case.data()
+    shift.append(0.5)
+    assert "canary" not in case.starts("--engine.canary_responses", 0).out
+
+
+# ---- row 42: what cannot be had ----
+
+
+def test_row_42_a_model_that_is_not_there(case: Case):
+    case.data()
+    for path in (case.folder / "absent", "./absent", "a/b/c", "absent"):
+        case.refused(
+            "--model.path", path, parts=(f"there is no model directory {path}", "or a hub id")
+        )
+    case.starts()
+
+
+def test_row_42_a_model_directory_without_a_config(case: Case, model: Path):
+    case.data()
+    config = (model / "config.json").read_bytes()
+    (model / "config.json").unlink()
+    case.refused("--model.path", model, parts=(f"the model {model} cannot be loaded (",))
+    (model / "config.json").write_bytes(config)
+    case.starts("--model.path", model)
+
+
+def test_row_42_a_model_directory_without_weights(case: Case, model: Path):
+    case.data()
+    (model / "model.safetensors").rename(model / "weights")
+    refused(case.train("--model.path", model), f"the model {model} cannot be loaded (")
+    (model / "weights").rename(model / "model.safetensors")
+    assert case.train("--model.path", model).status == 0
+
+
+def test_row_42_a_config_of_no_known_model(case: Case, model: Path):
+    case.data()
+    edited(model / "config.json", model_type="nonesuch")
+    case.refused("--model.path", model, parts=(f"the model {model} cannot be loaded (",))
+
+
+def answered(status: int) -> Any:
+    """What the hub answers with."""
+    return mock.Mock(status_code=status, headers={})
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        (LocalEntryNotFoundError("no network"), ("couldn't connect", "where there is a network")),
+        (
+            RepositoryNotFoundError("404", response=answered(404)),
+            ("is not a local folder and is not a valid model identifier",),
+        ),
+        (
+            GatedRepoError("401", response=answered(401)),
+            ("gated repo", "a gated one needs `hf auth login`"),
+        ),
+    ],
+)
+def test_row_42_a_hub_id_that_cannot_be_had(
+    case: Case, monkeypatch: pytest.MonkeyPatch, error: Exception, parts: tuple[str, ...]
+):
+    def download(*_: Any, **__: Any) -> str:
+        raise error
+
+    case.data()
+    monkeypatch.setattr(transformers.utils.hub, "hf_hub_download", download)
+    parts = ("the model nobody/nothing-of-tests cannot be loaded (", *parts)
+    case.refused("--model.path", "nobody/nothing-of-tests", parts=parts)
+    case.starts()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("gated")])
+def test_row_42_a_data_set_of_the_hub_that_cannot_be_had(
+    case: Case, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    parts = ("nobody/nothing is no local file", str(error), "--task.data", "hf auth login")
+    case.refused("--task.data", "nobody/nothing", parts=parts)
+
+
+def test_row_42_a_run_directory_that_cannot_be_made(case: Case):
+    case.data()
+    (case.folder / "run").write_text("a file")
+    for run_dir in (case.folder / "run", case.folder / "run" / "a", Path("/proc/nowhere/run")):
+        refused(case.train("--run-dir", run_dir), f"{run_dir} ", "name another --run-dir")
+    assert case.loads == []
+    assert (case.folder / "run").read_text() == "a file"
+
+
+# ---- row 43: packages that are not installed ----
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "line"),
+    [
+        ("datasets", ("--task.data", "openai/gsm8k"), "pip install 'mugrpo[hub]'"),
+        ("math_verify", ("--task.rewards", "math"), "pip install 'mugrpo[math]'"),
+    ],
+)
+def test_row_43_a_missing_package_is_a_sentence_with_the_pip_line(
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    options: tuple[str, str],
+    line: str,
+):
+    case.data()
+    monkeypatch.setitem(sys.modules, module, None)
+    case.refused(*options, parts=(line,))
+    case.starts()
