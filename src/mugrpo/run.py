@@ -23,7 +23,7 @@ from mugrpo.policy import (
     model_sizes,
 )
 from mugrpo.progress import Progress
-from mugrpo.provenance import provenance_of, settled_config
+from mugrpo.provenance import judge_fingerprint, provenance_of, settled_config
 from mugrpo.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import Scorer
@@ -56,8 +56,19 @@ class Run:
 
     def scorer(self, problems: Sequence[Problem]) -> Scorer:
         """What scores rollouts of `problems`."""
-        tokenizer, rewards = self.encode.tokenizer, self.config.rewards
-        return Scorer(self.task, problems, tokenizer, rewards, self.stop.check)
+        return Scorer(
+            self.task,
+            problems,
+            self.encode.tokenizer,
+            self.config.rewards,
+            judge=self.judge,
+            check=self.stop.check,
+        )
+
+    @cached_property
+    def judge(self) -> str:
+        """The fingerprint of what judges rollouts now."""
+        return judge_fingerprint(self.config)
 
     @cached_property
     def engine(self) -> Engine:
@@ -146,7 +157,8 @@ def open_run(
             "task.eval_data), or turn evaluation off with --evaluation.every 0"
         )
     encode = prompt_encoder(config)
-    problems, eval_problems = _fitting(encode, problems, progress), encode.fitting(eval_problems)
+    problems = _fitting(encode, problems, progress)
+    eval_problems = _fitting(encode, eval_problems, progress)
     schedule = Schedule(config.schedule, len(problems), config.seed)
     made = max(folder.checkpoint_updates(), default=0)
     if made > config.schedule.total_updates:
@@ -215,6 +227,7 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
 def _fitting(
     encode: PromptEncoder, problems: Sequence[Problem], progress: Progress
 ) -> list[Problem]:
+    """Those of `problems` whose prompts are not too long; others are told of."""
     fitting = encode.fitting(problems)
     if dropped := len(problems) - len(fitting):
         progress.say(f"{dropped} of {len(problems)} problems are left out: their prompts are long")

@@ -124,7 +124,7 @@ class RunDir:
     def is_untouched(self) -> bool:
         """Whether nothing has been made in this run yet, so that its config binds nobody."""
         made = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
-        return not any(folder.exists() for folder in made)
+        return not any(path.is_file() for folder in made for path in folder.rglob("*"))
 
     def evaluation_folders(self) -> list[Path]:
         found = (self.root / "evaluations").glob("update-*")

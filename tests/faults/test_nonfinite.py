@@ -52,10 +52,10 @@ def poison(
     step, reduced = Trainer.step, trainer_module.reduced_loss
     now = 0
 
-    def noted(trainer: Trainer, experience: Experience) -> dict[str, Any]:
+    def noted(trainer: Trainer, experience: Experience, watch: Any = None) -> dict[str, Any]:
         nonlocal now
         now = trainer.update + 1
-        return step(trainer, experience)
+        return step(trainer, experience, watch)
 
     def spoiled(loss_BT: torch.Tensor, *rest: Any) -> torch.Tensor:
         part = reduced(loss_BT, *rest)

@@ -181,6 +181,8 @@ def _sentence(name: str, error: Any) -> str:
         ]
         hint = f"did you mean {near[0]}?" if near else "`mugrpo train --help` lists all options"
         return f"there is no option {name}; {hint}"
+    if error["type"] == "missing":
+        return f"{name} must be given"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name} = {error['input']!r}: {message[0].lower()}{message[1:]}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -32,7 +32,7 @@ FIXED: JsonDict = {"on_resume": "fixed"}
 def absolute(text: str) -> str:
     """`text` as an absolute path where something lies there, so that a run can be resumed from
     anywhere; any other text (a hub id, a name) as it is."""
-    return str(Path(text).absolute()) if Path(text).exists() else text
+    return os.path.abspath(text) if os.path.exists(text) else text
 
 
 PathOrName = Annotated[str, AfterValidator(absolute)]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.config.objectives.mu_grpo import MuGRPOOptions
-from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName
+from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
 from mugrpo.config.registry import EngineChoice, ObjectiveChoice, TaskChoice
 from mugrpo.config.tasks import ChainOptions
+
+NAMED_MODELS = ("chain", "smollm2")
 
 
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
-    path: PathOrName = "chain"
+    path: str = "chain"
     """A directory in Hugging Face form, a hub id, "chain" for the embedded model, or "smollm2" once
     `mugrpo convert smollm2` has made it."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -27,6 +29,11 @@ class ModelOptions(Options):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     eos_token: str | None = None
     """The end-of-sequence token, for a tokenizer that names none."""
+
+    @field_validator("path")
+    @classmethod
+    def _absolute_unless_a_name(cls, path: str) -> str:
+        return path if path in NAMED_MODELS else absolute(path)
 
 
 class PromptOptions(Options):

@@ -35,8 +35,8 @@ class DatasetOptions(NamedOptions):
     """Which task."""
     data: PathOrName
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
-    split: str = "train"
-    """Which split of a data set on the hub."""
+    split: str | None = None
+    """Which split of a data set on the hub; "train" where not set."""
     subset: str | None = None
     """Which of a hub data set's configurations, where it has several."""
     revision: str | None = None

@@ -43,11 +43,15 @@ class SampleCollector:
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
     ) -> list[dict[str, Any]]:
-        """At most `count` rollouts of different groups, half of them with a negative advantage."""
-        negative = self._first_of_groups(rollouts, -1.0)
+        """At most `count` rollouts, half of them with a negative advantage where there are any.
+
+        The first of each group, and of groups that are not shown yet where there are such.
+        """
+        negative = self._first_of_groups(rollouts, -1.0)[: count // 2]
+        shown = {rollouts[row].group for row in negative}
         positive = self._first_of_groups(rollouts, 1.0)
-        half = min(count // 2, len(negative))
-        rows = sorted([*negative[:half], *positive[: count - half]])
+        positive.sort(key=lambda row: (rollouts[row].group in shown, row))
+        rows = sorted([*negative, *positive[: count - len(negative)]])
         return [self._described(rollouts[r], scores[r], self._seen[r], tokenizer) for r in rows]
 
     def _first_of_groups(self, rollouts: Sequence[Rollout], sign: float) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class PromptEncoder:
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
-            self.template = tokenizer.chat_template if file is None else _read_template(file)
+            self.template = _own_template(tokenizer) if file is None else _read_template(file)
             if self.template is None:
                 raise UsageError(
                     "prompt.form = 'chat', but the tokenizer has no chat template; use "
@@ -55,27 +56,28 @@ class PromptEncoder:
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems that leave room for a response.
 
-        Raises UsageError where some do not and `overlong` is "error", or none does.
+        Raises UsageError where some do not and `overlong` is "error", where none does, and for a
+        prompt that cannot be written in this form.
         """
+        texts = [self.text(problem) for problem in problems]
         limit = self.limit
         if limit is None or self.options.overlong == "truncate":
             return list(problems)
         fits, longest = [], 0
-        for problem in problems:
-            text = self.text(problem)
+        for problem, text in zip(problems, texts, strict=True):
             # No token is shorter than a byte, so that most texts need no tokenizer here.
-            short = len(text.encode(errors="replace")) < limit
+            short = len(text.encode()) + self._added < limit
             length = 0 if short else len(self._ids(problem, text))
             longest = max(longest, length)
             if length <= limit:
                 fits.append(problem)
         over = len(problems) - len(fits)
         if over and (self.options.overlong == "error" or not fits):
+            ways = "--prompt.overlong drop or truncate" if fits else "--prompt.overlong truncate"
             raise UsageError(
                 f"{over} of {len(problems)} prompts are longer than the {limit} tokens that "
                 f"rollouts.max_new_tokens leaves of the model's context (the longest has "
-                f"{longest}); lower rollouts.max_new_tokens, or choose --prompt.overlong drop or "
-                "truncate"
+                f"{longest}); lower rollouts.max_new_tokens, or choose {ways}"
             )
         return fits
 
@@ -90,9 +92,15 @@ class PromptEncoder:
             )
         return problem.prompt
 
+    @cached_property
+    def _added(self) -> int:
+        """Tokens that the tokenizer adds to every text."""
+        return len(self.tokenizer("")["input_ids"])
+
     def _ids(self, problem: Problem, text: str) -> list[int]:
         special = self.options.form == "plain"  # a template writes its own
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        encoded = self.tokenizer(text, add_special_tokens=special, verbose=False)
+        ids: list[int] = encoded["input_ids"]
         if not ids:
             raise UsageError(f"problem {problem.id!r} has an empty prompt")
         return ids
@@ -110,6 +118,12 @@ class PromptEncoder:
                 "another with --prompt.chat_template"
             ) from None
         return text
+
+
+def _own_template(tokenizer: Any) -> str | None:
+    """The tokenizer's chat template, the one called default where it has several."""
+    template: str | dict[str, str] | None = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
 
 
 def _read_template(file: str) -> str:

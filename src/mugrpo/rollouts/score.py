@@ -18,7 +18,8 @@ from mugrpo.tasks.base import Task
 class Scorer:
     """Scores rollouts of `problems` by `task`; what truncation and failures mean is in `options`.
 
-    `check` is called between rollouts and may raise to stop.
+    `judge` names what decides the scores, see `scored`. `check` is called between rollouts and
+    may raise to stop.
     """
 
     def __init__(
@@ -27,12 +28,15 @@ class Scorer:
         problems: Sequence[Problem],
         tokenizer: Any,
         options: RewardOptions,
+        *,
+        judge: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
         self.problems = {problem.id: problem for problem in problems}
         self.tokenizer = tokenizer
         self.options = options
+        self.judge = judge
         self.check = check
 
     def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int) -> None:
@@ -58,13 +62,14 @@ class Scorer:
                 reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
                 self._stop_at_limit(reasons, len(made))
         groups = groupby(zip(made, verdicts, strict=True), key=lambda pair: pair[0].group)
-        known = [{s.reward for _, s in group if s.reward is not None} for _, group in groups]
+        known = [{s.reward for _, s in group if self._counts(s)} for _, group in groups]
         rewards = [score.reward for score in verdicts if score.reward is not None]
         write_scores(
             scores,
             shard,
             verdicts,
             rollouts_sha256=rollouts.entry(shard)["sha256"],
+            judge=self.judge,
             statuses=dict(Counter(score.status.value for score in verdicts)),
             reward_sum=sum(rewards),
             rewarded=len(rewards),
@@ -88,20 +93,30 @@ class Scorer:
         problem = self.problems[rollout.problem_id]
         return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason)
 
+    def _counts(self, score: Score) -> bool:
+        """Whether a score takes part in its group's statistics."""
+        masked = score.status is Status.TRUNCATED and self.options.truncated == "masked"
+        return score.status.rewarded and not masked
+
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
         failed = sum(reasons.values())
-        if failed > self.options.failure_limit * rows:
+        if failed > self.options.failure_limit * rows + 1e-9:
             reason, count = reasons.most_common(1)[0]
             raise RunStopped(
                 f"{failed} of a shard's {rows} responses could not be judged, more than "
                 f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
-                f"{reason}. Mend the reward, or raise --rewards.failure_limit; nothing is "
-                "generated again (where a reward's file or options change, add --force)"
+                f"{reason}. Mend the reward, or raise --rewards.failure_limit; shards of rollouts "
+                "stay (where a reward's file or options change, add --force)"
             )
 
 
-def scored(rollouts: ShardSet, scores: ShardSet, shard: int) -> bool:
-    """Whether `scores` has `shard`, made of the very rollouts that `rollouts` has now."""
+def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:
+    """Whether `scores` has `shard`, made of the very rollouts that `rollouts` has now.
+
+    With `judge`, only where it made them.
+    """
     if shard not in rollouts or shard not in scores:
         return False
-    return bool(scores.entry(shard)["rollouts_sha256"] == rollouts.entry(shard)["sha256"])
+    entry = scores.entry(shard)
+    same = entry["rollouts_sha256"] == rollouts.entry(shard)["sha256"]
+    return bool(same and judge in (None, entry.get("judge", judge)))

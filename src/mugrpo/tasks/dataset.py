@@ -5,16 +5,20 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
+from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.errors import UsageError
 from mugrpo.records import Answer, Message, Problem, Score
 from mugrpo.tasks.grading import Grader
 from mugrpo.tasks.rows import read_rows
+from mugrpo.tasks.verifiers import has_number
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -47,41 +51,41 @@ class Dataset:
     @cached_property
     def _split(self) -> tuple[list[Problem], list[Problem]]:
         options = self.options
-        problems = self._problems(options.data, options.split)
+        asked = self._problems(options.data, options.split)
         if options.eval_data is not None or options.eval_split is not None:
-            held_out = self._problems(
-                options.eval_data or options.data, options.eval_split or options.split
-            )
-            train = problems
+            data, split = options.eval_data or options.data, options.eval_split or options.split
+            held_out, train = self._problems(data, split), asked
         else:
             cut = int(options.eval_share * 2**64)
             if cut:  # a small data set holds one out at least
-                cut = max(cut, 1 + min(map(prompt_hash, problems)))
-            held_out = [p for p in problems if prompt_hash(p) < cut]
-            train = [p for p in problems if prompt_hash(p) >= cut]
-        held_out = sorted(held_out, key=prompt_hash)[: options.eval_problems]
+                cut = max(cut, 1 + min(hash_ for hash_, _ in asked))
+            held_out = [pair for pair in asked if pair[0] < cut]
+            train = [pair for pair in asked if pair[0] >= cut]
+        held_out = sorted(held_out, key=lambda pair: pair[0])[: options.eval_problems]
         train = train[: options.train_problems]
-        evaluated = {prompt_hash(p) for p in held_out}
-        if both := [p for p in train if prompt_hash(p) in evaluated]:
+        evaluated = {hash_ for hash_, _ in held_out}
+        if both := [problem for hash_, problem in train if hash_ in evaluated]:
             raise UsageError(
                 f"{len(both)} problems are among the held-out ones and among those to train on "
                 f"(the first: {both[0].id!r}); choose another task.eval_data or task.eval_split"
             )
         if not train:
             raise UsageError(f"{options.data}: no problem is left to train on; lower eval_share")
-        return train, held_out
+        return [problem for _, problem in train], [problem for _, problem in held_out]
 
-    def _problems(self, data: str, split: str) -> list[Problem]:
+    def _problems(self, data: str, split: str | None) -> list[tuple[int, Problem]]:
+        """(hash of the prompt as the data has it, problem), in the order of the rows."""
         rows = read_rows(
             data, split=split, subset=self.options.subset, revision=self.options.revision
         )
-        problems: dict[str, Problem] = {}
+        problems: dict[str, tuple[int, Problem]] = {}
         repeated: list[str] = []
         for place, row in rows:
-            problem = self._problem(place, row)
-            if problem.id in problems:
-                repeated.append(f"{problem.id!r} ({place})")
-            problems.setdefault(problem.id, problem)
+            pair = self._problem(place, row)
+            identity = pair[1].id
+            if identity in problems:
+                repeated.append(f"{identity!r} ({place})")
+            problems.setdefault(identity, pair)
         if repeated and self.options.duplicates == "error":
             more = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
             raise UsageError(
@@ -90,31 +94,38 @@ class Dataset:
             )
         return list(problems.values())
 
-    def _problem(self, place: str, row: dict[str, Any]) -> Problem:
+    def _problem(self, place: str, row: dict[str, Any]) -> tuple[int, Problem]:
         options = self.options
         asked = _prompt(_cell(place, row, options.prompt_column, "prompt_column"), place)
-        prompt = self._dressed(asked, place)
         answer = ""
         if options.answer_column is not None:
             answer = self._answer(place, row, options.answer_column)
         if options.id_column is not None:
-            identity = _text(_cell(place, row, options.id_column, "id_column"), place)
+            cell = _cell(place, row, options.id_column, "id_column")
+            identity = _text(cell, place, options.id_column)
         else:
-            identity = hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
+            identity = hashlib.sha256(_canonical([asked, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
-        return Problem(identity, prompt, answer, columns)
+        problem = Problem(identity, self._dressed(asked, place), answer, columns)
+        return stable_hash(asked), problem
 
     def _answer(self, place: str, row: dict[str, Any], column: str) -> str:
-        text = _text(_cell(place, row, column, "answer_column"), place)
-        if self.options.answer_pattern is None:
-            return text
-        found = re.search(self.options.answer_pattern, text)
-        if found is None or not found[1]:
+        text = _text(_cell(place, row, column, "answer_column"), place, column)
+        if self.options.answer_pattern is not None:
+            found = re.search(self.options.answer_pattern, text)
+            if found is None or not found[1]:
+                raise UsageError(
+                    f"{place}: task.answer_pattern = {self.options.answer_pattern!r} finds nothing "
+                    f"in {_shown(text)}"
+                )
+            text = found[1].strip()
+        numeric = any(isinstance(reward, NumericOptions) for reward in self.options.rewards)
+        if numeric and not has_number(text):
             raise UsageError(
-                f"{place}: task.answer_pattern = {self.options.answer_pattern!r} finds nothing in "
-                f"{_shown(text)}"
+                f"{place}: column {column!r} is {_shown(text)}, which the reward numeric cannot "
+                "compare with; choose another reward, or task.answer_pattern"
             )
-        return found[1].strip()
+        return text
 
     def _dressed(self, asked: str | list[Message], place: str) -> str | tuple[Message, ...]:
         """The prompt with the recipe's template and system prompt."""
@@ -135,9 +146,9 @@ class Dataset:
         return tuple(messages)
 
 
-def prompt_hash(problem: Problem) -> int:
-    """64 bits that depend on the prompt alone: what decides the split."""
-    return int.from_bytes(hashlib.sha256(_canonical(problem.prompt)).digest()[:8], "big")
+def stable_hash(asked: str | list[Message]) -> int:
+    """64 bits that depend on the data's own prompt alone: what decides the split."""
+    return int.from_bytes(hashlib.sha256(_canonical(asked)).digest()[:8], "big")
 
 
 def _canonical(value: Any) -> bytes:
@@ -160,7 +171,7 @@ def _prompt(value: Any, place: str) -> str | list[Message]:
     if isinstance(value, str):
         if not value.strip():
             raise UsageError(f"{place}: the prompt is empty")
-        return value
+        return _whole(value, place)
     if not isinstance(value, list | tuple) or not value:
         raise UsageError(
             f"{place}: the prompt is {_shown(value)}; it must be text, or a list of "
@@ -178,19 +189,35 @@ def _prompt(value: Any, place: str) -> str | list[Message]:
                 f"{place}: message {number} of the prompt has role {message.get('role')!r}; it "
                 f"must be one of {', '.join(_ROLES)}"
             )
-        messages.append({"role": message["role"], "content": message["content"]})
-    if messages[-1]["role"] == "assistant":
-        raise UsageError(f"{place}: the prompt ends with the assistant's turn; nothing is asked")
+        messages.append({"role": message["role"], "content": _whole(message["content"], place)})
+    if messages[-1]["role"] not in ("user", "tool"):
+        last = messages[-1]["role"]
+        raise UsageError(f"{place}: the prompt ends with the turn of the {last}; nothing is asked")
     return messages
 
 
-def _text(value: Any, place: str) -> str:
+def _whole(text: str, place: str) -> str:
+    """`text`, unless it has half a surrogate pair, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{place}: character {error.start} is half a surrogate pair "
+            f"({text[error.start]!r}), which is no text; mend the data"
+        ) from None
+    return text
+
+
+def _text(value: Any, place: str, column: str) -> str:
     """An answer or id: text, or a number as it is written."""
     if isinstance(value, str) and value.strip():
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _whole(value, place)
+    number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    if number and math.isfinite(value):
         return str(value)
-    raise UsageError(f"{place}: the answer or id is {_shown(value)}; it must be text or a number")
+    raise UsageError(
+        f"{place}: column {column!r} is {_shown(value)}; it must be text or a finite number"
+    )
 
 
 def _shown(value: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,21 +22,30 @@ _FORMATS = (".jsonl", ".parquet", ".csv")
 
 
 def read_rows(
-    data: str, *, split: str = "train", subset: str | None = None, revision: str | None = None
+    data: str,
+    *,
+    split: str | None = None,
+    subset: str | None = None,
+    revision: str | None = None,
 ) -> list[Row]:
     """The rows of a local file by its ending (.jsonl, .parquet, .csv), or of a data set on the hub.
 
     Raises UsageError, naming file and line, for what cannot be read, and where there are no rows.
     """
     path = Path(data)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{data} is a directory; name one {', '.join(_FORMATS)} file in it")
-    if path.exists() or path.suffix.lower() in _FORMATS:
+    if os.path.exists(path) or path.suffix.lower() in _FORMATS:
+        if named := next(filter(None, (split, subset, revision)), None):
+            raise UsageError(
+                f"{data} is a local file, which has no split, subset or revision; leave {named!r} "
+                "out, and name held-out problems of your own with task.eval_data"
+            )
         rows = list(_file_rows(path))
     else:
-        rows = list(_hub_rows(data, split, subset, revision))
+        rows = list(_hub_rows(data, split or "train", subset, revision))
     if not rows:
-        raise UsageError(f"{data} has no rows: there is nothing to train on")
+        raise UsageError(f"{data} has no rows")
     return rows
 
 
@@ -51,25 +62,34 @@ def _file_rows(path: Path) -> Iterator[Row]:
     except FileNotFoundError:
         raise UsageError(f"there is no data file {path}") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or error})") from None
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror or _first_line(error)})"
+        ) from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    start = 0  # of the line, in bytes of the file
+    for number, start, text in _lines(path):
+        if text.strip():
+            yield f"{path}, line {number}", _json_object(text, path, number, start)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
+    """(number from 1, first byte in the file, text) of each line; a byte order mark is left out."""
+    start = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
-            text = _decoded(line, path, number, start).strip()
-            if text:
-                yield f"{path}, line {number}", _json_object(text, path, number, start)
+            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise UsageError(f"{path} is UTF-16; save it as UTF-8")
+            if number == 1 and line.startswith(codecs.BOM_UTF8):
+                start = len(codecs.BOM_UTF8)
+                line = line[start:]
+            yield number, start, _decoded(line, path, number, start)
             start += len(line)
 
 
 def _decoded(line: bytes, path: Path, number: int, start: int) -> str:
-    """`line` as text; a byte order mark before the first is passed over."""
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")) and number == 1:
-        raise UsageError(f"{path} is UTF-16; save it as UTF-8")
     try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8")
+        return line.decode()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}, line {number}: byte {start + error.start} of the file "
@@ -83,11 +103,10 @@ def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, An
     except RecursionError:
         raise UsageError(f"{path}, line {number} is nested too deeply") from None
     except ValueError as error:
-        column = getattr(error, "pos", 0)
-        offset = start + len(text[:column].encode(errors="replace"))
+        offset = start + len(text[: getattr(error, "pos", 0)].encode())
         raise UsageError(
-            f"{path}, line {number} is no JSON at byte {offset} of the file ({error}); every line "
-            "must be one JSON object"
+            f"{path}, line {number} is no JSON at byte {offset} of the file "
+            f"({getattr(error, 'msg', error)}); every line must be one JSON object"
         ) from None
     if not isinstance(row, dict):
         raise UsageError(
@@ -98,18 +117,20 @@ def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, An
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    with open(path, "rb") as file:
-        lines, start = [], 0
-        for number, line in enumerate(file, start=1):
-            lines.append(_decoded(line, path, number, start))
-            start += len(line)
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO("".join(lines), newline=""), strict=True)
+    whole = "".join(text for _, _, text in _lines(path))
+    reader = csv.reader(io.StringIO(whole, newline=""), strict=True)
+    header: list[str] = []
+    line = 1  # that the next row begins on
     try:
-        header = next(reader, [])
         for values in reader:
-            place = f"{path}, line {reader.line_num}"
+            place, line = f"{path}, line {line}", reader.line_num + 1
             if not values:
+                continue
+            if not header:
+                header = values
+                if twice := [name for name in header if header.count(name) > 1]:
+                    raise UsageError(f"{place} names the column {twice[0]!r} twice; rename one")
                 continue
             if len(values) != len(header):
                 raise UsageError(
@@ -128,7 +149,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
 
 
@@ -151,7 +172,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
             "with --task.data; a gated data set needs `hf auth login` first"
         ) from None
-    for number, row in enumerate(table):
+    for number, row in enumerate(table, start=1):
         yield f"{data} [{split}], row {number}", dict(row)
 
 

@@ -87,6 +87,11 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     return _verdict(difference <= allowed, found[-1])
 
 
+def has_number(reference: str) -> bool:
+    """Whether `numeric` can compare with `reference`."""
+    return bool(_numbers(reference))
+
+
 def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
     """Whether `pattern`'s last match in `text`, or the match's first group, is `reference`."""
     last = deque(pattern.finditer(text), maxlen=1)
