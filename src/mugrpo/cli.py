@@ -140,6 +140,8 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> s
     for flag in ("run_dir", "stage", "update"):
         if (value := getattr(options, flag, None)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
+    if getattr(options, "again", False):
+        words.append("--again")
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 

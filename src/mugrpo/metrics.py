@@ -48,16 +48,19 @@ class MetricsLog:
                 raise OSError(errno.ENOSPC, "No space left on device")
         self._also(kind, update, values)
 
-    def put(self, kind: str, update: int, **values: Any) -> None:
-        """Write one line, in the place of the one of `kind` at `update` where there is one."""
+    def put(self, kind: str, update: int, **values: Any) -> bool:
+        """Write one line, in the place of `kind` at `update`; False where it stands already."""
         if not self.has(kind, update):
             self.append(kind, update, **values)
-            return
-        self.close()
+            return True
         fresh = {"kind": kind, "update": update, **values}
-        lines = read_metrics(self._path)
+        lines = list(read_metrics(self._path))
+        if fresh in lines:
+            return False
+        self.close()
         self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
         self._also(kind, update, values)
+        return True
 
     def sync(self) -> None:
         """Make every line durable: called before a checkpoint that rests on them is published."""

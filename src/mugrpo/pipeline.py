@@ -117,7 +117,8 @@ def require(run: Run, stage: int, kind: str) -> None:
     if kind == "rollouts":
         have = sum(shard in rollouts for shard in range(count))
     else:
-        have = sum(scored(rollouts, scores, shard) for shard in range(count))
+        judge = judge_of(run, stage)
+        have = sum(scored(rollouts, scores, shard, judge) for shard in range(count))
     if have < count:
         before = "generate" if kind == "rollouts" else "score"
         raise UsageError(
@@ -176,8 +177,7 @@ def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
     done, of another judge among them; all of them where they are made `again`."""
     rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
     scores = ShardSet(run.dir.scores(stage), "scores")
-    current = run.schedule.first_update(stage + 1) > run.newest_update
-    judge = run.judge if current else None
+    judge = judge_of(run, stage)
     shards = range(shard_count(run, stage))
     missing = [s for s in shards if again or not scored(rollouts, scores, s, judge)]
     if missing:
@@ -187,11 +187,15 @@ def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
             scorer.make_shard(rollouts, scores, shard)
             run.progress.advance(1)
         run.progress.end()
-    first_update = run.schedule.first_update(stage)
-    if missing or not run.metrics.has("refresh", first_update):
-        refresh = refresh_metrics(rollouts, scores)
-        run.metrics.put("refresh", first_update, stage=stage, **refresh)
+    refresh = {"stage": stage, **refresh_metrics(rollouts, scores)}
+    if run.metrics.put("refresh", run.schedule.first_update(stage), **refresh):
         run.progress.say(described(refresh))
+
+
+def judge_of(run: Run, stage: int) -> str | None:
+    """Whose scores count: in a stage that is trained on already, anybody's."""
+    trained = run.schedule.first_update(stage + 1) <= run.newest_update
+    return None if trained else run.judge
 
 
 def plan_stage(run: Run, stage: int) -> None:

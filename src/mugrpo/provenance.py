@@ -98,17 +98,18 @@ def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
     return {str(file): sha256_of(file) for file in files}
 
 
-def judge_fingerprint(config: RunConfig) -> str:
-    """A hash of all that decides a rollout's score: rewards, their files, truncation."""
+def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
+    """A hash of all that decides a score: rewards, their files, references, truncation."""
     options = config.task.model_dump(mode="json")
     judge = {
         "task": options["name"],
         "rewards": options.get("rewards"),
         "right_at": options.get("right_at"),
         "files": sorted(_reward_files_sha256(config).values()),
-        "truncated_are_judged": config.rewards.truncated == "scored",
+        "truncated": config.rewards.truncated,
+        "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
     }
-    return hashlib.sha256(json.dumps(judge, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(judge, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _git_revision(folder: Path) -> str | None:

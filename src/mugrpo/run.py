@@ -68,7 +68,7 @@ class Run:
     @cached_property
     def judge(self) -> str:
         """The fingerprint of what judges rollouts now."""
-        return judge_fingerprint(self.config)
+        return judge_fingerprint(self.config, self.problems)
 
     @cached_property
     def engine(self) -> Engine:

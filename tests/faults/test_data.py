@@ -28,8 +28,8 @@ from mugrpo import policy
 from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
 from mugrpo.tasks.chain import running_states
-from tests.faults.harm import edited, refused, stopped
-from tests.runs import Command, Ended, mugrpo, read_metrics, state, write_config
+from tests.faults.harm import edited, refused, resume_words, stopped
+from tests.runs import Command, Ended, mugrpo, read_metrics, shards, state, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -201,7 +201,8 @@ def test_row_19_duplicate_ids(case: Case):
         (7, "the prompt is 7"),
         ("", "the prompt is empty"),
         ([{"role": "robot", "content": "1+1="}], "message 0 of the prompt has role 'robot'"),
-        ([{"role": "assistant", "content": "2"}], "the prompt ends with the assistant's turn"),
+        ([{"role": "assistant", "content": "2"}], "the prompt ends with the turn of the assistant"),
+        ("1+\ud83d=", "character 2 is half a surrogate pair ('\\ud83d')"),
     ],
 )
 def test_row_20_a_row_that_is_no_prompt(case: Case, prompt: Any, complaint: str):
@@ -238,10 +239,28 @@ def test_row_21_a_file_that_is_not_there(case: Case, name: str):
     case.starts("--task.data", case.folder / "p.jsonl", name=name)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="a traceback, after the model is loaded")
 def test_row_21_half_a_surrogate_pair(case: Case):
     data = case.data(GOOD + b'{"prompt": "1+1=\\ud83d", "answer": "2"}\n')
-    case.refused(parts=(f"{data}, line 28",))
+    case.refused(parts=(f"{data}, line 28: character 4 is half a surrogate pair ('\\ud83d')",))
+    case.data(GOOD + b'{"prompt": "1+1=", "answer": "\\ud83d"}\n')
+    case.refused(parts=(f"{data}, line 28: character 0 is half a surrogate pair ('\\ud83d')",))
+    case.data()
+    case.starts()
+
+
+@pytest.mark.parametrize("option", ["split", "subset", "revision", "eval_split"])
+def test_row_21_a_local_file_has_no_split(case: Case, option: str):
+    data = case.data()
+    parts = (f"{data} is a local file, which has no split", "leave 'test' out", "task.eval_data")
+    case.refused(f"--task.{option}", "test", parts=parts)
+    case.starts()
+
+
+def test_row_21_a_reference_that_a_reward_cannot_compare_with(case: Case):
+    data = case.data(GOOD + lines([{**chain(1, 1), "answer": "two"}]))
+    parts = (f"{data}, line 28: column 'answer' is \"two\"", "the reward numeric cannot compare")
+    case.refused("--task.rewards", "numeric", parts=(*parts, "choose another reward"))
+    case.starts()
 
 
 def long(terms: int) -> bytes:
@@ -263,18 +282,16 @@ def test_row_22_a_prompt_without_room_for_a_response(case: Case):
     assert "left out" not in case.starts(*options, "--prompt.overlong", "truncate").out
 
 
-@pytest.mark.xfail(strict=True, reason="transformers warns of its own maximum on stderr before")
 def test_row_22_a_prompt_longer_than_the_context_is_one_sentence_all_the_same(case: Case):
     case.data(GOOD + long(70))
     refused(mugrpo("train", *case.words("--task.eval_share", "0.0")), "(the longest has 548)")
 
 
-@pytest.mark.xfail(strict=True, reason="held-out problems are dropped without a word")
 def test_row_22_held_out_problems_that_are_left_out_are_told(case: Case):
     case.data()
     held_out = case.data(lines([chain(1, 1, 1)]) + long(65), "e.jsonl")
     ended = case.starts("--task.eval_data", held_out, "--prompt.overlong", "drop")
-    assert "1 of 2 " in ended.out
+    assert "1 of 2 problems are left out: their prompts are long" in ended.out
 
 
 def test_a_conversation_in_plain_form_is_refused_and_chat_form_starts(case: Case):
@@ -285,9 +302,6 @@ def test_a_conversation_in_plain_form_is_refused_and_chat_form_starts(case: Case
     case.starts()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="it is found in the first evaluation, whose folder then binds the config"
-)
 def test_a_refusal_in_the_first_evaluation_does_not_bind_the_config(case: Case):
     turns = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in chains()]
     case.data(lines(turns))
@@ -318,9 +332,6 @@ def test_a_reward_function_that_is_not_in_its_file_can_be_named_anew_without_for
     assert case.train("--task.rewards", f"{file}:judge", *every).status == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="it is found in the evaluation, whose folder then binds the config"
-)
 def test_evaluating_with_a_reward_function_that_is_not_there_binds_nothing_either(case: Case):
     case.data()
     file = case.folder / "mine.py"
@@ -330,10 +341,7 @@ def test_evaluating_with_a_reward_function_that_is_not_there_binds_nothing_eithe
     case.starts("--task.rewards", f"{file}:judge")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="shards scored before the change keep the old reward, unsaid"
-)
-def test_a_reward_changed_by_force_does_not_mix_with_the_old_one_unsaid(case: Case):
+def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     case.data()
     file = case.folder / "mine.py"
     function = "def judge(completions, **_):\n    return [{}] * len(completions)\n"
@@ -349,16 +357,67 @@ def test_a_reward_changed_by_force_does_not_mix_with_the_old_one_unsaid(case: Ca
     assert ended.status == 0
     manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
     sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
-    assert sums == [6.0, 6.0, 6.0] or "--again" in ended.out, sums
+    assert sums == [6.0, 6.0, 6.0]
 
 
-@pytest.mark.xfail(strict=True, reason="an evaluation's rollouts are not kept: they are made again")
-def test_a_judge_that_fails_in_an_evaluation_says_what_is_true_of_its_rollouts(case: Case):
-    case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
-    ended = case.train("--task.rewards", "numeric", "--evaluation.every", 3)
-    stopped(ended, "the reference answer 'eleven' is no number")
-    kept = (case.run_dir / "evaluations" / "update-000000").exists()
-    assert kept or "nothing is generated again" not in ended.err
+def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
+    rows = [{**row, "id": n} for n, row in enumerate(chains())]
+    case.data(lines(rows))
+    options = ("--task.id_column", "id", "--rollouts.shard_rollouts", 8)
+    case.starts_in_shards(*options, shards=3)
+    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    assert ended.status == -signal.SIGKILL
+    manifest = case.run_dir / "stages/000/scores/manifest.json"
+    assert json.loads(manifest.read_text())["shards"]["0"]["reward_sum"] > 0
+    case.data(lines([{**row, "answer": "eleven"} for row in rows]))
+    refused(case.command("score", *case.words(*options)), "the problems changed")
+    assert case.command("score", *case.words(*options, "--force")).status == 0
+    entries = json.loads(manifest.read_text())["shards"].values()
+    assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
+
+
+def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_of_it_and_the_next_one_makes_all(
+    case: Case,
+):
+    """An evaluation's rollouts go with it, so nothing is said to stay but shards."""
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    raise ValueError('out of order')\n")
+    options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
+    options = (*options, "--rewards.truncated", "scored")
+    ended = case.train(*options)
+    stopped(ended, "could not be judged", "out of order", "shards of rollouts stay")
+    assert "nothing is generated again" not in ended.err
+    assert list((case.run_dir / "evaluations").iterdir()) == []
+    assert read_metrics(case.run_dir) == [] and state(case.run_dir).rollouts == (0, 0)
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    assert case.command(*resume_words(ended)).status == 0  # nothing binds: no --force
+    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
+    assert [(line["update"], line["accuracy"]) for line in made] == [(0, 1.0), (3, 1.0)]
+
+
+def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
+    case.data()
+    file, broken = case.folder / "mine.py", case.folder / "broken"
+    file.write_text(
+        "import os\ndef judge(completions, **_):\n"
+        f"    if os.path.exists({str(broken)!r}):\n        raise ValueError('out of order')\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
+    ended = mugrpo("train", *case.words(*options), at="checkpoint", nth=1)
+    assert ended.status == -signal.SIGKILL
+    made = shards(case.run_dir)
+    broken.touch()
+    ended = case.command("train", *case.words(*options))
+    stopped(ended, "could not be judged", "out of order", "shards of rollouts stay")
+    assert shards(case.run_dir) == made
+    assert [p.name for p in (case.run_dir / "evaluations").iterdir()] == ["update-000000"]
+    broken.unlink()
+    assert case.command(*resume_words(ended)).status == 0
+    assert {name: shards(case.run_dir)[name] for name in made} == made
+    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
+    assert [line["update"] for line in made] == [0, 3]
 
 
 # ---- row 32: the data set changed ----

@@ -47,9 +47,10 @@ def seen(experience: Experience) -> SampleCollector:
     ("count", "expected"),
     [
         (1, [0]),
-        (2, [0, 1]),
-        (3, [0, 1, 4]),  # one of three is negative
-        (4, [0, 1, 4, 6]),
+        (2, [1, 4]),  # of the group of 1, row 0 is not shown before those of other groups
+        (3, [1, 4, 13]),  # one of three is negative
+        (4, [0, 1, 6, 13]),
+        (5, [0, 1, 4, 6, 13]),
         (6, sorted(POSITIVE + NEGATIVE)),
         (100, sorted(POSITIVE + NEGATIVE)),
     ],
@@ -63,12 +64,12 @@ def test_half_have_a_negative_advantage_each_the_first_of_its_group(
     assert negative == [row in NEGATIVE for row in expected]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the halves are chosen apart: a group may be in both, as the first is"
-)
-def test_rollouts_are_of_different_groups(seen, experience):
-    groups = [s["problem_id"] for s in chosen(seen, experience, 2)]
-    assert len(set(groups)) == 2
+@pytest.mark.parametrize(("count", "groups"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3)])
+def test_rollouts_are_of_different_groups_as_long_as_there_are_such(
+    seen, experience, count, groups
+):
+    shown = [s["problem_id"] for s in chosen(seen, experience, count)]
+    assert (len(shown), len(set(shown))) == (count, groups)
 
 
 def test_a_group_without_variance_is_never_chosen(seen, experience):
@@ -118,13 +119,13 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
 def test_a_sample_tells_all_of_its_rollout(seen, experience):
     (first, second) = chosen(seen, experience, 2)
     rollout, tokenizer = experience.rollouts[1], load_policy(ModelOptions()).tokenizer
-    assert second["prompt"] == "3+2-1+3-2+1+1+2="
-    assert "".join(second["tokens"]) == tokenizer.decode(rollout.response_ids)
-    assert len(second["tokens"]) == len(rollout.response_ids) == len(second["logprobs"])
-    assert second["behavior_logprobs"] == rollout.behavior_logprobs.tolist()
+    assert first["prompt"] == "3+2-1+3-2+1+1+2="
+    assert "".join(first["tokens"]) == tokenizer.decode(rollout.response_ids)
+    assert len(first["tokens"]) == len(rollout.response_ids) == len(first["logprobs"])
+    assert first["behavior_logprobs"] == rollout.behavior_logprobs.tolist()
     told = ("problem_id", "occurrence", "sample", "status", "reward", "finish_reason")
-    assert [second[key] for key in told] == ["p0", 0, 1, "wrong", 0.0, rollout.finish_reason.value]
-    assert (first["status"], first["reward"]) == ("right", 1.0)
+    assert [first[key] for key in told] == ["p0", 0, 1, "wrong", 0.0, rollout.finish_reason.value]
+    assert (second["problem_id"], second["status"], second["reward"]) == ("p1", "right", 1.0)
 
 
 def test_logprobs_are_of_the_policy_before_the_update(embedded_policy, experience):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.options import NamedOptions, PathOrName
-from mugrpo.config.rewards import MathOptions, RewardChoices, WorkerOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions, RewardChoices, WorkerOptions
 
 
 class ChainOptions(NamedOptions):
@@ -84,6 +84,13 @@ class DatasetOptions(NamedOptions):
         except re.error as error:
             raise ValueError(f"it is no regular expression: {error}") from None
         return value
+
+    @model_validator(mode="after")
+    def _references_where_they_are_needed(self) -> Self:
+        verifiers = [r.name for r in self.rewards if not isinstance(r, FunctionOptions)]
+        if verifiers and self.answer_column is None:
+            raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
+        return self
 
     @field_validator("prompt_template")
     @classmethod

@@ -65,8 +65,8 @@ class PromptEncoder:
             return list(problems)
         fits, longest = [], 0
         for problem, text in zip(problems, texts, strict=True):
-            # No token is shorter than a byte, so that most texts need no tokenizer here.
-            short = len(text.encode()) + self._added < limit
+            # No token is shorter than an ASCII character: most texts need not be encoded here.
+            short = text.isascii() and len(text) + self._added < limit
             length = 0 if short else len(self._ids(problem, text))
             longest = max(longest, length)
             if length <= limit:

@@ -17,7 +17,7 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.errors import UsageError
 from mugrpo.records import Answer, Message, Problem, Score
 from mugrpo.tasks.grading import Grader
-from mugrpo.tasks.rows import read_rows
+from mugrpo.tasks.rows import is_local, read_rows
 from mugrpo.tasks.verifiers import has_number
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -53,7 +53,9 @@ class Dataset:
         options = self.options
         asked = self._problems(options.data, options.split)
         if options.eval_data is not None or options.eval_split is not None:
-            data, split = options.eval_data or options.data, options.eval_split or options.split
+            data, split = options.eval_data or options.data, options.eval_split
+            if split is None and not is_local(data):
+                split = options.split
             held_out, train = self._problems(data, split), asked
         else:
             cut = int(options.eval_share * 2**64)
@@ -75,9 +77,11 @@ class Dataset:
 
     def _problems(self, data: str, split: str | None) -> list[tuple[int, Problem]]:
         """(hash of the prompt as the data has it, problem), in the order of the rows."""
-        rows = read_rows(
-            data, split=split, subset=self.options.subset, revision=self.options.revision
-        )
+        subset, revision = self.options.subset, self.options.revision
+        sources = (self.options.data, self.options.eval_data or self.options.data)
+        if is_local(data) and not all(map(is_local, sources)):  # these are of the other one
+            subset = revision = None
+        rows = read_rows(data, split=split, subset=subset, revision=revision)
         problems: dict[str, tuple[int, Problem]] = {}
         repeated: list[str] = []
         for place, row in rows:
@@ -212,8 +216,9 @@ def _text(value: Any, place: str, column: str) -> str:
     """An answer or id: text, or a number as it is written."""
     if isinstance(value, str) and value.strip():
         return _whole(value, place)
-    number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    if number and math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
         return str(value)
     raise UsageError(
         f"{place}: column {column!r} is {_shown(value)}; it must be text or a finite number"

@@ -35,7 +35,7 @@ def read_rows(
     path = Path(data)
     if os.path.isdir(path):
         raise UsageError(f"{data} is a directory; name one {', '.join(_FORMATS)} file in it")
-    if os.path.exists(path) or path.suffix.lower() in _FORMATS:
+    if is_local(data):
         if named := next(filter(None, (split, subset, revision)), None):
             raise UsageError(
                 f"{data} is a local file, which has no split, subset or revision; leave {named!r} "
@@ -47,6 +47,11 @@ def read_rows(
     if not rows:
         raise UsageError(f"{data} has no rows")
     return rows
+
+
+def is_local(data: str) -> bool:
+    """Whether `data` is a file here (be it missing), and no data set on the hub."""
+    return os.path.exists(data) or Path(data).suffix.lower() in _FORMATS
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
@@ -99,7 +104,7 @@ def _decoded(line: bytes, path: Path, number: int, start: int) -> str:
 
 def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, Any]:
     try:
-        row = json.loads(text)
+        row = json.loads(text.rstrip("\r\n"))
     except RecursionError:
         raise UsageError(f"{path}, line {number} is nested too deeply") from None
     except ValueError as error:
@@ -138,7 +143,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 )
             yield place, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.line_num} is no CSV ({error})") from None
+        raise UsageError(f"{path}, line {line} is no CSV ({error})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
