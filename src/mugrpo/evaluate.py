@@ -20,8 +20,9 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
 
     Every evaluation draws from the same seeds, so that two policies are compared on the same
     random numbers. Rollouts and scores are kept under the run's evaluations. Returns `accuracy`
-    (avg@k: the mean reward over k samples of every problem, unknown rewards left out), `pass@k`
-    (share of problems with a right sample among k) and the counts by status.
+    (avg@k: the share of right ones over k samples of every problem, those that could not be judged
+    left out), `reward` (their mean reward), `pass@k` (share of problems with a right sample among
+    k) and the counts by status.
     """
     began = time.monotonic()
     options = run.config.evaluation
@@ -53,7 +54,8 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
     passed = sum(any(right[i : i + k]) for i in range(0, count, k))
     statuses = Counter(v["status"] for v in verdicts)
     return {
-        "accuracy": sum(rewards) / len(rewards) if rewards else None,
+        "accuracy": sum(right) / len(rewards) if rewards else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
         f"pass@{k}": passed / len(problems),
         "problems": len(problems),
         "samples": k,

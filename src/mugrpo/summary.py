@@ -23,6 +23,7 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     updates, evaluations = of("update"), of("evaluation")
     made = len(of("refresh"))
     phases = {
+        "refresh": seconds("refresh", "refresh"),
         "generate": seconds("refresh", "generate"),
         "score": seconds("refresh", "score"),
         "optimize": seconds("update", "update", "read"),

@@ -149,8 +149,8 @@ def test_a_conversation_in_plain_form_is_refused_with_the_option():
     problem = Problem("c7", TURNS, "4")
     text = refusal(encoder(100), problem)
     assert text == (
-        "problem 'c7' is a conversation; use --prompt.form chat (a system prompt makes every "
-        "problem one)"
+        "problem 'c7' is a conversation; use --prompt.form chat (a task.system_prompt makes "
+        "every problem one)"
     )
     with pytest.raises(UsageError, match="problem 'c7' is a conversation"):
         encoder(None)(problem)

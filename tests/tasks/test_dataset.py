@@ -374,7 +374,7 @@ def test_the_first_ids_that_come_twice_are_named_with_their_places(jsonl):
 
 
 def test_the_same_prompt_and_answer_twice_is_a_duplicate_and_another_answer_is_not(jsonl):
-    assert "has the same id twice: " in refusal(jsonl(row("3+2="), row("3+2=")))
+    assert "has the same problem twice: " in refusal(jsonl(row("3+2="), row("3+2=")))
     assert len(all_problems(jsonl(row("3+2=", "5"), row("3+2=", "five")))) == 2
 
 

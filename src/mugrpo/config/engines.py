@@ -17,7 +17,7 @@ class EngineOptions(NamedOptions):
     canary_tolerance: float | None = Field(None, gt=0)
     """Largest absolute difference in logprob that the canary lets pass; where not set, 0.001 in
     fp32 and 0.1 in bf16."""
-    canary_warning: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
+    canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance from which the canary warns."""
 
 

@@ -99,7 +99,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{file}: there is no such config file") from None
+        raise UsageError(f"{file}: there is no such config file, and no run's directory") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (tomllib.TOMLDecodeError, OSError) as error:
@@ -175,15 +175,29 @@ def _sentence(name: str, error: Any) -> str:
         known = dict.fromkeys(known for known, _ in _fields(RunConfig))
         group, _, leaf = name.rpartition(".")
         if name in known:
-            return f"{leaf} is no option of the {group} named in {group}.name, but of another"
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
-            k for k in known if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], cutoff=0.7)
-        ]
+            owners = [n for n, o in CHOICES[group].items() if leaf in o.model_fields]
+            return f"{name} is an option where {group}.name = {' or '.join(map(repr, owners))}"
+        groups = {known.partition(".")[0] for known in known}
+        near = (
+            difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            or [
+                *difflib.get_close_matches(
+                    name.partition(".")[0], groups - {name.partition(".")[0]}, n=1, cutoff=0.7
+                )
+            ]
+            or [
+                k
+                for k in known
+                if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], cutoff=0.7)
+            ]
+        )
         hint = f"did you mean {near[0]}?" if near else "`mugrpo train --help` lists all options"
         return f"there is no option {name}; {hint}"
     if error["type"] == "missing":
         return f"{name} must be given"
     message = error["msg"].removeprefix("Value error, ")
+    if message.startswith("no such name"):
+        return f"{name}.name: {message}"
     return f"{name} = {error['input']!r}: {message[0].lower()}{message[1:]}"
 
 

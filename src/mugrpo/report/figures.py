@@ -144,7 +144,7 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup]:
     return [
         figure(
             "Accuracy against updates",
-            "mean reward of the held-out problems" + _boundary_words(runs),
+            "share of right responses to the held-out problems" + _boundary_words(runs),
             by_update.svg("accuracy against updates"),
         ),
         figure(

@@ -87,8 +87,8 @@ class PromptEncoder:
             return self._chat_text(problem)
         if not isinstance(problem.prompt, str):
             raise UsageError(
-                f"problem {problem.id!r} is a conversation; use --prompt.form chat (a system "
-                "prompt makes every problem one)"
+                f"problem {problem.id!r} is a conversation; use --prompt.form chat "
+                "(a task.system_prompt makes every problem one)"
             )
         return problem.prompt
 

@@ -92,9 +92,10 @@ class Dataset:
             problems.setdefault(identity, pair)
         if repeated and self.options.duplicates == "error":
             more = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
+            what = "problem" if self.options.id_column is None else "id"
             raise UsageError(
-                f"{data} has the same id twice: {', '.join(repeated[:3])}{more}; mend the data, or "
-                "take the first of each with --task.duplicates drop"
+                f"{data} has the same {what} twice: {', '.join(repeated[:3])}{more}; mend the "
+                "data, or take the first of each with --task.duplicates drop"
             )
         return list(problems.values())
 

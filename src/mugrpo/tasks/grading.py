@@ -95,7 +95,9 @@ def _check_it_is_there(reward: RewardOption) -> None:
     if isinstance(reward, FunctionOptions):
         place, _, in_file = place_of(reward.function)
         if in_file and not Path(place).is_file():
-            raise UsageError(f"the reward {reward.function}: there is no file {place}")
+            raise UsageError(
+                f"the reward {reward.function}: there is no file {Path(place).absolute()}"
+            )
     elif isinstance(reward, MathOptions) and importlib.util.find_spec("math_verify") is None:
         raise UsageError("the reward math needs math-verify: pip install 'mugrpo[math]'")
 

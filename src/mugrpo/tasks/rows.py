@@ -65,7 +65,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     try:
         yield from reader(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no data file {path}") from None
+        raise UsageError(f"there is no data file {path.absolute()}") from None
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror or _first_line(error)})"

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
@@ -126,4 +127,5 @@ def _failure(label: str, error: BaseException) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(BrokenPipeError, ConnectionResetError):  # the run ended while this one started
+        main()

@@ -213,7 +213,7 @@ class Pool:
         if "refused" in message:
             self._stop(message["refused"])
         elif "broken" in message:
-            raise RunStopped(message["broken"])
+            raise RunStopped(f"{message['broken']}; mend it, and resume with --force besides")
         elif "ready" in message:
             worker.ready = self._proven = True
         else:
