@@ -21,7 +21,7 @@ DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 
 
 def metrics_of(run_dir: Path, lr: float, kappa: float, more: list[str]) -> list[dict[str, Any]]:
-    overrides = ["--optimizer.lr", str(lr), "--objective.veto_kappa", str(kappa), *more]
+    overrides = ["--optimizer.lr", str(lr), "--veto.kappa", str(kappa), *more]
     command = [sys.executable, "-m", "mugrpo.cli", "train", str(DEMO), "--run-dir", str(run_dir)]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return list(read_metrics(run_dir / "metrics.jsonl"))

@@ -219,6 +219,8 @@ PLACES: dict[str, Callable[[Reach], None]] = {
     "scoring": _call("mugrpo.rollouts.score", "Scorer._answer"),
     "half a score shard": _half_table(r"/stages/\d+/scores/"),
     "score shard without manifest": _publish(r"/stages/\d+/scores/shard", after=True),
+    "half a logprobs shard": _half_table(r"/stages/\d+/\w+_logprobs/"),
+    "logprobs shard without manifest": _publish(r"_logprobs/shard", after=True),
     "plan without manifest": _publish(r"/plan/shard", after=True),
     "gradient": _call("torch.nn.utils", "clip_grad_norm_"),
     "optimizer step": _call("torch.optim", "AdamW.step", after=True),

@@ -47,7 +47,7 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
-    assert "  --objective.veto_kappa  float >= 0  (default 0.01)\n" in text
+    assert "  --veto.kappa  float >= 0  (default 0.01)\n" in text
     assert "--run-dir" in text and "--force" in text
 
 
@@ -57,7 +57,7 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
         ("--optimizer.lrr", "there is no option optimizer.lrr; did you mean optimizer.lr?"),
         ("--stages", "there is no option stages; did you mean schedule.stages?"),
         ("--schedule.group-sise", "did you mean schedule.group_size?"),
-        ("--objective.veto_kapa", "did you mean objective.veto_kappa?"),
+        ("--veto.kapa", "did you mean veto.kappa?"),
         ("--flurb", "there is no option flurb; `mugrpo train --help` lists all options"),
     ],
 )

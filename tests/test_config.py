@@ -19,6 +19,7 @@ from mugrpo.config.load import (
     on_resume,
     parse_overrides,
 )
+from mugrpo.config.presets import PRESETS
 from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 
@@ -133,7 +134,7 @@ def test_an_option_used_as_a_group_is_refused():
         ("schedule.group-sise", "schedule.group_size"),
         ("optimiser.lr", "optimizer.lr"),
         ("micro_batch_tokens", "optimizer.micro_batch_tokens"),
-        ("objective.veto_kapa", "objective.veto_kappa"),
+        ("veto.kapa", "veto.kappa"),
     ],
 )
 def test_unknown_options_are_refused_with_the_nearest_name(name, near):
@@ -156,8 +157,10 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help():
         ("optimizer.lr=nan", "finite"),
         ("optimizer.betas=[0.9, 1.0]", "each must be in [0, 1)"),
         ("objective.dual_clip=1", "greater than 1"),
-        ("objective.veto_kappa=-0.1", "greater than or equal to 0"),
-        ("objective.veto_scope=prefix", "'suffix'"),
+        ("veto.kappa=-0.1", "greater than or equal to 0"),
+        ("veto.scope=prefix", "'suffix'"),
+        ("reduction=median", "'token_mean'"),
+        ("advantage.eps=0", "greater than 0"),
         ("task.terms=65", "less than or equal to 64"),
         ("schedule.stages=many", "integer"),
         ("seed=-1", "greater than or equal to 0"),
@@ -183,9 +186,9 @@ def test_intervals_that_are_no_two_finite_numbers_are_refused(interval):
 
 
 def test_every_fault_is_named_at_once():
-    sentence = refusal("--schedule.stages=0", "--optimizer.lrr=1", "--objective.veto_kappa=-1")
+    sentence = refusal("--schedule.stages=0", "--optimizer.lrr=1", "--veto.kappa=-1")
     assert sentence.count("; ") >= 2
-    for name in ("schedule.stages", "optimizer.lrr", "objective.veto_kappa"):
+    for name in ("schedule.stages", "optimizer.lrr", "veto.kappa"):
         assert name in sentence
 
 
@@ -207,23 +210,32 @@ def test_unreadable_files_are_refused_by_name(toml, tmp_path):
 # ---- choices by name ----
 
 
-@pytest.mark.parametrize("name", sorted(CHOICES["objective"]))
-def test_an_objective_is_chosen_by_its_name(name):
-    config = load_config(None, [f"--objective.name={name}"])
-    assert config.objective.name == name
-    assert type(config.objective) is CHOICES["objective"][name]
+EVERY_CHOICE = [(group, name) for group in sorted(CHOICES) for name in sorted(CHOICES[group])]
+NEEDED = {"dataset": {"data": "none.jsonl"}, "file": {"path": "none.py"}}  # without a default
+
+
+@pytest.mark.parametrize(("group", "name"), EVERY_CHOICE)
+def test_a_part_is_chosen_by_its_name(group, name):
+    given = [f"--{group}.{key}={value}" for key, value in NEEDED.get(name, {}).items()]
+    config = load_config(None, [f"--{group}.name={name}", *given])
+    chosen = getattr(config, group)
+    assert chosen.name == name
+    assert type(chosen) is CHOICES[group][name]
 
 
 def test_a_name_override_starts_its_group_from_the_defaults(toml):
-    file = toml('[objective]\nname = "mu_grpo"\nveto_kappa = 0.5\nreduction = "constant"\n')
-    config = load_config(file, ["--objective.name=grpo", "--objective.dual_clip=3"])
-    assert config.objective.reduction == "sequence_mean"  # GRPO's own, not the file's
-    assert config.objective.knobs == {"ratio_clip": (0.8, 1.2), "dual_clip": 3.0}
+    file = toml('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n')
+    assert load_config(file).objective.knobs == {"ratio_clip": (0.5, 3.0)}
+    config = load_config(file, ["--objective.name=pnpo", "--objective.stop_gradient=true"])
+    # PNPO's own interval, not the file's
+    assert config.objective.knobs == {"ratio_clip": (0.8, 1.2), "stop_gradient": True}
 
 
 def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
-    file = toml('[objective]\nname = "mu_grpo"\nveto_kappa = 0.5\n')
-    assert load_config(file, ["--objective.name=mu_grpo"]) == load_config(file)
+    file = toml('[veto]\nname = "negative_advantage"\nkappa = 0.5\n')
+    assert load_config(file, ["--veto.name=negative_advantage"]) == load_config(file)
+    file = toml('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n')
+    assert load_config(file, ["--objective.name=cispo"]) == load_config(file)
 
 
 @pytest.mark.parametrize("group", sorted(CHOICES))
@@ -235,38 +247,43 @@ def test_an_unknown_name_is_refused_with_the_choices(group):
 
 
 def test_a_knob_of_another_objective_is_said_to_be_one():
-    sentence = refusal("--objective.name=grpo", "--objective.veto_kappa=0.1")
-    assert "objective.veto_kappa is an option where objective.name = 'mu_grpo'" in sentence
+    sentence = refusal("--objective.name=cispo", "--objective.dual_clip=3")
+    assert "objective.dual_clip is an option where objective.name = 'grpo'" in sentence
+    sentence = refusal("--veto.name=off", "--veto.kappa=0.1")
+    assert "veto.kappa is an option where veto.name = 'negative_advantage'" in sentence
 
 
-def test_knobs_are_the_options_that_the_objective_alone_declares():
+def test_knobs_are_the_options_that_the_part_alone_declares():
     assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {
         "second_moment_limit": 0.04
     }
-    assert load_config(None).objective.knobs == {
+    config = load_config(None)
+    assert config.objective.knobs == {
         "ratio_clip": (0.0, 5.0),
         "dual_clip": None,
-        "veto_kappa": 1e-2,
-        "veto_scope": "suffix",
+        "level": "token",
+        "clip_center": "behavior",
     }
+    assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
+    assert config.advantage.knobs == {"std": "unbiased", "eps": 1e-4, "eps_inside": False}
+    # what is asked of a part's function and what decides when it is called are not the same
+    proximal = load_config(None, ["--objective.name=decoupled_ppo"]).objective
+    assert proximal.knobs == {"ratio_clip": (0.8, 1.2)} and proximal.proximal_period == 1
+    assert load_config(None, ["--reference.name=kl"]).reference.knobs == {"corrected": True}
 
 
-def test_an_objective_is_its_two_files():
-    """So that a new objective adds one file on each side and edits none."""
+def test_every_objective_but_that_of_ones_own_file_is_a_file_found_by_its_name():
     source = ROOT / "src/mugrpo"
-    declared = {p.stem for p in source.glob("config/objectives/*.py")} - {"__init__", "base"}
     computed = {p.stem for p in source.glob("optimize/objectives/*.py")} - {"__init__"}
-    assert declared == computed == set(CHOICES["objective"])
+    assert computed == set(CHOICES["objective"]) - {"file"}
 
 
 # ---- the list of options ----
 
-NEEDED = {"dataset": {"data": "none.jsonl"}}  # options without a default
-
 
 def leaves(tree: dict, prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:  # an empty one is an option that is a table
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name
@@ -313,9 +330,14 @@ def test_changes_lists_what_differs_by_dotted_name():
     assert changes(old, old) == []
 
 
-def test_a_resolved_config_survives_json():
-    """What resuming relies on: stored as JSON and read again, nothing has changed."""
-    config = load_config(None, ["--objective.dual_clip=3", "--task.terms=5"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_resolved_config_survives_json(preset):
+    """What resuming relies on: stored as JSON and read again, nothing has changed.
+
+    Not even where it says otherwise than the preset that lies beneath it.
+    """
+    others = ["--veto.name=off", "--reduction=constant", "--step.name=ess"]
+    config = load_config(None, [f"--preset={preset}", "--task.terms=5", *others])
     stored = config.model_dump(mode="json")
     assert build_config(stored, "test") == config
     assert changes(stored, build_config(stored, "test").model_dump(mode="json")) == []
@@ -361,10 +383,22 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice():
         assert (objective.name, objective.dual_clip) == ("grpo", 3.0)
 
 
-def test_naming_the_default_choice_keeps_what_the_file_says(tmp_path):
-    file = tmp_path / "kappa.toml"
-    file.write_text("[objective]\nveto_kappa = 0.5\n")
-    assert load_config(file, ["--objective.name=mu_grpo"]).objective.veto_kappa == 0.5
+def test_naming_the_default_choice_keeps_what_the_file_says(toml):
+    file = toml("[objective]\ndual_clip = 3.0\n")
+    assert load_config(file, ["--objective.name=grpo"]).objective.dual_clip == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "override"),
+    [
+        ("[veto]\nkappa = 0.5\n", "--veto.name=negative_advantage"),
+        ('preset = "topr"\n[advantage]\nbaseline = 0.7\n', "--advantage.name=shifted"),
+        ('preset = "cispo"\n[objective]\nratio_clip = [0.0, 3.0]\n', "--objective.name=cispo"),
+    ],
+)
+def test_naming_the_presets_choice_keeps_what_the_file_says(toml, text, override):
+    file = toml(text)
+    assert load_config(file, [override]) == load_config(file)
 
 
 @pytest.mark.parametrize(

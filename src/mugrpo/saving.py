@@ -40,6 +40,7 @@ def checkpoint(run: Run) -> None:
     run.metrics.sync()
     stage = run.schedule.stage_of(run.trainer.update - 1)
     needed = {run.schedule.first_update(stage)}
+    needed |= {run.reference_update(stage), run.reference_update(stage + 1)}
     save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
     run.checkpoint_seconds += time.monotonic() - began
 

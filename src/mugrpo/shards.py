@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.records import FinishReason, Rollout, Score, Status
@@ -45,6 +46,7 @@ ROLLOUT_SCHEMA = pa.schema(
 SCORE_SCHEMA = pa.schema(
     [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
 )
+LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 PLAN_SCHEMA = pa.schema([("batch", pa.int32()), ("shard", pa.int32()), ("row", pa.int32())])
 
 _ROW_GROUP = 256  # rows decoded together when a few are asked for
@@ -218,6 +220,19 @@ def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes:
         "parts": [json.dumps(s.parts) for s in scores],
     }
     shards.write(shard, pa.Table.from_pydict(columns, schema=SCORE_SCHEMA), **notes)
+
+
+def write_logprobs(
+    shards: ShardSet, shard: int, logprobs: Sequence[NDArray[np.float32]], **notes: Any
+) -> None:
+    """Publish the logprobs of rollouts' responses, a row a rollout."""
+    shards.write(
+        shard, pa.Table.from_pydict({"logprobs": logprobs}, schema=LOGPROB_SCHEMA), **notes
+    )
+
+
+def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
+    return [row["logprobs"] for row in _rows(shards.open(shard).read())]
 
 
 def score_from_row(row: dict[str, Any]) -> Score:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mugrpo.optimize.advantages import group_advantages
+from mugrpo.optimize import advantages
 
 FAILED = 7.0  # a reward that nobody may look at
 
@@ -15,7 +15,7 @@ FAILED = 7.0  # a reward that nobody may look at
 def of_group(rewards: list[float], valid: list[bool] | None = None, **knobs: object) -> list[float]:
     rewards_PG = torch.tensor([rewards], dtype=torch.float64)
     valid_PG = torch.tensor([valid or [True] * len(rewards)])
-    return group_advantages(rewards_PG, valid_PG, **knobs)[0].tolist()
+    return advantages.group(rewards_PG, valid_PG, **knobs)[0].tolist()
 
 
 def test_unbiased_std_plus_1e_4():
@@ -34,18 +34,32 @@ def test_eps_is_added_to_the_std():
     assert of_group([2.0, 0.0], eps=1.0) == pytest.approx([0.41421356, -0.41421356], abs=1e-8)
 
 
+def test_population_std_divides_by_the_number_itself():
+    # mean 1, squares 4 + 1 + 1, population variance 6 / 3 = 2
+    s = math.sqrt(2) + 1e-4
+    found = of_group([3.0, 0.0, 0.0], std="population")
+    assert found == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
+
+
+@pytest.mark.parametrize(("std", "variance"), [("unbiased", 3.0), ("population", 2.0)])
+def test_eps_inside_is_added_to_the_variance(std, variance):
+    s = math.sqrt(variance + 0.25)
+    found = of_group([3.0, 0.0, 0.0], std=std, eps=0.25, eps_inside=True)
+    assert found == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
+
+
 def test_without_std_only_the_mean_is_taken_off():
-    assert of_group([3.0, 0.0, 0.0], std=False) == [2.0, -1.0, -1.0]
+    assert of_group([3.0, 0.0, 0.0], std="none") == [2.0, -1.0, -1.0]
 
 
 def test_groups_do_not_see_each_other():
-    both = group_advantages(
-        torch.tensor([[1.0, 0.0], [10.0, 4.0]]), torch.ones(2, 2, dtype=torch.bool), std=False
+    both = advantages.group(
+        torch.tensor([[1.0, 0.0], [10.0, 4.0]]), torch.ones(2, 2, dtype=torch.bool), std="none"
     )
     assert both.tolist() == [[0.5, -0.5], [3.0, -3.0]]
 
 
-@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
 def test_a_failed_response_is_left_out_and_gets_0(std):
     with_failure = of_group([1.0, FAILED, 0.0, 0.0], [True, False, True, True], std=std)
     without = of_group([1.0, 0.0, 0.0], std=std)
@@ -57,13 +71,13 @@ def test_failures_do_not_hide_that_the_rest_is_equal():
     assert of_group([1.0, FAILED, 1.0], [True, False, True]) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
 @pytest.mark.parametrize("valid", [[False, True, False], [False, False, False]])
 def test_fewer_than_two_known_rewards_give_0(valid, std):
     assert of_group([FAILED, 1.0, FAILED], valid, std=std) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("std", ["unbiased", "population", "none"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.7])
 def test_equal_rewards_give_exactly_0(reward, std):
     """The mean of three or six times 0.1 is not 0.1 in floats; over std + eps it would stay."""
@@ -92,6 +106,43 @@ def test_equals_trl_with_failures_as_nan():
     known = rewards.masked_fill(~valid, torch.nan)
     centered = known - torch.nanmean(known, dim=1, keepdim=True)
     scaled = centered / (nanstd(known, dim=1, keepdim=True) + 1e-4)
-    for std, theirs in ((True, scaled), (False, centered)):
-        ours = group_advantages(rewards, valid, std=std)
+    for std, theirs in (("unbiased", scaled), ("none", centered)):
+        ours = advantages.group(rewards, valid, std=std)
         torch.testing.assert_close(ours, theirs.nan_to_num(0.0), rtol=1e-7, atol=1e-12)
+
+
+# ---- other advantages ----
+
+REWARDS = torch.tensor([[1.0, FAILED, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+VALID = torch.tensor([[True, False, True, True], [True] * 4])
+
+
+def test_shifted_by_hand():
+    """The same baseline for every group, whatever its rewards."""
+    found = advantages.shifted(REWARDS, VALID, baseline=0.25)
+    assert found.tolist() == [[0.75, 0.0, -0.25, -0.25], [0.75] * 4]
+
+
+def test_asymre_by_hand():
+    # means 1/3 and 1; delta -.1 is taken from the mean, so added to the advantage
+    found = advantages.asymre(REWARDS, VALID, delta=-0.1)
+    expected = [[2 / 3 + 0.1, 0.0, -1 / 3 + 0.1, -1 / 3 + 0.1], [0.1] * 4]
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-7)
+    assert found[0, 1] == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "valid", "expected"),
+    [
+        ([1.0, 0.0], [True, True], True),
+        ([0.1, 0.1, 0.1], [True] * 3, False),
+        ([0.1, 0.1 + 2**-50, 0.1], [True] * 3, True),  # exactly, not about
+        ([1.0, FAILED, 1.0], [True, False, True], False),
+        ([1.0, FAILED], [True, False], False),
+        ([FAILED, FAILED], [False, False], False),
+        ([-1.0, -2.0], [True, True], True),
+    ],
+)
+def test_a_group_is_varied_where_two_known_rewards_differ(rewards, valid, expected):
+    rewards_PG = torch.tensor([rewards], dtype=torch.float64)
+    assert advantages.varied(rewards_PG, torch.tensor([valid])).tolist() == [expected]

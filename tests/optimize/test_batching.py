@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from mugrpo.optimize.batching import collate, split_by_tokens
+from mugrpo.optimize.batching import Responses, collate, split_by_tokens
 from mugrpo.records import FinishReason, Rollout
 
 
@@ -65,18 +65,24 @@ def test_collate_by_hand():
         rollout([99], [98], [-9.0]),
         rollout([13], [22, 23, 24], [-1.0, -2.0, -4.0]),
     ]
-    batch = collate(
+    stored = {"proximal_logprobs": [np.array(v, np.float32) for v in ([-3], [-8], [-4, -5, -6])]}
+    responses = Responses(
         rollouts,
         torch.tensor([0.25, 9.0, -1.5], dtype=torch.float64),
-        [2, 0],
-        pad_id=7,
-        device=torch.device("cpu"),
+        torch.tensor([True, False, False]),
+        stored,
     )
+    batch = collate(responses, [2, 0], pad_id=7, device=torch.device("cpu"))
     assert batch.rows == [2, 0]
     assert batch.ids.tolist() == [[13, 22, 23, 24], [11, 12, 21, 7]]
     assert batch.prompt_lengths.tolist() == [1, 2]
     assert batch.mask.tolist() == [[True, True, True], [True, False, False]]
     assert batch.behavior_logprobs.tolist() == [[-1.0, -2.0, -4.0], [-0.5, 0.0, 0.0]]
     assert batch.advantages.tolist() == [-1.5, 0.25]
+    assert batch.varied.tolist() == [False, True]
+    assert {name: tensor.tolist() for name, tensor in batch.stored.items()} == {
+        "proximal_logprobs": [[-4.0, -5.0, -6.0], [-3.0, 0.0, 0.0]]
+    }
+    assert batch.stored["proximal_logprobs"].dtype == torch.float32
     assert (batch.ids.dtype, batch.mask.dtype) == (torch.int64, torch.bool)
     assert (batch.behavior_logprobs.dtype, batch.advantages.dtype) == (torch.float32,) * 2

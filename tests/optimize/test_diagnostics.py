@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from tests.updates import hand_batch
 
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
@@ -13,15 +16,7 @@ PAD = 1e6  # a ratio no metric may see
 
 def micro_batch(mask: list[list[bool]], advantages: list[float]) -> MicroBatch:
     mask_BT = torch.tensor(mask)
-    rows = len(mask)
-    return MicroBatch(
-        rows=list(range(rows)),
-        ids=torch.zeros(rows, mask_BT.shape[1] + 1, dtype=torch.int64),
-        prompt_lengths=torch.ones(rows, dtype=torch.int64),
-        mask=mask_BT,
-        behavior_logprobs=torch.full(mask_BT.shape, -1.0),
-        advantages=torch.tensor(advantages),
-    )
+    return hand_batch(torch.full(mask_BT.shape, -1.0), torch.tensor(advantages), mask_BT)
 
 
 def add(
@@ -147,3 +142,24 @@ def test_tokens_without_advantage_count_in_divergences_only():
     values = statistics.values(2)
     assert values["tv_token"] == pytest.approx(0.5)
     assert values["ratio/positive/mean"] is None and values["ratio/negative/mean"] is None
+
+
+def test_effective_sample_share_by_hand():
+    # Ratios of the responses are their tokens' products: .5 x 2 = 1 and 4 x .5 x .5 = 1.
+    assert two_responses().effective_sample_share() == pytest.approx(1)
+    # 3 and 1, over two micro-batches: (3 + 1)^2 / 2 (9 + 1) = .8; padding has no part
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])
+    add(statistics, micro_batch([[True, False, False]], [-1.0]), [[1.0, PAD, PAD]])
+    assert statistics.effective_sample_share() == pytest.approx(0.8)
+
+
+def test_effective_sample_share_of_far_ratios_and_of_nothing():
+    # e^-3000 and e^-3000 x 3: neither fits a float, their shares are those of 1 and 3.
+    statistics, tokens = TokenStatistics([]), 100
+    batch = micro_batch([[True] * tokens] * 2, [1.0, -1.0])
+    logprobs = torch.full((2, tokens), -31.0)
+    logprobs[1, 0] += math.log(3)
+    statistics.add(batch, logprobs, torch.zeros(2, tokens), {})
+    assert statistics.effective_sample_share() == pytest.approx(0.8, rel=1e-4)
+    assert TokenStatistics([]).effective_sample_share() == 1

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from mugrpo.config.registry import OBJECTIVES
-from mugrpo.optimize.objectives import load_objective
+from mugrpo.config.registry import CHOICES
+from mugrpo.optimize.objectives import Objective, load_objective
 
+OBJECTIVES = {name: group for name, group in CHOICES["objective"].items() if name != "file"}
 NAMES = sorted(OBJECTIVES)
+
+# Every objective as it is, and the forms that an option makes of one.
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in NAMES},
+    "grpo of a sequence": ("grpo", {"level": "sequence"}),
+    "grpo around the proximal policy": ("grpo", {"clip_center": "proximal"}),
+    "grpo of both": ("grpo", {"level": "sequence", "clip_center": "proximal"}),
+    "grpo with dual clip": ("grpo", {"dual_clip": 3.0}),
+    "pnpo without gradient": ("pnpo", {"stop_gradient": True}),
+}
+STORED = ("proximal_logprobs",)  # logprobs that an objective may ask for
+
+
+def loaded(form: str) -> tuple[Objective, dict[str, Any]]:
+    name, given = FORMS[form]
+    options = OBJECTIVES[name](**given)
+    assert set(options.needs) <= set(STORED)
+    return load_objective(name, needs=options.needs), options.knobs
 
 
 def evaluated(
-    name: str, logprobs: torch.Tensor, behavior: torch.Tensor, mask: torch.Tensor
+    form: str, logprobs: torch.Tensor, behavior: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """(token losses, gradient by the logprobs, metrics) under the objective's default knobs.
 
-    The middle one of three responses has advantage 0.
+    The middle one of three responses has advantage 0. Stored logprobs lie half way between.
     """
-    objective, knobs = load_objective(name), OBJECTIVES[name]().knobs
-    logprobs = logprobs.clone().requires_grad_()
+    objective, knobs = loaded(form)
     advantages = torch.tensor([1.0, 0.0, -1.0])
-    extra = {}
+    extra = dict.fromkeys(objective.needs, (logprobs + behavior) / 2)
+    logprobs = logprobs.clone().requires_grad_()
     if objective.prepass is not None:
         with torch.no_grad():
-            extra = objective.prepass(logprobs, behavior, advantages, mask, **knobs)
+            extra |= objective.prepass(logprobs, behavior, advantages, mask, **knobs)
     loss, metrics = objective.loss(logprobs, behavior, advantages, mask, **knobs, **extra)
     (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
     return loss.detach(), gradient, metrics
@@ -39,21 +60,21 @@ def update() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return logprobs, behavior, torch.arange(40) < torch.tensor([30, 40, 20])[:, None]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMS)
 def test_an_objective_returns_the_metrics_that_it_names(name, update):
     _, _, metrics = evaluated(name, *update)
-    assert tuple(metrics) == load_objective(name).metrics
+    assert tuple(metrics) == loaded(name)[0].metrics
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMS)
 def test_metrics_are_0_on_padding(name, update):
     mask = update[2]
     _, _, metrics = evaluated(name, *update)
     assert all((tensor[~mask] == 0).all() for tensor in metrics.values())
-    assert any((tensor[mask] != 0).any() for tensor in metrics.values())
+    assert any((tensor[mask] != 0).any() for tensor in metrics.values()) == bool(metrics)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMS)
 def test_what_padding_holds_changes_no_loss_and_no_gradient(name, update):
     logprobs, behavior, mask = update
     loss, gradient, _ = evaluated(name, logprobs, behavior, mask)
@@ -63,9 +84,22 @@ def test_what_padding_holds_changes_no_loss_and_no_gradient(name, update):
     assert torch.equal(gradient, other_gradient)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMS)
 def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(name, update):
     """The trainer does not compute such responses otherwise."""
-    _, gradient, _ = evaluated(name, *update)
-    assert gradient[1].any().item() == load_objective(name).needs_zero_advantages
+    logprobs, behavior, mask = update
+    near = behavior + (logprobs - behavior) / 30  # so that no clip takes a whole response
+    _, gradient, _ = evaluated(name, near, behavior, mask)
+    assert gradient[1].any().item() == loaded(name)[0].needs_zero_advantages
     assert gradient[0].any() and gradient[2].any()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_probability_of_0_gives_a_loss_or_a_gradient_that_is_not_finite(name):
+    """Tokens of probability 0 under either policy, or both, and certain ones."""
+    nothing = -torch.inf
+    logprobs = torch.tensor([[nothing, -1.0, nothing, 0.0, -1.0]] * 3)
+    behavior = torch.tensor([[-1.0, nothing, nothing, -200.0, 0.0]] * 3)
+    loss, gradient, _ = evaluated(name, logprobs, behavior, torch.ones(3, 5, dtype=torch.bool))
+    assert torch.isfinite(loss).all() and torch.isfinite(gradient).all()
+    assert not loss[1].any() or name == "kl_surrogate"  # 0 x a far ratio is 0

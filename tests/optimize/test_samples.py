@@ -92,6 +92,8 @@ def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> Micro
         mask=mask,
         behavior_logprobs=torch.zeros(count, width),
         advantages=torch.tensor(advantages),
+        varied=torch.ones(count, dtype=torch.bool),
+        stored={},
     )
 
 
@@ -142,9 +144,9 @@ def test_logprobs_are_of_the_policy_before_the_update(embedded_policy, experienc
 def test_marks_are_where_ratios_say_by_hand(experience):
     """Negative advantage, ratio below kappa: the first such token triggers the veto of the rest."""
     moved = stale(experience)
-    objective = {"name": "mu_grpo", "veto_kappa": 0.7, "veto_scope": "post_trigger"}
+    veto = {"name": "negative_advantage", "kappa": 0.7, "scope": "post_trigger"}
     found = False
-    for sample in chosen(watched(moved, objective=objective), moved, 6):
+    for sample in chosen(watched(moved, veto=veto), moved, 6):
         ratios = np.exp(np.array(sample["logprobs"]) - np.array(sample["behavior_logprobs"]))
         low = [t for t, ratio in enumerate(ratios) if ratio < 0.7]
         vetoed = list(range(low[0] + 1, len(ratios))) if low and sample["advantage"] < 0 else []
@@ -155,13 +157,25 @@ def test_marks_are_where_ratios_say_by_hand(experience):
 
 def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
     moved = stale(experience)
-    objective = {"name": "mu_grpo", "veto_kappa": 0.7, "ratio_clip": [0.8, 1.2]}
+    parts = {
+        "objective": {"name": "grpo", "ratio_clip": [0.8, 1.2]},
+        "veto": {"name": "negative_advantage", "kappa": 0.7},
+    }
     whole, cut = (
-        chosen(watched(moved, objective=objective, optimizer={"micro_batch_tokens": n}), moved, 6)
+        chosen(watched(moved, optimizer={"micro_batch_tokens": n}, **parts), moved, 6)
         for n in (100_000, 1)
     )
     assert any(sample["marks"]["clipped"] for sample in whole)
+    assert any(sample["marks"]["vetoed"] for sample in whole)
     assert rows(whole) == rows(cut)
     for a, b in zip(whole, cut, strict=True):
         np.testing.assert_allclose(a.pop("logprobs"), b.pop("logprobs"), atol=1e-5)
         assert a == b
+
+
+def test_marks_are_of_what_was_done_to_a_token_and_not_of_its_weight(experience):
+    moved = stale(experience)
+    stored = {"trainer_behavior_logprobs": [r.behavior_logprobs for r in moved.rollouts]}
+    case = Experience(moved.rollouts, moved.scores, stored)
+    for sample in chosen(watched(case, correction={"name": "truncated"}), case, 6):
+        assert sample["marks"].keys() == {"clipped", "vetoed"}

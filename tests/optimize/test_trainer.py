@@ -4,25 +4,52 @@ import math
 import statistics
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
 from tests.updates import assert_same_gradients, config_of, norm, part, step
 
+from mugrpo.config.presets import PRESETS
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Request
 from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy, load_policy
 from mugrpo.records import Score, Status
 
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "grpo": {"name": "grpo"},
-    "mu_grpo": {"name": "mu_grpo", "veto_kappa": 0.5},
-    "m2po": {"name": "m2po", "second_moment_limit": 0.1},
+# What a config says of a method; the reduction is said beside it.
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {"preset": "grpo"},
+    "mu-grpo": {"preset": "mu-grpo", "veto": {"kappa": 0.5}},
+    "m2po": {"preset": "m2po", "objective": {"second_moment_limit": 0.1}},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    **{name: {"preset": name} for name in PRESETS if name not in METHODS},
+    "m2po as released": {"objective": {"name": "m2po_released"}},
+    "masked correction": {"correction": {"name": "masked", "level": "sequence"}},
+    "truncated correction, m2po": {"preset": "m2po", "correction": {"name": "truncated"}},
+    "off-policy sequence mask": {"sequence_mask": {"name": "off_policy", "delta": 0.05}},
+    "ess step": {"step": {"name": "ess"}},
 }
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 MAX_NEW_TOKENS = 48
+
+
+def with_stored(experience: Experience) -> Experience:
+    """`experience`, stale, with logprobs of other policies of three kinds beside it."""
+    names = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
+    moved, generator = stale(experience), np.random.default_rng(4)
+    stored = {
+        name: [
+            (r.behavior_logprobs + generator.normal(0, 0.2, len(r.behavior_logprobs))).astype("f4")
+            for r in moved.rollouts
+        ]
+        for name in names
+    }
+    return replace(moved, stored=stored)
 
 
 # --- The loss ------------------------------------------------------------------------------------
@@ -76,7 +103,7 @@ def masked(tokens: Tokens, limit: float) -> set[tuple[int, int]]:
 def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch.Tensor:
     """An update's loss, a token at a time."""
     total = torch.zeros(())
-    low, high = {"grpo": (0.8, 1.2), "mu_grpo": (0.0, 5.0), "m2po": (0.0, math.inf)}[name]
+    low, high = {"grpo": (0.8, 1.2), "mu-grpo": (0.0, 5.0), "m2po": (0.0, math.inf)}[name]
     for i, response in enumerate(tokens):
         kept = [token for t, token in enumerate(response) if (i, t) not in removed]
         loss = -sum(min(r * a, r.clamp(low, high) * a) for r, a in kept)
@@ -91,21 +118,21 @@ def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch
 
 @pytest.mark.parametrize(
     ("name", "reduction"),
-    [("grpo", "sequence_mean"), ("mu_grpo", "token_mean"), ("m2po", "constant")],
+    [("grpo", "sequence_mean"), ("mu-grpo", "token_mean"), ("m2po", "constant")],
 )
 def test_loss_and_gradient_equal_a_dense_computation(experience, name, reduction):
     experience = stale(experience)
-    metrics, gradients = step(experience, config_of({**OBJECTIVES[name], "reduction": reduction}))
+    metrics, gradients = step(experience, config_of(**METHODS[name], reduction=reduction))
     policy = load_policy(ModelOptions())
     tokens = ratios_and_advantages(policy, experience)
-    removed = {"grpo": set(), "mu_grpo": vetoed(tokens, 0.5), "m2po": masked(tokens, 0.1)}[name]
+    removed = {"grpo": set(), "mu-grpo": vetoed(tokens, 0.5), "m2po": masked(tokens, 0.1)}[name]
     expected = dense_loss(tokens, name, reduction, removed)
     expected.backward()
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4)
     assert_same_gradients(
         gradients, {n: p.grad for n, p in policy.model.named_parameters()}, rtol=1e-3
     )
-    key = {"mu_grpo": "vetoed_fraction", "m2po": "masked_fraction"}.get(name)
+    key = {"mu-grpo": "vetoed_fraction", "m2po": "masked_fraction"}.get(name)
     if key:
         assert removed and metrics[key] == pytest.approx(len(removed) / metrics["tokens"])
 
@@ -147,15 +174,13 @@ def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_poli
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduction):
     experience = stale(experience)
-    objective = {**OBJECTIVES[name], "reduction": reduction}
-    whole, together = step(experience, config_of(objective, optimizer={"micro_batch_tokens": 4096}))
+    groups = {**METHODS[name], "reduction": reduction}
+    whole, together = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": 4096}))
     for budget in (1, 150):  # each response alone; two to four together
-        cut, apart = step(
-            experience, config_of(objective, optimizer={"micro_batch_tokens": budget})
-        )
+        cut, apart = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": budget}))
         assert cut["padding_share"] < whole["padding_share"]  # it is another cut
         assert_same_gradients(apart, together)
         for key in ("loss", "grad_norm", "kl_behavior", "ratio/negative/max"):
@@ -166,6 +191,21 @@ def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduct
         assert whole["masked_fraction"] > 0  # the pre-pass over all micro-batches had work
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience, name):
+    experience = with_stored(experience)
+    (whole, together), (cut, apart) = (
+        step(experience, config_of(**OTHERS[name], optimizer={"micro_batch_tokens": budget}))
+        for budget in (4096, 1)
+    )
+    assert cut["padding_share"] < whole["padding_share"]
+    assert_same_gradients(apart, together, rtol=1e-3)
+    told = {key for key in whole if not key.startswith(("time/", "padding"))}
+    assert {key: cut[key] for key in told} == pytest.approx(
+        {key: whole[key] for key in told}, rel=1e-3, abs=1e-6
+    )
+
+
 def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
     experience = stale(experience)
     _, small = step(experience, config_of(optimizer={"logprob_chunk_tokens": 5}))
@@ -173,17 +213,75 @@ def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
     assert_same_gradients(small, large)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+GROUP_ADVANTAGES = [
+    name for name, groups in OTHERS.items() if config_of(**groups).advantage.zero_variance_mask
+]
+
+
+@pytest.mark.parametrize("name", [*METHODS, *GROUP_ADVANTAGES])
 def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experience, name):
-    experience = stale(experience)
-    few, skipped = step(experience, config_of(OBJECTIVES[name]))
-    every, computed = step(experience, config_of(OBJECTIVES[name]), needs_zero_advantages=True)
+    experience, groups = with_stored(experience), {**METHODS, **OTHERS}[name]
+    few, skipped = step(experience, config_of(**groups))
+    everything = mock.patch.object(
+        UpdateLoss, "has_gradient", lambda _, responses: torch.ones_like(responses.varied)
+    )
+    with everything:
+        every, computed = step(experience, config_of(**groups))
     size = [len(r.prompt_ids) + len(r.response_ids) for r in experience.rollouts]
     assert every["computed_tokens"] == sum(size)
     assert few["computed_tokens"] == sum(size) - sum(size[8:12])  # group 2 has no variance
     assert few["tokens"] == every["tokens"]
     assert few["loss"] == pytest.approx(every["loss"], rel=1e-5)
     assert_same_gradients(skipped, computed)
+
+
+@pytest.mark.parametrize("name", ["topr", "asymre"])
+def test_advantages_without_the_zero_variance_mask_train_on_groups_without_variance(
+    experience, name
+):
+    flat = part(experience, [8, 9, 10, 11], [0, 0, 0, 0])
+    metrics, gradients = step(flat, config_of(preset=name))
+    assert metrics["zero_variance_share"] == 1 and metrics["computed_tokens"] > 0
+    assert norm(gradients) > 0
+    masked, _ = step(flat, config_of(preset=name, advantage={"zero_variance_mask": True}))
+    assert masked["computed_tokens"] == masked["grad_norm"] == 0
+
+
+def test_a_kl_term_has_a_gradient_in_groups_without_variance_unless_they_are_masked(experience):
+    flat = with_stored(experience)
+    flat = Experience(
+        flat.rollouts[8:12],
+        flat.scores[8:12],
+        {name: rows[8:12] for name, rows in flat.stored.items()},
+    )
+    kl = {"name": "kl", "coefficient": 0.5}
+    masked, _ = step(flat, config_of(reference=kl))
+    assert masked["grad_norm"] == masked["kl_reference"] == masked["computed_tokens"] == 0
+    metrics, _ = step(flat, config_of(reference=kl, advantage={"zero_variance_mask": False}))
+    assert metrics["grad_norm"] > 0 and metrics["kl_reference"] > 0
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.5, 0.0, 0.5], [1.0, None, 0.0, 0.0]])
+def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, rewards):
+    every = with_stored(experience)
+    case = replace(
+        part(every, [0, 1, 2, 3], rewards),
+        stored={name: rows[:4] for name, rows in every.stored.items()},
+    )
+    metrics, _ = step(case, config_of(reference={"name": "kl", "coefficient": 0.5}))
+    assert metrics["zero_variance_share"] == 0
+    sizes = [len(r.prompt_ids) + len(r.response_ids) for r in case.rollouts]
+    assert metrics["computed_tokens"] == sum(sizes)
+
+
+def test_the_ess_step_multiplies_the_learning_rate_by_the_root_of_the_share(experience):
+    experience = stale(experience)
+    metrics, gradients = step(experience, config_of(step={"name": "ess"}))
+    plain, same = step(experience, config_of())
+    share = metrics["effective_sample_share"]
+    assert 0 < share < 0.9 and plain["effective_sample_share"] == share
+    assert metrics["lr"] == pytest.approx(plain["lr"] * math.sqrt(share), rel=1e-12)
+    assert_same_gradients(gradients, same, rtol=1e-6)
 
 
 def test_a_batch_without_reward_variance_has_no_gradient(experience):
@@ -205,7 +303,7 @@ def test_a_batch_without_reward_variance_has_no_gradient(experience):
 def test_a_failed_score_leaves_the_statistics_but_not_the_denominator(experience, reduction):
     with_it = part(experience, [0, 1, 2, 3], [1, 0, None, 0])
     without = part(experience, [0, 1, 3], [1, 0, 0])
-    config = config_of({"reduction": reduction})
+    config = config_of(reduction=reduction)
     metrics, gradients = step(with_it, config)
     _, expected = step(without, config)
     lengths = [len(r.response_ids) for r in with_it.rollouts]

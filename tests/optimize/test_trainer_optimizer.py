@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.updates import config_of, norm, part, step, weights
+from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import load_policy
 
@@ -64,20 +65,34 @@ def poisoned(experience: Experience, value: float) -> Experience:
     return Experience(rollouts, experience.scores)
 
 
-# -1000 makes a ratio of e^1000, infinite in a response of negative advantage.
-@pytest.mark.parametrize("value", [math.nan, -1000.0])
-def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, value):
-    trainer = Trainer(load_policy(ModelOptions()), config_of())
+def nan_policy(monkeypatch: pytest.MonkeyPatch, *updates: int) -> None:
+    """Make the policy's own logprobs NaN in the updates of these numbers, from 0."""
+    logprobs = Trainer.logprobs
+
+    def spoiled(trainer: Trainer, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_BT, entropy_BT = logprobs(trainer, batch)
+        return logprobs_BT * (math.nan if trainer.update in updates else 1), entropy_BT
+
+    monkeypatch.setattr(Trainer, "logprobs", spoiled)
+
+
+@pytest.mark.parametrize("where", ["policy", "rollouts"])
+def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, monkeypatch, where):
+    trainer, bad = Trainer(load_policy(ModelOptions()), config_of()), experience
+    if where == "policy":
+        nan_policy(monkeypatch, 1, 2)
+    else:
+        bad = poisoned(experience, math.nan)
     trainer.step(experience)
     before = weights(trainer)
     moments = [t.clone() for s in trainer.optimizer.state.values() for t in s.values()]
     assert moments
     counts = []
-    for case in (poisoned(experience, value), poisoned(experience, value), experience):
+    for case in (bad, bad, experience):
         metrics = trainer.step(case)
         counts.append((metrics["skipped"], trainer.nonfinite_in_a_row, trainer.update))
         if metrics["skipped"]:
-            assert not math.isfinite(metrics["loss"])
+            assert not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]))
             after = [t for s in trainer.optimizer.state.values() for t in s.values()]
             assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
             assert all(torch.equal(w, before[n]) for n, w in weights(trainer).items())
@@ -85,9 +100,21 @@ def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, valu
     assert trainer.policy.update == 4
 
 
-def test_an_update_after_a_skipped_one_is_as_if_that_had_not_been(experience):
+def test_an_update_after_a_skipped_one_is_as_if_that_had_not_been(experience, monkeypatch):
     skipping, plain = (Trainer(load_policy(ModelOptions()), config_of()) for _ in range(2))
-    skipping.step(poisoned(experience, math.nan))
+    with monkeypatch.context() as patch:
+        nan_policy(patch, 0)
+        assert skipping.step(experience)["skipped"] == 1
     skipping.step(experience)
     plain.step(experience)
     assert all(torch.equal(w, weights(plain)[n]) for n, w in weights(skipping).items())
+
+
+def test_a_token_whose_ratio_is_beyond_e_80_has_no_gradient_and_the_update_is_applied(experience):
+    """A ratio of e^1000 would be infinite; held, it is a large loss and no gradient."""
+    metrics, gradients = step(poisoned(experience, -1000.0), config_of())
+    assert metrics["skipped"] == 0 and 1e30 < metrics["loss"] < math.inf
+    # Against the same token with a ratio that is clipped: dual clip takes its gradient.
+    objective = {"name": "grpo", "dual_clip": 5.0}
+    _, expected = step(poisoned(experience, -20.0), config_of(objective))
+    assert_same_gradients(gradients, expected)

@@ -27,7 +27,11 @@ def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedu
         "seed": 7,
         "model": {"path": "chain"},
         "task": {"name": "chain"},
-        "objective": {"name": "mu_grpo", "ratio_clip": [0.0, 5.0], "veto_kappa": 0.01},
+        "preset": "mu-grpo",
+        "advantage": {"name": "group"},
+        "objective": {"name": "grpo", "ratio_clip": [0.0, 5.0]},
+        "veto": {"name": "negative_advantage", "kappa": 0.01},
+        "reduction": "token_mean",
         "optimizer": {"lr": 2e-4, "lr_schedule": "linear"},
         "rollouts": {"temperature": 1.0, "max_new_tokens": 48},
         "schedule": {

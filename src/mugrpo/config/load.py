@@ -20,13 +20,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mugrpo.config.options import Options
-from mugrpo.config.registry import ENGINES, OBJECTIVES, TASKS
+from mugrpo.config.options import Options, tuples
+from mugrpo.config.presets import PRESETS
+from mugrpo.config.registry import CHOICES
 from mugrpo.config.rewards import REWARDS
 from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 
-CHOICES = {"task": TASKS, "engine": ENGINES, "objective": OBJECTIVES}
 LISTS = {"task.rewards": REWARDS}  # options that are several tables, each chosen by its name
 
 
@@ -52,7 +52,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 def build_config(raw: dict[str, Any], source: str) -> RunConfig:
     """Validate raw nested values; raises UsageError naming `source` and every fault."""
     try:
-        return RunConfig.model_validate(_tuples(raw))
+        return RunConfig.model_validate(tuples(raw))
     except ValidationError as error:
         lines = [_sentence(".".join(map(str, loc)), e) for loc, e in _flatten(error)]
         raise UsageError(f"{source}: " + "; ".join(lines)) from None
@@ -73,9 +73,11 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
         yield name.replace("-", "_"), _toml_value(text)
 
 
-def describe_options() -> Iterator[tuple[str, str, str, str]]:
+def describe_options(
+    options: type[Options] = RunConfig,
+) -> Iterator[tuple[str, str, str, str]]:
     """(dotted name, type and bounds, default, meaning) of every option, for --help."""
-    for name, field in _fields(RunConfig):
+    for name, field in _fields(options):
         meaning = " ".join((field.description or "").split())
         yield name, _type_text(field), _default_text(field), meaning
 
@@ -122,18 +124,17 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
         table = table.setdefault(group, {})
         if not isinstance(table, dict):
             raise UsageError(f"--{name}: {group} is an option, not a group of options")
-    if leaf == "name" and groups and groups[0] in CHOICES:
-        default = RunConfig.model_fields[groups[0]].default.name
-        if table.get("name", default) != value:
-            table.clear()
+    chooses = leaf == "name" and groups and groups[0] in CHOICES
+    if chooses and table.get("name", _name_beneath(raw, groups[0])) != value:
+        table.clear()
     table[leaf] = value
 
 
-def _tuples(value: Any) -> Any:
-    """TOML's and JSON's lists as the tuples that the options are."""
-    if isinstance(value, dict):
-        return {name: _tuples(entry) for name, entry in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _name_beneath(raw: dict[str, Any], group: str) -> Any:
+    """A group's name where `raw` does not set it: its preset's, or the default."""
+    fields = RunConfig.model_fields
+    preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
+    return preset.get(group, {}).get("name", fields[group].default.name)
 
 
 def _fields(options: type[Options], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -195,7 +196,9 @@ def _sentence(name: str, error: Any) -> str:
         return f"there is no option {name}; {hint}"
     if error["type"] == "missing":
         return f"{name} must be given"
-    message = error["msg"].removeprefix("Value error, ")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not name:  # of the config as a whole
+        return message
     if message.startswith("no such name"):
         return f"{name}.name: {message}"
     return f"{name} = {error['input']!r}: {message[0].lower()}{message[1:]}"

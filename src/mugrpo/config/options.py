@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.config import JsonDict
@@ -33,6 +33,13 @@ def absolute(text: str) -> str:
     """`text` as an absolute path where something lies there, so that a run can be resumed from
     anywhere; any other text (a hub id, a name) as it is."""
     return os.path.abspath(text) if os.path.exists(text) else text
+
+
+def tuples(value: Any) -> Any:
+    """TOML's and JSON's lists as the tuples that the options are."""
+    if isinstance(value, dict):
+        return {name: tuples(entry) for name, entry in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 PathOrName = Annotated[str, AfterValidator(absolute)]

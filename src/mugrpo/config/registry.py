@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from mugrpo.config import objectives
+from mugrpo.config import objectives as o
+from mugrpo.config import parts
 from mugrpo.config.engines import EngineOptions, HFOptions
-from mugrpo.config.objectives.base import ObjectiveOptions
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions
 
-
-def _objectives() -> dict[str, type[NamedOptions]]:
-    for module in pkgutil.iter_modules(objectives.__path__, objectives.__name__ + "."):
-        importlib.import_module(module.name)
-    return _by_name(*_below(ObjectiveOptions))
+Group = dict[str, type[NamedOptions]]
 
 
-def _below(group: type[NamedOptions]) -> list[type[NamedOptions]]:
-    """Every subclass, those of subclasses too: a variant may build on another's options."""
-    return [c for child in group.__subclasses__() for c in (child, *_below(child))]
-
-
-def _by_name(*options: type[NamedOptions]) -> dict[str, type[NamedOptions]]:
+def _by_name(*options: type[NamedOptions]) -> Group:
     return {group.model_fields["name"].default: group for group in options}
 
 
-TASKS = _by_name(ChainOptions, DatasetOptions)
-ENGINES = _by_name(HFOptions)
-OBJECTIVES = _objectives()
+CHOICES: dict[str, Group] = {
+    "task": _by_name(ChainOptions, DatasetOptions),
+    "engine": _by_name(HFOptions),
+    "advantage": _by_name(o.GroupAdvantage, o.ShiftedAdvantage, o.AsymREAdvantage),
+    "objective": _by_name(
+        o.GRPOOptions,
+        o.KLSurrogateOptions,
+        o.CISPOOptions,
+        o.M2POOptions,
+        o.M2POReleasedOptions,
+        o.DecoupledPPOOptions,
+        o.TOPROptions,
+        o.MinPROOptions,
+        o.PNPOOptions,
+        o.ReinforceOptions,
+        o.FileOptions,
+    ),
+    "veto": _by_name(parts.NoVeto, parts.NegativeAdvantageVeto),
+    "sequence_mask": _by_name(parts.NoSequenceMask, parts.OffPolicySequenceMask),
+    "correction": _by_name(parts.NoCorrection, parts.TruncatedCorrection, parts.MaskedCorrection),
+    "reference": _by_name(parts.NoReference, parts.KLReference),
+    "step": _by_name(parts.PlainStep, parts.ESSStep),
+}
 
 
-def _chosen_from(groups: dict[str, type[NamedOptions]], default: str) -> BeforeValidator:
+def _chosen(group: str, default: str) -> BeforeValidator:
     def choose(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        name = value.get("name", default)
-        if not isinstance(name, str) or name not in groups:
-            raise ValueError(f"no such name {name!r}: choose among {', '.join(sorted(groups))}")
-        return groups[name].model_validate(value)
+        name, options = value.get("name", default), CHOICES[group]
+        if not isinstance(name, str) or name not in options:
+            raise ValueError(f"no such name {name!r}: choose among {', '.join(sorted(options))}")
+        return options[name].model_validate(value)
 
     return BeforeValidator(choose)
 
 
-TaskChoice = Annotated[SerializeAsAny[NamedOptions], _chosen_from(TASKS, "chain")]
-EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen_from(ENGINES, "hf")]
-ObjectiveChoice = Annotated[SerializeAsAny[ObjectiveOptions], _chosen_from(OBJECTIVES, "mu_grpo")]
+TaskChoice = Annotated[SerializeAsAny[NamedOptions], _chosen("task", "chain")]
+EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen("engine", "hf")]
+AdvantageChoice = Annotated[SerializeAsAny[o.AdvantageOptions], _chosen("advantage", "group")]
+ObjectiveChoice = Annotated[SerializeAsAny[o.ObjectiveOptions], _chosen("objective", "grpo")]
+VetoChoice = Annotated[SerializeAsAny[parts.VetoOptions], _chosen("veto", "negative_advantage")]
+SequenceMaskChoice = Annotated[
+    SerializeAsAny[parts.SequenceMaskOptions], _chosen("sequence_mask", "off")
+]
+CorrectionChoice = Annotated[SerializeAsAny[parts.CorrectionOptions], _chosen("correction", "off")]
+ReferenceChoice = Annotated[SerializeAsAny[parts.ReferenceOptions], _chosen("reference", "off")]
+StepChoice = Annotated[SerializeAsAny[parts.StepOptions], _chosen("step", "plain")]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.engines import HFOptions
-from mugrpo.config.objectives.mu_grpo import MuGRPOOptions
+from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
 from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
-from mugrpo.config.registry import EngineChoice, ObjectiveChoice, TaskChoice
+from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
+from mugrpo.config.presets import PRESETS, beneath
+from mugrpo.config.registry import (
+    AdvantageChoice,
+    CorrectionChoice,
+    EngineChoice,
+    ObjectiveChoice,
+    ReferenceChoice,
+    SequenceMaskChoice,
+    StepChoice,
+    TaskChoice,
+    VetoChoice,
+)
 from mugrpo.config.tasks import ChainOptions
 
 NAMED_MODELS = ("chain", "smollm2")
@@ -189,6 +201,8 @@ class SinkOptions(Options):
 class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
+    preset: str = "mu-grpo"
+    """A method by name, which sets what this file does not; `mugrpo objectives` lists them."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
@@ -198,12 +212,46 @@ class RunConfig(Options):
     rollouts: RolloutOptions = RolloutOptions()
     engine: EngineChoice = HFOptions()
     rewards: RewardOptions = RewardOptions()
-    objective: ObjectiveChoice = MuGRPOOptions()
+    advantage: AdvantageChoice = GroupAdvantage()
+    objective: ObjectiveChoice = GRPOOptions()
+    veto: VetoChoice = NoVeto()
+    sequence_mask: SequenceMaskChoice = NoSequenceMask()
+    correction: CorrectionChoice = NoCorrection()
+    reference: ReferenceChoice = NoReference()
+    step: StepChoice = PlainStep()
+    reduction: Reduction = "token_mean"
+    """Divide the summed loss by the update's response tokens; or each response's by its length and
+    the sum by the responses; or by responses x max_new_tokens."""
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
     sinks: SinkOptions = SinkOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_beneath(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        name = raw.get("preset", cls.model_fields["preset"].default)
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"preset = {name!r}: no preset; choose among {', '.join(PRESETS)}")
+        return beneath(PRESETS[name], raw)
+
+    @model_validator(mode="after")
+    def _reference_is_kept(self) -> Self:
+        if getattr(self.reference, "period", 0) and not self.checkpoint.stage_end:
+            raise ValueError(
+                "reference.period makes the policy of a stage's end the reference, which needs "
+                "checkpoint.stage_end"
+            )
+        return self
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Logprobs that the parts of the objective want stored beside the rollouts."""
+        parts = (self.objective, self.correction, self.reference)
+        return tuple(name for part in parts for name in part.needs)
 
     @property
     def canary_tolerance(self) -> float:

@@ -5,11 +5,12 @@ On a CPU length-sorted padding beats packing: a packed mask is dense there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mugrpo.records import Rollout
 
@@ -24,6 +25,8 @@ class MicroBatch:
     mask: torch.Tensor  # [B, T] bool, true on response tokens
     behavior_logprobs: torch.Tensor  # [B, T] float32
     advantages: torch.Tensor  # [B] float32
+    varied: torch.Tensor  # [B] bool, true where the group's rewards are not all equal
+    stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs kept beside the rollouts
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -41,29 +44,45 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
+@dataclass(frozen=True)
+class Responses:
+    """All responses of an update, as they are cut into micro-batches."""
+
+    rollouts: Sequence[Rollout]
+    advantages: torch.Tensor  # [all responses]
+    varied: torch.Tensor  # [all responses] bool
+    stored: Mapping[str, Sequence[NDArray[np.float32]]]  # name -> logprobs of each response
+
+
 def collate(
-    rollouts: Sequence[Rollout],
-    advantages: torch.Tensor,
-    rows: list[int],
-    *,
-    pad_id: int,
-    device: torch.device,
+    responses: Responses, rows: list[int], *, pad_id: int, device: torch.device
 ) -> MicroBatch:
-    """The micro-batch of `rollouts[row]` for each of `rows`; `advantages` [all responses]."""
-    chosen = [rollouts[row] for row in rows]
+    """The micro-batch of those of `responses` that `rows` names."""
+    chosen = [responses.rollouts[row] for row in rows]
     prompts = np.array([len(r.prompt_ids) for r in chosen])
-    responses = np.array([len(r.response_ids) for r in chosen])
-    ids_BL = np.full((len(rows), (prompts + responses).max()), pad_id, np.int64)
-    logprobs_BT = np.zeros((len(rows), responses.max()), np.float32)
+    lengths = np.array([len(r.response_ids) for r in chosen])
+    ids_BL = np.full((len(rows), (prompts + lengths).max()), pad_id, np.int64)
     for b, r in enumerate(chosen):
         ids_BL[b, : prompts[b]] = r.prompt_ids
-        ids_BL[b, prompts[b] : prompts[b] + responses[b]] = r.response_ids
-        logprobs_BT[b, : responses[b]] = r.behavior_logprobs
+        ids_BL[b, prompts[b] : prompts[b] + lengths[b]] = r.response_ids
+    stored = {
+        name: _padded([logprobs[row] for row in rows]).to(device)
+        for name, logprobs in responses.stored.items()
+    }
     return MicroBatch(
         rows=rows,
         ids=torch.from_numpy(ids_BL).to(device),
         prompt_lengths=torch.from_numpy(prompts).to(device),
-        mask=torch.from_numpy(np.arange(responses.max()) < responses[:, None]).to(device),
-        behavior_logprobs=torch.from_numpy(logprobs_BT).to(device),
-        advantages=advantages[rows].to(device, torch.float32),
+        mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).to(device),
+        behavior_logprobs=_padded([r.behavior_logprobs for r in chosen]).to(device),
+        advantages=responses.advantages[rows].to(device, torch.float32),
+        varied=responses.varied[rows].to(device),
+        stored=stored,
     )
+
+
+def _padded(rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    padded = np.zeros((len(rows), max(map(len, rows))), np.float32)
+    for b, values in enumerate(rows):
+        padded[b, : len(values)] = values
+    return torch.from_numpy(padded)

@@ -19,6 +19,7 @@ class TokenStatistics:
 
     def __init__(self, fractions: Sequence[str]) -> None:
         self._fractions = fractions
+        self._sequences: list[torch.Tensor] = []  # log ratio of each response
         self._parts: dict[str, list[torch.Tensor]] = {}
 
     def add(
@@ -34,8 +35,20 @@ class TokenStatistics:
             "entropy": entropy_BT,
             **{name: tensor.detach().float() for name, tensor in metrics.items()},
         }
+        self._sequences.append((tokens["log_ratio"] * batch.mask).sum(-1).double().cpu())
         for name, tensor in tokens.items():
             self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
+
+    def effective_sample_share(self) -> float:
+        """(sum w)^2 / (n sum w^2) of the ratios w of the n responses that were computed; 1 of none.
+
+        Kish's effective sample size as a share: 1 where all weigh the same, 1/n where one does.
+        """
+        if not self._sequences:
+            return 1.0
+        log_weights = torch.cat(self._sequences)
+        log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
+        return min(1.0, log_share.exp().item() / len(log_weights))
 
     def values(self, update_tokens: int) -> Values:
         """The update's metrics.

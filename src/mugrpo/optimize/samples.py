@@ -36,6 +36,7 @@ class SampleCollector:
             marks = {
                 name.removesuffix("_fraction"): tensor[i, :length].nonzero()[:, 0].tolist()
                 for name, tensor in metrics.items()
+                if name.endswith("_fraction")
             }
             logprobs = logprobs_BT[i, :length].detach().float().tolist()
             self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, marks)

@@ -8,23 +8,25 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
-from mugrpo.optimize.advantages import group_advantages
-from mugrpo.optimize.batching import MicroBatch, collate, split_by_tokens
+from mugrpo.optimize import advantages
+from mugrpo.optimize.batching import MicroBatch, Responses, collate, split_by_tokens
 from mugrpo.optimize.diagnostics import TokenStatistics
-from mugrpo.optimize.logprobs import response_logprobs
 from mugrpo.optimize.lr import learning_rate
-from mugrpo.optimize.objectives import load_objective
 from mugrpo.optimize.reduction import denominator, reduced_loss
+from mugrpo.optimize.stored import batch_logprobs, plain_batch
+from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy
 from mugrpo.records import Rollout, Score, Status
 
@@ -35,6 +37,8 @@ class Experience:
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]
+    stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
+    # name -> logprobs of each rollout, what the objective's parts need of other policies
 
 
 Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
@@ -47,7 +51,7 @@ class Trainer:
         self.policy = policy
         self.config = config
         self.options = config.optimizer
-        self.objective = load_objective(config.objective.name)
+        self.loss = UpdateLoss.of(config)
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # a process begins with another state each time
@@ -76,35 +80,31 @@ class Trainer:
         """
         began = time.monotonic()
         rollouts = experience.rollouts
-        advantages, zero_variance = self._advantages(experience)
+        responses = self._responses(experience)
         tokens = sum(len(r.response_ids) for r in rollouts)
         divisor = denominator(
-            self.config.objective.reduction,
+            self.config.reduction,
             tokens=tokens,
             responses=len(rollouts),
             max_new_tokens=self.config.rollouts.max_new_tokens,
         )
-        batches = self._micro_batches(rollouts, advantages)
+        batches = self._micro_batches(responses)
         extras = self._prepass(batches)
-        statistics = TokenStatistics(self.objective.metrics)
+        statistics = TokenStatistics(self.loss.metrics)
         loss = 0.0
         for batch, extra in zip(batches, extras, strict=True):
             logprobs_BT, entropy_BT = self.logprobs(batch)
-            loss_BT, metrics = self.objective.loss(
-                logprobs_BT,
-                batch.behavior_logprobs,
-                batch.advantages,
-                batch.mask,
-                **self.config.objective.knobs,
-                **extra,
-            )
-            part = reduced_loss(loss_BT, batch.mask, self.config.objective.reduction, divisor)
+            loss_BT, metrics = self.loss(batch, logprobs_BT, extra)
+            part = reduced_loss(loss_BT, batch.mask, self.config.reduction, divisor)
             part.backward()
             loss += part.item()
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
             if watch is not None:
                 watch(batch, logprobs_BT, metrics)
+        ess = statistics.effective_sample_share()
         lr = self._learning_rate()
+        if self.config.step.name == "ess":
+            lr *= math.sqrt(ess)
         grad_norm, applied = self._apply(lr, loss)
         padded = sum(batch.ids.numel() for batch in batches)
         computed = sum(
@@ -123,7 +123,8 @@ class Trainer:
             "tokens": tokens,
             "computed_tokens": computed,
             "padding_share": 1 - computed / padded if padded else 0.0,
-            "zero_variance_share": zero_variance,
+            "zero_variance_share": 1 - responses.varied.double().mean().item(),
+            "effective_sample_share": ess,
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
             "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
             **statistics.values(tokens),
@@ -132,21 +133,12 @@ class Trainer:
 
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs and entropy of the batch's response tokens under the policy now, [B, T]."""
-        with self.policy.autocast():
-            return response_logprobs(
-                self.policy.model,
-                batch.ids,
-                batch.prompt_lengths,
-                batch.mask,
-                temperature=self.config.rollouts.temperature,
-                chunk=self.options.logprob_chunk_tokens,
-            )
+        return batch_logprobs(self.policy, batch, self.config)
 
     @torch.no_grad()
     def logprob_gap(self, rollouts: Sequence[Rollout]) -> float:
         """Largest |trainer logprob - behavior logprob| over `rollouts`: the canary's measure."""
-        rows = list(range(len(rollouts)))
-        batch = self._collate(rollouts, torch.zeros(len(rollouts)), rows)
+        batch = plain_batch(self.policy, rollouts, list(range(len(rollouts))))
         logprobs_BT, _ = self.logprobs(batch)
         return (logprobs_BT - batch.behavior_logprobs)[batch.mask].abs().max().item()
 
@@ -180,50 +172,44 @@ class Trainer:
         self.update = state["update"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
-    def _advantages(self, experience: Experience) -> tuple[torch.Tensor, float]:
-        """Advantages of all responses in order, and the share of groups without variance."""
-        advantages, zero_variance, groups = [], 0, 0
+    def _responses(self, experience: Experience) -> Responses:
+        """The update's responses in order with their advantages."""
+        function = getattr(advantages, self.config.advantage.name)
+        found, varied = [], []
         pairs = zip(experience.rollouts, experience.scores, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0].group):
             scores = [score for _, score in group]
             rewards = torch.tensor([[score.reward or 0.0 for score in scores]], dtype=torch.double)
             valid = torch.tensor([[self._counts(score) for score in scores]])
-            part = group_advantages(
-                rewards,
-                valid,
-                std=self.config.objective.advantage_std,
-                eps=self.config.objective.advantage_eps,
-            )
-            advantages.append(part[0])
-            zero_variance += int(not part.any())
-            groups += 1
-        return torch.cat(advantages), zero_variance / groups
+            differ = advantages.varied(rewards, valid)
+            part = function(rewards, valid, **self.config.advantage.knobs)[0]
+            if self.config.advantage.zero_variance_mask and not differ.item():
+                part = torch.zeros_like(part)
+            found.append(part)
+            varied.append(differ.expand(len(scores)))
+        return Responses(
+            experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored
+        )
 
     def _counts(self, score: Score) -> bool:
         """Whether a response takes part in its group's statistics and in the loss."""
         masked = score.status is Status.TRUNCATED and self.config.rewards.truncated == "masked"
         return score.status.rewarded and not masked
 
-    def _micro_batches(
-        self, rollouts: Sequence[Rollout], advantages: torch.Tensor
-    ) -> list[MicroBatch]:
-        every = self.objective.needs_zero_advantages
-        rows = [i for i in range(len(rollouts)) if every or advantages[i] != 0]
+    def _micro_batches(self, responses: Responses) -> list[MicroBatch]:
+        rows: list[int] = self.loss.has_gradient(responses).nonzero()[:, 0].tolist()
+        rollouts = responses.rollouts
         lengths = [len(rollouts[i].prompt_ids) + len(rollouts[i].response_ids) for i in rows]
         parts = split_by_tokens(lengths, self.options.micro_batch_tokens)
-        return [self._collate(rollouts, advantages, [rows[i] for i in part]) for part in parts]
+        return [self._collate(responses, [rows[i] for i in part]) for part in parts]
 
-    def _collate(
-        self, rollouts: Sequence[Rollout], advantages: torch.Tensor, rows: list[int]
-    ) -> MicroBatch:
-        return collate(
-            rollouts, advantages, rows, pad_id=self.policy.pad_id, device=self.policy.device
-        )
+    def _collate(self, responses: Responses, rows: list[int]) -> MicroBatch:
+        return collate(responses, rows, pad_id=self.policy.pad_id, device=self.policy.device)
 
     @torch.no_grad()
     def _prepass(self, batches: list[MicroBatch]) -> list[dict[str, torch.Tensor]]:
         """What the objective's pre-pass over the whole update gives to each micro-batch."""
-        if self.objective.prepass is None or not batches:
+        if self.loss.objective.prepass is None or not batches:
             return [{} for _ in batches]
         width = max(batch.mask.shape[1] for batch in batches)
 
@@ -231,12 +217,17 @@ class Trainer:
             widened = [torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors]
             return torch.cat(widened)
 
-        results = self.objective.prepass(
+        results = self.loss.prepass(
             stacked([self.logprobs(batch)[0] for batch in batches]),
-            stacked([batch.behavior_logprobs for batch in batches]),
-            torch.cat([batch.advantages for batch in batches]),
-            stacked([batch.mask for batch in batches]),
-            **self.config.objective.knobs,
+            {
+                "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
+                "advantages": torch.cat([batch.advantages for batch in batches]),
+                "mask": stacked([batch.mask for batch in batches]),
+                **{
+                    name: stacked([batch.stored[name] for batch in batches])
+                    for name in batches[0].stored
+                },
+            },
         )
         sizes = [len(batch.rows) for batch in batches]
         parts = {name: tensor.split(sizes) for name, tensor in results.items()}

@@ -1,8 +1,12 @@
-"""GRPO. B responses, T tokens."""
+"""GRPO, with GSPO's ratio and off-policy GRPO's clip as switches. B responses, T tokens."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+
+from mugrpo.optimize.ratios import log_ratios, ppo_min, sequence_log_ratios
 
 METRICS = ("clipped_fraction",)
 
@@ -15,30 +19,44 @@ def loss(
     *,
     ratio_clip: tuple[float, float],
     dual_clip: float | None = None,
+    level: Literal["token", "sequence"] = "token",
+    clip_center: Literal["behavior", "proximal"] = "behavior",
+    proximal_logprobs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The PPO min form with one advantage for a whole response (arXiv 2402.03300, eq. 3):
 
         loss_t = -min(r_t A, clip(r_t, low, high) A),   r_t = exp(logprobs - behavior_logprobs)
 
-    With dual clip c (arXiv 1912.09729) a token with A < 0 has loss_t <= -c A, so that its weight
-    is bounded. Equals TRL's `_compute_loss` for loss_type "grpo", epsilon = 1 - low,
-    epsilon_high = high - 1. TRL's `delta` bounds r before the clip, for both signs of A; it
-    equals our c where c >= high.
+    level "sequence": r_t is exp(mean over t of log r_t) (GSPO, arXiv 2507.18071).
+    clip_center "proximal": the interval is moved from 1 to r' = proximal / behavior, as
+    [max(r' - (1 - low), 0), r' + (high - 1)] (off-policy GRPO, arXiv 2505.22257; per token, which
+    is inferred from its code). Where the proximal policy is the policy it never clips.
+    With dual clip c (arXiv 1912.09729) a token with A < 0 has loss_t <= -c A.
+
+    Equals TRL's `_compute_loss` for loss_type "grpo" or "dapo", epsilon = 1 - low, epsilon_high =
+    high - 1, and importance_sampling_level "sequence"; there a correction that weighs tokens
+    differently and a corrected KL term differ, as TRL gives every token the response's gradient and
+    ratio. TRL's `delta` bounds r before the clip, for
+    both signs of A; it equals our c where c >= high.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    low: float | torch.Tensor
+    high: float | torch.Tensor
     low, high = ratio_clip
-    advantages_B1 = advantages[:, None]
-    log_ratio_BT = logprobs - behavior_logprobs
-    ratio_BT = log_ratio_BT.detach().exp()
-    clipped_BT = ((advantages_B1 > 0) & (ratio_BT > high)) | (
-        (advantages_B1 < 0) & (ratio_BT < low)
-    )
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
+    if level == "sequence":
+        log_ratio_BT = sequence_log_ratios(log_ratio_BT, mask)
+    if clip_center == "proximal":
+        assert proximal_logprobs is not None
+        center_BT = log_ratios(proximal_logprobs, behavior_logprobs)
+        if level == "sequence":
+            center_BT = sequence_log_ratios(center_BT, mask)
+        center_BT = center_BT.exp()
+        low, high = (center_BT - (1 - low)).clamp(min=0), center_BT + (high - 1)
+    ratio_BT, advantages_B1 = log_ratio_BT.exp(), advantages[:, None]
+    surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages_B1, low, high)
     if dual_clip is not None:
-        clipped_BT = clipped_BT | ((advantages_B1 < 0) & (ratio_BT > dual_clip))
-    # Where the loss is flat the ratio is a constant: beyond e^88 it is infinite, and 0 x inf NaN.
-    ratio_BT = torch.where(clipped_BT, log_ratio_BT.detach(), log_ratio_BT).exp()
-    surrogate_BT = torch.min(ratio_BT * advantages_B1, ratio_BT.clamp(low, high) * advantages_B1)
-    if dual_clip is not None:
-        bound_B1 = torch.where(advantages_B1 < 0, dual_clip * advantages_B1, -torch.inf)
-        surrogate_BT = torch.max(surrogate_BT, bound_B1)
+        beyond_BT = (advantages_B1 < 0) & (ratio_BT > dual_clip)
+        surrogate_BT = torch.where(beyond_BT, dual_clip * advantages_B1, surrogate_BT)
+        clipped_BT = clipped_BT | beyond_BT
     return -surrogate_BT, {"clipped_fraction": clipped_BT & mask}

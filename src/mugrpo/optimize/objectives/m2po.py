@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mugrpo.optimize.ratios import log_ratios
+
 METRICS = ("masked_fraction",)
 
 
@@ -23,7 +25,7 @@ def prepass(
     Masking the largest one by one ends at the longest ascending prefix whose mean is within the
     limit, which is how it is computed. Among equal values the later token goes first.
     """
-    log_ratio_BT = logprobs - behavior_logprobs
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
     squares, order = (log_ratio_BT[away_BT].double() ** 2).sort(stable=True)
     running_mean = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
@@ -41,13 +43,12 @@ def loss(
     second_moment_limit: float,
     keep: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """M2PO as its paper has it: loss_t = -keep_t r_t A, no clip, mean over all tokens.
+    """M2PO as its paper (arXiv 2510.01161) has it: loss_t = -keep_t r_t A, without a clip.
 
-    Equals GRPO with the interval [0, inf) when the limit is never reached. (The released code
-    instead caps |log r| and clips; that is another objective.)
+    Equals GRPO with the interval [0, inf) when the limit is never reached. The released code does
+    something else: see m2po_released.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
-    # A masked ratio is taken as 1 before it is computed: it may be infinite, and 0 x inf is NaN.
-    ratio_BT = (torch.where(keep, logprobs, behavior_logprobs) - behavior_logprobs).exp()
+    ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()
     loss_BT = -(ratio_BT * advantages[:, None]).masked_fill(~keep, 0.0)
     return loss_BT, {"masked_fraction": mask & ~keep}

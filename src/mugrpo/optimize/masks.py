@@ -1,0 +1,68 @@
+"""What is taken out of an update: tokens and responses. B responses, T response tokens.
+
+Each function gives [B, T], true where a token's policy term is removed. The update's denominator
+keeps counting what is removed, so that nothing else gains weight.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from mugrpo.optimize.ratios import log_ratios, masked_mean
+
+Scope = Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"]
+
+
+def negative_advantage_veto(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    kappa: float,
+    scope: Scope,
+) -> torch.Tensor:
+    """The negative-advantage veto of Mu-GRPO (arXiv 2605.17570):
+
+        T   = { t : A < 0, r_t < kappa }      trigger tokens
+        tau = min T                           no trigger, no veto
+
+    scope "suffix" is H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" t > tau,
+    "from_trigger" t >= tau, "response" every t. That the paper's veto is H_kappa with the first
+    trigger is inferred from its abstract and captions; kappa is not known from it. Responses with
+    a positive advantage are never touched.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()
+    trigger_BT = (advantages[:, None] < 0) & (ratio_BT < kappa) & mask
+    reached_BT = trigger_BT.cumsum(-1) > 0  # t >= tau
+    after_BT = (trigger_BT.cumsum(-1) - trigger_BT.int()) > 0  # t > tau
+    scopes = {
+        "suffix": after_BT & ~trigger_BT,
+        "trigger": trigger_BT,
+        "post_trigger": after_BT,
+        "from_trigger": reached_BT,
+        "response": trigger_BT.any(-1, keepdim=True).expand_as(mask),
+    }
+    return scopes[scope] & mask
+
+
+def off_policy(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    delta: float,
+) -> torch.Tensor:
+    """The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556):
+
+        a response with A < 0 and mean over t of log(beta_t / pi_t) > delta is removed.
+
+    Equals TRL's `get_off_policy_mask`, inverted.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    moved_B1 = masked_mean(-log_ratios(logprobs.detach(), behavior_logprobs), mask)
+    return (advantages[:, None] < 0) & (moved_B1 > delta) & mask

@@ -1,0 +1,32 @@
+"""CISPO. B responses, T tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from mugrpo.optimize.ratios import finite, log_ratios
+
+METRICS = ("clipped_fraction",)
+
+
+def loss(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    ratio_clip: tuple[float, float],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The clipped ratio as a constant weight, so that no token loses its gradient:
+
+        loss_t = -sg[clip(r_t, low, high)] A log pi_t
+
+    MiniMax-M1 (arXiv 2506.13585). Equals TRL's loss_type "cispo" with epsilon_high = high
+    and low = 0.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    low, high = ratio_clip
+    ratio_BT = log_ratios(logprobs, behavior_logprobs).detach().exp()
+    clipped_BT = ((ratio_BT < low) | (ratio_BT > high)) & mask
+    loss_BT = -ratio_BT.clamp(low, high) * advantages[:, None] * finite(logprobs)
+    return loss_BT, {"clipped_fraction": clipped_BT}

@@ -1,0 +1,34 @@
+"""Decoupled PPO. B responses, T tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from mugrpo.optimize.ratios import held, log_ratios, ppo_min
+
+METRICS = ("clipped_fraction",)
+
+
+def loss(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    ratio_clip: tuple[float, float],
+    proximal_logprobs: torch.Tensor,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The PPO min form around a proximal policy, weighted back to the behavior policy:
+
+        loss_t = -sg[prox_t / beta_t] min(q_t A, clip(q_t, low, high) A),   q_t = pi_t / prox_t
+
+    Batch size-invariance for policy optimization (arXiv 2110.00641); AReaL's objective
+    (arXiv 2505.24298). Equals GRPO where the proximal policy is the behavior policy.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape == proximal_logprobs.shape
+    log_weight_BT = log_ratios(proximal_logprobs, behavior_logprobs).detach()
+    log_ratio_BT = log_ratios(logprobs, proximal_logprobs)
+    weight_BT = (held(log_weight_BT + log_ratio_BT.detach()) - log_ratio_BT.detach()).exp()
+    ratio_BT = log_ratio_BT.exp()
+    surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages[:, None], *ratio_clip)
+    return -weight_BT * surrogate_BT, {"clipped_fraction": clipped_BT & mask}

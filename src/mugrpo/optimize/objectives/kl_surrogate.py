@@ -1,0 +1,33 @@
+"""Off-policy GRPO's penalized surrogate. B responses, T tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from mugrpo.optimize.ratios import log_ratios
+
+METRICS = ("kl_penalty",)
+NEEDS_ZERO_ADVANTAGES = True  # the penalty's
+
+
+def loss(
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    penalty: float,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """What the constrained problem of off-policy GRPO (arXiv 2505.22257) leads to, without a clip:
+
+        loss_t = -r_t A + penalty (r_t log r_t - r_t + 1)
+
+    The second term is at least 0, and its mean over the behavior policy's samples is
+    KL(policy || behavior); so is the mean of its gradient. `penalty` = 0 is the plain surrogate.
+    """
+    assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
+    ratio_BT = log_ratio_BT.exp()
+    kl_BT = ratio_BT * log_ratio_BT - torch.expm1(log_ratio_BT)
+    loss_BT = -ratio_BT * advantages[:, None] + penalty * kl_BT
+    return loss_BT, {"kl_penalty": kl_BT.detach() * mask}

@@ -1,0 +1,62 @@
+"""Importance ratios. Suffixes: B responses, T response tokens."""
+
+from __future__ import annotations
+
+import torch
+
+_LARGEST = 80.0  # of a log ratio: e^80 times a loss of 0 is still 0, and fits fp32
+_LEAST = -1e4  # a log-probability below it is that of 0
+
+
+def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Tensor:
+    """log(policy / behavior) of each token, [B, T], within +-80 and without a gradient beyond.
+
+    A token of probability 0 has a ratio of e^-80; under the behavior policy e^80; under both 1.
+    """
+    assert logprobs_BT.shape == behavior_BT.shape and logprobs_BT.ndim == 2
+    both_BT = (logprobs_BT == -torch.inf) & (behavior_BT == -torch.inf)
+    return held(torch.where(both_BT, 0.0, logprobs_BT - behavior_BT))
+
+
+def held(log_ratios_BT: torch.Tensor) -> torch.Tensor:
+    """Within +-80."""
+    return log_ratios_BT.clamp(-_LARGEST, _LARGEST)
+
+
+def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """The mean over each response's tokens, [B, 1]."""
+    return (values_BT * mask_BT).sum(-1, keepdim=True) / mask_BT.sum(-1, keepdim=True).clamp(min=1)
+
+
+def sequence_log_ratios(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """GSPO's mean of a response's log ratios, at each of its tokens, [B, T].
+
+    The value is the response's, the gradient each token's own (GSPO-token, arXiv 2507.18071):
+    summed over a response it is that of the mean, times its length.
+    """
+    mean_B1 = masked_mean(log_ratios_BT, mask_BT).detach()
+    return mean_B1 + (log_ratios_BT - log_ratios_BT.detach())
+
+
+def ppo_min(
+    ratio_BT: torch.Tensor,
+    advantages_B1: torch.Tensor,
+    low: float | torch.Tensor,
+    high: float | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """min(r A, clip(r, low, high) A), and where the clip takes the gradient, both [B, T]."""
+    clipped_BT = ((advantages_B1 > 0) & (ratio_BT > high)) | (
+        (advantages_B1 < 0) & (ratio_BT < low)
+    )
+    held_BT = torch.maximum(torch.minimum(ratio_BT, _like(high, ratio_BT)), _like(low, ratio_BT))
+    surrogate_BT = torch.where(clipped_BT, held_BT.detach(), ratio_BT) * advantages_B1
+    return surrogate_BT, clipped_BT
+
+
+def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(bound, dtype=ratio_BT.dtype, device=ratio_BT.device)
+
+
+def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities, those of probability 0 as a constant: no loss is infinite."""
+    return logprobs_BT.clamp(min=_LEAST)

@@ -1,0 +1,56 @@
+"""Log-probabilities of stored rollouts under other policies than the one that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mugrpo.config.run import RunConfig
+from mugrpo.optimize.batching import MicroBatch, Responses, collate, split_by_tokens
+from mugrpo.optimize.logprobs import response_logprobs
+from mugrpo.policy import Policy
+from mugrpo.records import Rollout
+
+
+def batch_logprobs(
+    policy: Policy, batch: MicroBatch, config: RunConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and entropy of the batch's response tokens under `policy` now, [B, T]."""
+    with policy.autocast():
+        return response_logprobs(
+            policy.model,
+            batch.ids,
+            batch.prompt_lengths,
+            batch.mask,
+            temperature=config.rollouts.temperature,
+            chunk=config.optimizer.logprob_chunk_tokens,
+        )
+
+
+def plain_batch(policy: Policy, rollouts: Sequence[Rollout], rows: list[int]) -> MicroBatch:
+    """A micro-batch for its logprobs alone."""
+    nothing = torch.zeros(len(rollouts))
+    responses = Responses(rollouts, nothing, nothing.bool(), {})
+    return collate(responses, rows, pad_id=policy.pad_id, device=policy.device)
+
+
+@torch.no_grad()
+def rollout_logprobs(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    config: RunConfig,
+    check: Callable[[], None] = lambda: None,
+) -> list[NDArray[np.float32]]:
+    """The logprobs of each rollout's response under `policy`, in the order of `rollouts`."""
+    found: dict[int, NDArray[np.float32]] = {}
+    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rollouts]
+    for rows in split_by_tokens(lengths, config.optimizer.micro_batch_tokens):
+        check()
+        batch = plain_batch(policy, rollouts, rows)
+        logprobs_BT, _ = batch_logprobs(policy, batch, config)
+        for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
+            found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()
+    return [found[row] for row in range(len(rollouts))]

@@ -1,0 +1,447 @@
+"""A tabular softmax bandit: each objective's expected gradient by enumeration, in closed form.
+
+Five arms, one-token responses. The behavior policy's probabilities are twentieths, so twenty
+responses, each arm as often as its probability says, are its distribution itself: means over them
+are expectations, and what looks at the whole update (a group's mean, a pre-pass) sees the
+population. With weights c_a on grad log pi_a the gradient of what is maximized is, by the softmax,
+
+    sum_a c_a grad log pi_a = c - pi sum_a c_a.
+
+The closed forms below are written in pi, beta and A alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mugrpo.config.registry import CHOICES
+from mugrpo.optimize import advantages, reference
+from mugrpo.optimize.objectives import kl_surrogate, load_objective, reinforce
+
+COUNTS = torch.tensor([10, 5, 3, 1, 1])
+ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # of the twenty responses
+BETA = COUNTS.double() / 20
+REWARDS = torch.tensor([0.5, 0.6, 0.3, 0.9, 0.0], dtype=torch.float64)
+MEAN = (BETA * REWARDS).sum()  # .49
+MASK = torch.ones(20, 1, dtype=torch.bool)
+VALID = torch.ones(1, 20, dtype=torch.bool)
+
+Tensor = torch.Tensor
+
+
+def responses_of(values_of_arms: Tensor) -> Tensor:
+    """A number of each arm, of each response: [20, 1]."""
+    return values_of_arms[ARMS][:, None]
+
+
+def random_policy(seed: int, spread: float = 1.0) -> Tensor:
+    """Logits of a policy around the behavior policy."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = spread * torch.randn(5, generator=generator, dtype=torch.float64)
+    return (BETA.log() + noise).requires_grad_()
+
+
+def expected_gradient(
+    objective: str, logits: Tensor, of_responses: Tensor, options: dict[str, Any], **stored: Tensor
+) -> Tensor:
+    """Of what is maximized, in the logits, under the behavior policy."""
+    chosen = CHOICES["objective"][objective](**options)
+    functions = load_objective(objective, needs=chosen.needs)
+    logprobs = responses_of(logits.log_softmax(-1))
+    arguments = (logprobs, responses_of(BETA.log()), of_responses, MASK)
+    extra = {name: responses_of(stored[name]) for name in chosen.needs}
+    if functions.prepass is not None:
+        with torch.no_grad():
+            extra |= functions.prepass(*arguments, **chosen.knobs)
+    loss, _ = functions.loss(*arguments, **chosen.knobs, **extra)
+    (gradient,) = torch.autograd.grad(-loss.mean(), logits)
+    return gradient
+
+
+def by_softmax(weights: Tensor, logits: Tensor) -> Tensor:
+    """sum_a c_a grad log pi_a."""
+    return weights - logits.detach().softmax(-1) * weights.sum()
+
+
+def same(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def unclipped(ratio: Tensor, a: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """1 where the PPO min form has a gradient."""
+    return (~(((a > 0) & (ratio > high)) | ((a < 0) & (ratio < low)))).double()
+
+
+def away_from(pi: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """M2PO's T as weights (twentieths), and the squared log ratios."""
+    log_ratio = (pi / BETA).log()
+    return COUNTS * (a * log_ratio > 0), log_ratio**2
+
+
+def m2po_kept(pi: Tensor, a: Tensor, limit: float) -> Tensor:
+    """Arms by falling square, until the mean over T is within the limit.
+
+    Masking goes response by response: equal squares of an arm may be kept in part.
+    """
+    counts, squares = away_from(pi, a)
+    counts = counts.clone()
+    kept = COUNTS.double().clone()
+    while counts.sum() > 0 and (counts * squares).sum() / counts.sum() > limit:
+        worst = (squares * (counts > 0)).argmax()
+        counts[worst] -= 1
+        kept[worst] -= 1
+    return kept / COUNTS
+
+
+def released_cap(pi: Tensor, a: Tensor, limit: float) -> float:
+    """t by bisection."""
+    counts, squares = away_from(pi, a)
+    if (counts * squares).sum() <= limit * counts.sum():
+        return math.inf
+    low, high = 0.0, 20.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        below = (counts * squares.clamp(max=middle**2)).sum() < limit * counts.sum()
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
+def _grpo(pi: Tensor, a: Tensor, _: Tensor) -> Tensor:
+    return pi * a * unclipped(pi / BETA, a, 0.8, 1.2)
+
+
+def _released(pi: Tensor, a: Tensor, _: Tensor) -> Tensor:
+    t = released_cap(pi, a, 0.04)
+    return pi * a * unclipped(pi / BETA, a, math.exp(-t), math.exp(t))
+
+
+# The weight c_a of each arm in closed form, of (pi, A, proximal policy); beta r = pi.
+Weights = Callable[[Tensor, Tensor, Tensor], Tensor]
+CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
+    "grpo": ("grpo", {}, _grpo),
+    "gspo": ("grpo", {"level": "sequence"}, _grpo),
+    "grpo, unclipped": ("grpo", {"ratio_clip": (0.0, 1e9)}, lambda pi, a, _: pi * a),
+    "grpo, relaxed": (
+        "grpo",
+        {"ratio_clip": (0.0, 1.5)},
+        lambda pi, a, _: pi * a * unclipped(pi / BETA, a, 0.0, 1.5),
+    ),
+    "grpo, dual clip": (
+        "grpo",
+        {"ratio_clip": (0.8, 1.2), "dual_clip": 1.5},
+        lambda pi, a, _: _grpo(pi, a, _) * ~((a < 0) & (pi / BETA > 1.5)),
+    ),
+    "grpo, proximal center": (
+        "grpo",
+        {"clip_center": "proximal"},
+        lambda pi, a, prox: (
+            pi * a * unclipped(pi / BETA, a, (prox / BETA - 0.2).clamp(min=0), prox / BETA + 0.2)
+        ),
+    ),
+    "kl_surrogate": (
+        "kl_surrogate",
+        {"penalty": 0.3},
+        lambda pi, a, _: pi * (a - 0.3 * (pi / BETA).log()),
+    ),
+    "cispo": (
+        "cispo",
+        {"ratio_clip": (0.7, 1.3)},
+        lambda pi, a, _: BETA * (pi / BETA).clamp(0.7, 1.3) * a,
+    ),
+    "m2po": ("m2po", {}, lambda pi, a, _: pi * a * m2po_kept(pi, a, 0.04)),
+    "m2po_released": ("m2po_released", {}, _released),
+    "decoupled_ppo": (
+        "decoupled_ppo",
+        {},
+        lambda pi, a, prox: pi * a * unclipped(pi / prox, a, 0.8, 1.2),
+    ),
+    "topr": (
+        "topr",
+        {},
+        lambda pi, a, _: torch.where(a > 0, BETA, torch.minimum(pi, BETA)) * a,
+    ),
+    "minpro": ("minpro", {}, _grpo),
+    "pnpo": ("pnpo", {}, _grpo),
+    "pnpo, stopped": ("pnpo", {"stop_gradient": True}, _grpo),
+    "reinforce": ("reinforce", {}, lambda pi, a, _: BETA * a),
+}
+
+
+def test_every_objective_has_a_closed_form_here():
+    assert {name for name, _, _ in CLOSED.values()} == CHOICES["objective"].keys() - {"file"}
+
+
+@pytest.mark.parametrize("case", CLOSED)
+@pytest.mark.parametrize("advantage", ["group", "shifted", "asymre"])
+def test_expected_gradient_is_the_closed_form(case, advantage):
+    name, options, weights = CLOSED[case]
+    knobs = CHOICES["advantage"][advantage]().knobs
+    of_responses = getattr(advantages, advantage)(REWARDS[ARMS][None], VALID, **knobs)[0]
+    a = torch.stack([of_responses[arm == ARMS][0] for arm in range(5)])
+    reached = False
+    for seed in range(20):
+        logits = random_policy(seed, spread=0.3 + 0.05 * seed)
+        proximal = random_policy(seed + 100, spread=0.3).detach().softmax(-1)
+        found = expected_gradient(
+            name, logits, of_responses, options, proximal_logprobs=proximal.log()
+        )
+        c = weights(logits.detach().softmax(-1), a, proximal)
+        same(found, by_softmax(c, logits))
+        reached |= found.any().item()
+    assert reached
+
+
+@pytest.mark.parametrize("case", ["grpo, unclipped", "kl_surrogate", "m2po", "m2po_released"])
+def test_without_a_clip_it_is_the_policy_gradient_wherever_the_policy_is(case):
+    """pi (A - E_pi A) for J(pi) = sum pi A: exact off-policy. Limits and penalty out of the way."""
+    name, options, _ = CLOSED[case]
+    if name.startswith("m2po"):
+        options = {"second_moment_limit": 1e9}
+    if name == "kl_surrogate":
+        options = {"penalty": 0.0}
+    for seed in range(10):
+        logits = random_policy(seed)
+        found = expected_gradient(name, logits, (REWARDS - 0.4)[ARMS], options)
+        (exact,) = torch.autograd.grad((logits.softmax(-1) * REWARDS).sum(), logits)
+        same(found, exact)
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_on_policy_every_objective_has_the_policy_gradient(case):
+    name, options, _ = CLOSED[case]
+    logits = BETA.log().requires_grad_()
+    found = expected_gradient(
+        name, logits, (REWARDS - 0.4)[ARMS], options, proximal_logprobs=BETA.log()
+    )
+    (exact,) = torch.autograd.grad((logits.softmax(-1) * REWARDS).sum(), logits)
+    same(found, exact)
+
+
+# ---- KL terms ----
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    return (p * (p / q).log()).sum()
+
+
+def test_kl_surrogate_s_penalty_is_kl_of_policy_and_behavior_with_its_gradient():
+    for seed in range(20):
+        logits = random_policy(seed)
+        loss, metrics = kl_surrogate.loss(
+            responses_of(logits.log_softmax(-1)),
+            responses_of(BETA.log()),
+            torch.zeros(20).double(),
+            MASK,
+            penalty=1.0,
+        )
+        exact = divergence(logits.softmax(-1), BETA)
+        same(metrics["kl_penalty"].mean(), exact.detach())
+        (found,) = torch.autograd.grad(loss.mean(), logits)
+        same(found, torch.autograd.grad(exact, logits)[0])
+
+
+def k3(logits: Tensor, ref: Tensor, *, corrected: bool) -> tuple[Tensor, Tensor]:
+    """(expectation under the behavior policy, its gradient)."""
+    kl_BT = reference.kl(
+        responses_of(logits.log_softmax(-1)),
+        responses_of(BETA.log()),
+        responses_of(ref.log()),
+        corrected=corrected,
+    )
+    return kl_BT.mean().detach(), torch.autograd.grad(kl_BT.mean(), logits)[0]
+
+
+def test_corrected_k3_is_kl_of_policy_and_reference_with_its_gradient_off_policy():
+    for seed in range(20):
+        logits, ref = random_policy(seed), random_policy(seed + 50).detach().softmax(-1)
+        exact = divergence(logits.softmax(-1), ref)
+        value, gradient = k3(logits, ref, corrected=True)
+        same(value, exact.detach())
+        same(gradient, torch.autograd.grad(exact, logits)[0])
+
+
+def test_uncorrected_k3_is_neither_off_policy():
+    """Its gradient is sum_a beta_a (1 - ref_a / pi_a) grad log pi_a."""
+    for seed in range(20):
+        logits, ref = random_policy(seed), random_policy(seed + 50).detach().softmax(-1)
+        pi = logits.softmax(-1)
+        exact = divergence(pi, ref)
+        value, gradient = k3(logits, ref, corrected=False)
+        assert (value - exact).abs() > 1e-3
+        (wanted,) = torch.autograd.grad(exact, logits)
+        assert (gradient - wanted).norm() > 0.05 * wanted.norm()
+        same(gradient, by_softmax(BETA * (1 - ref / pi.detach()), logits))
+
+
+def test_uncorrected_k3_on_policy_has_the_value_and_the_other_divergence_s_gradient():
+    """grad KL(ref || pi): what the correction is for at ratio 1 too."""
+    logits, ref = BETA.log().requires_grad_(), random_policy(3).detach().softmax(-1)
+    pi = logits.softmax(-1)
+    value, gradient = k3(logits, ref, corrected=False)
+    same(value, divergence(pi, ref).detach())
+    (forward,) = torch.autograd.grad(divergence(ref, pi), logits, retain_graph=True)
+    (reverse,) = torch.autograd.grad(divergence(pi, ref), logits)
+    same(gradient, forward)
+    assert (gradient - reverse).norm() > 0.1 * reverse.norm()
+
+
+# ---- AsymRE's phase transition ----
+
+
+def after_asymre(delta: float, updates: int, lr: float) -> Tensor:
+    """The policy after exact expected updates of -A log pi from the behavior policy's."""
+    of_responses = advantages.asymre(REWARDS[ARMS][None], VALID, delta=delta)[0]
+    logits = BETA.log().clone().requires_grad_()
+    for _ in range(updates):
+        loss, _ = reinforce.loss(
+            responses_of(logits.log_softmax(-1)), responses_of(BETA.log()), of_responses, MASK
+        )
+        (gradient,) = torch.autograd.grad(loss.mean(), logits)
+        logits = (logits - lr * gradient).detach().requires_grad_()
+    return logits.log_softmax(-1).detach()
+
+
+def asymre_limit(delta: float) -> Tensor:
+    """Below delta = 0, with c = beta (R - mean - delta), which sums to -delta:
+
+    theta_a grows by c_a + delta pi_a. Arms that stay grow alike, by some l:
+    pi_a = (c_a - l) / -delta for those with c_a > l, and l is what makes it sum to 1. The others
+    fall behind for ever.
+    """
+    c = BETA * (REWARDS - MEAN - delta)
+    low, high = -1.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = (c - middle).clamp(min=0).sum() > -delta
+        low, high = (middle, high) if above else (low, middle)
+    return (c - high).clamp(min=0) / -delta
+
+
+@pytest.mark.parametrize(
+    ("delta", "updates", "support"),
+    [
+        (-0.6, 1500, [0, 1, 2, 3, 4]),  # below min R - mean: every advantage is positive
+        (-0.3, 500, [0, 1, 2, 3]),
+        (-0.1, 250, [0, 1, 3]),
+        (-0.05, 100, [0, 1, 3]),
+    ],
+)
+def test_asymre_below_0_keeps_a_support_and_improves(delta, updates, support):
+    limit = asymre_limit(delta)
+    logprobs = after_asymre(delta, updates, lr=-1 / delta)
+    assert logprobs.min() > -80  # nothing is held yet
+    found = logprobs.exp()
+    same(found, limit, 1e-5)
+    assert (limit > 0).nonzero()[:, 0].tolist() == support
+    assert (found * REWARDS).sum() > MEAN + 0.01
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.1, 0.3])
+def test_asymre_from_0_on_collapses_onto_one_arm_which_need_not_be_the_best(delta):
+    """At 0, theta grows by the constant c: onto argmax beta (R - mean), arm 1 with reward .6."""
+    updates = {0.0: 70, 0.1: 28, 0.3: 12}[delta]
+    logprobs = after_asymre(delta, updates, lr=20.0)
+    assert logprobs.min() > -80
+    assert logprobs.exp().max() > 0.999
+    assert logprobs.argmax() == 1 != REWARDS.argmax()
+
+
+def test_asymre_at_0_stays_collapsed_however_long_it_goes_on():
+    assert after_asymre(0.0, updates=2000, lr=20.0).exp().max() > 0.999
+
+
+def test_asymre_s_optimum_below_0_is_where_the_expected_gradient_is_0():
+    """With every advantage positive: pi = beta A / sum beta A."""
+    limit = asymre_limit(-0.6)
+    weights = BETA * (REWARDS - MEAN + 0.6)
+    same(limit, weights / weights.sum())
+    of_responses = advantages.asymre(REWARDS[ARMS][None], VALID, delta=-0.6)[0]
+    gradient = expected_gradient("reinforce", limit.log().requires_grad_(), of_responses, {})
+    assert gradient.abs().max() < 1e-12
+
+
+# ---- the bounds of off-policy GRPO (arXiv 2505.22257, theorem 1) ----
+
+
+def surrogate(pi: Tensor, counts: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """(L_alpha(pi), s) by our advantages and our unclipped objective; alpha is counts / sum."""
+    arms = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    rewards_PG, alpha = rewards[arms][None], counts.double() / counts.sum()
+    valid = torch.ones_like(rewards_PG, dtype=torch.bool)
+    a = advantages.group(rewards_PG, valid, std="population", eps=1e-4, eps_inside=True)[0]
+    loss, _ = kl_surrogate.loss(
+        pi.log()[arms][:, None],
+        alpha.log()[arms][:, None],
+        a,
+        torch.ones(len(arms), 1, dtype=torch.bool),
+        penalty=0.0,
+    )
+    mean = (alpha * rewards).sum()
+    s = ((alpha * (rewards - mean) ** 2).sum() + 1e-4).sqrt()
+    return -loss.mean(), s
+
+
+def variation(p: Tensor, q: Tensor) -> Tensor:
+    return (p - q).abs().sum() / 2
+
+
+def random_triple(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """pi, pi_k, alpha's counts, rewards in [0, 1]: two to five arms, near and far policies."""
+    generator = torch.Generator().manual_seed(seed)
+    arms = 2 + seed % 4
+    counts = torch.randint(1, 9, (arms,), generator=generator)
+    alpha = counts.double() / counts.sum()
+    spread = [0.01, 0.1, 1.0, 3.0][seed % 4]
+
+    def near() -> Tensor:
+        noise = torch.randn(arms, generator=generator, dtype=torch.float64)
+        return (alpha.log() + spread * noise).softmax(-1)
+
+    rewards = torch.rand(arms, generator=generator, dtype=torch.float64)
+    if seed % 3 == 0:
+        rewards = rewards.round()  # 0 and 1
+    if rewards.max() == rewards.min():
+        rewards[0] = 1 - rewards[0]  # without variance there is no surrogate
+    return near(), near(), counts, rewards
+
+
+def test_mroueh_s_identity_and_both_bounds_on_600_random_policies():
+    """J(p) = sum p R, TV total variation:
+
+    L - (J(pi) - J(pi_k)) = (1 - s) / s (J(pi) - J(alpha)) + (J(pi_k) - J(alpha))
+    J(pi) - J(pi_k) >= L - (1 - s) / s TV(pi, alpha) - TV(pi_k, alpha)          (factor 1)
+                    >= L - 2 (1 - s) / s TV(pi, alpha) - 2 TV(pi_k, alpha)      (as stated)
+
+    The stated one is never above eps's worth of 0: an ordering, no certificate. Factor 1 can be.
+    """
+    largest_error = 0.0
+    stated_best, tight_best = -math.inf, -math.inf
+    for seed in range(600):
+        pi, pi_k, counts, rewards = random_triple(seed)
+        alpha = counts.double() / counts.sum()
+        value, s = surrogate(pi, counts, rewards)
+        assert 0 < s <= math.sqrt(0.25 + 1e-4)
+        j, j_k, j_alpha = ((p * rewards).sum() for p in (pi, pi_k, alpha))
+        error = value - (j - j_k) - ((1 - s) / s * (j - j_alpha) + (j_k - j_alpha))
+        largest_error = max(largest_error, error.abs().item())
+        distances = (1 - s) / s * variation(pi, alpha) + variation(pi_k, alpha)
+        assert j - j_k >= value - distances - 1e-12
+        assert j - j_k >= value - 2 * distances - 1e-12
+        stated_best = max(stated_best, (value - 2 * distances).item())
+        tight_best = max(tight_best, (value - distances).item())
+    assert largest_error < 1e-12
+    assert stated_best < 1e-3
+    assert tight_best > 0.01
+
+
+def test_the_factor_1_bound_is_reached():
+    """alpha = pi_k = (1/2, 1/2), rewards (1, 0): J(pi) - J(alpha) is the variation itself."""
+    pi, counts = torch.tensor([0.75, 0.25]).double(), torch.tensor([4, 4])
+    value, s = surrogate(pi, counts, torch.tensor([1.0, 0.0]).double())
+    bound = value - (1 - s) / s * 0.25
+    assert bound.item() == pytest.approx(0.25, rel=1e-12)

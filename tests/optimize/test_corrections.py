@@ -1,0 +1,165 @@
+"""Truncated and masked importance sampling by hand. (Against TRL: test_trl_equality.)"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.updates import hand_batch
+
+from mugrpo.config.load import build_config
+from mugrpo.optimize import corrections
+from mugrpo.optimize.update_loss import UpdateLoss
+
+# w = trainer / engine: 4, .5, .75 of three tokens; 1.5, 2 of two. Products 1.5 and 3.
+WEIGHTS = [[4.0, 0.5, 0.75], [1.5, 2.0, 99.0]]
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+
+
+def of_weights(function, **knobs: object) -> torch.Tensor:
+    """The weights, 0 on padding."""
+    engine = -torch.arange(1.0, 7.0, dtype=torch.float64).reshape(2, 3)
+    trainer = engine + torch.tensor(WEIGHTS, dtype=torch.float64).log()
+    return function(trainer, engine, MASK, **knobs) * MASK
+
+
+@pytest.mark.parametrize(
+    ("cap", "level", "expected"),
+    [
+        (2.0, "token", [[2.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
+        (0.6, "token", [[0.6, 0.5, 0.6], [0.6, 0.6, 0.0]]),
+        (2.0, "sequence", [[1.5, 1.5, 1.5], [2.0, 2.0, 0.0]]),
+        (10.0, "sequence", [[1.5, 1.5, 1.5], [3.0, 3.0, 0.0]]),
+    ],
+)
+def test_truncated_by_hand(cap, level, expected):
+    found = of_weights(corrections.truncated, cap=cap, level=level)
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "level", "expected"),
+    [
+        ((0.0, 2.5), "token", [[0.0, 0.5, 0.75], [1.5, 2.0, 0.0]]),
+        ((0.7, 1.6), "token", [[0.0, 0.0, 0.75], [1.5, 0.0, 0.0]]),
+        ((0.0, 2.0), "sequence", [[1.5, 1.5, 1.5], [0.0, 0.0, 0.0]]),
+        ((2.0, 4.0), "sequence", [[0.0, 0.0, 0.0], [3.0, 3.0, 0.0]]),
+    ],
+)
+def test_masked_by_hand(interval, level, expected):
+    found = of_weights(corrections.masked, interval=interval, level=level)
+    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-7, atol=0)
+
+
+def test_a_weight_at_an_end_of_the_interval_is_within_it():
+    nothing = torch.zeros(1, 1)
+    for interval in ((1.0, 2.0), (0.5, 1.0)):
+        found = corrections.masked(nothing, nothing, nothing == 0, interval=interval, level="token")
+        assert found.tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
+    trainer = torch.full((2, 3), -1.0, requires_grad=True)
+    for weights in (
+        corrections.truncated(trainer, trainer.detach(), MASK, cap=2.0, level=level),
+        corrections.masked(trainer, trainer.detach(), MASK, interval=(0.0, 2.0), level=level),
+    ):
+        assert not weights.requires_grad
+        assert weights.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
+    """Engine or trainer at probability 0: w is e^80, cut to the cap or out; or e^-80; or 1."""
+    nothing = -math.inf
+    trainer = torch.tensor([[nothing], [-1.0], [nothing]])
+    engine = torch.tensor([[-1.0], [nothing], [nothing]])
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    tiny = math.exp(-80)
+    found = corrections.truncated(trainer, engine, mask, cap=2.0, level=level)
+    assert found[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
+    found = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
+    assert found[:, 0].tolist() == [0.0, 0.0, 1.0]
+
+
+def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
+    return UpdateLoss.of(
+        build_config({"preset": "grpo", "correction": correction, **groups}, "test")
+    )
+
+
+def test_the_policy_s_ratio_is_taken_to_the_trainer_s_probabilities():
+    """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65.
+
+    The second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2.
+    """
+    engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
+    trainer = engine + math.log(1.5)
+    logprobs = (trainer + torch.tensor([[1.1, 1.3]]).double().log()).requires_grad_()
+    batch = hand_batch(
+        engine,
+        torch.ones(1).double(),
+        torch.ones(1, 2, dtype=torch.bool),
+        trainer_behavior_logprobs=trainer,
+    )
+    loss = corrected({"name": "truncated", "cap": 2.0})
+    loss_BT, metrics = loss(batch, logprobs, {})
+    assert loss_BT[0].tolist() == pytest.approx([-1.65, -1.8], rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
+    assert gradient[0].tolist() == pytest.approx([-1.65, 0.0], rel=1e-6)
+    assert metrics["correction_weight"][0].tolist() == pytest.approx([1.5, 1.5])
+    # Plain GRPO under the engine's: r = 1.65 and 1.95, both clipped.
+    plain = UpdateLoss.of(build_config({"preset": "grpo"}, "test"))
+    assert plain(batch, logprobs, {})[0][0].tolist() == pytest.approx([-1.2, -1.2])
+
+
+def test_a_token_whose_weight_is_0_has_no_gradient_and_is_0_in_the_metric_s_mean():
+    engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
+    trainer = engine + torch.tensor([[3.0, 1.5]]).double().log()
+    logprobs = trainer.clone().requires_grad_()
+    batch = hand_batch(
+        engine,
+        torch.ones(1).double(),
+        torch.ones(1, 2, dtype=torch.bool),
+        trainer_behavior_logprobs=trainer,
+    )
+    loss_BT, metrics = corrected({"name": "masked"})(batch, logprobs, {})
+    (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
+    assert gradient[0].tolist() == pytest.approx([0.0, -1.5])
+    assert metrics["correction_weight"][0].tolist() == pytest.approx([0.0, 1.5])
+
+
+def test_the_veto_s_trigger_is_the_policy_s_movement_not_the_engine_s_difference():
+    """pi / trainer = 1 and pi / engine = 1e-3: no trigger under a correction; one without."""
+    engine = torch.zeros(1, 2)
+    trainer = torch.full((1, 2), math.log(1e-3))
+    batch = hand_batch(
+        engine,
+        -torch.ones(1),
+        torch.ones(1, 2, dtype=torch.bool),
+        trainer_behavior_logprobs=trainer,
+    )
+    veto = {"name": "negative_advantage", "kappa": 0.01, "scope": "trigger"}
+    _, metrics = corrected({"name": "truncated"}, veto=veto)(batch, trainer, {})
+    assert not metrics["vetoed_fraction"].any()
+    _, metrics = corrected({"name": "off"}, veto=veto)(batch, trainer, {})
+    assert metrics["vetoed_fraction"].all()
+
+
+def test_a_prepass_sees_the_trainer_s_probabilities_too():
+    """M2PO: log(pi / trainer) = .1 is within the limit, log(pi / engine) = 1.1 is not."""
+    engine = torch.full((1, 1), -2.0)
+    trainer, logprobs = engine + 1.0, engine + 1.1
+    arguments = {
+        "behavior_logprobs": engine,
+        "advantages": torch.ones(1),
+        "mask": torch.ones(1, 1, dtype=torch.bool),
+        "trainer_behavior_logprobs": trainer,
+    }
+    objective = {"name": "m2po"}
+    loss = corrected({"name": "truncated"}, objective=objective)
+    assert loss.prepass(logprobs, arguments)["keep"].tolist() == [[True]]
+    loss = corrected({"name": "off"}, objective=objective)
+    assert loss.prepass(logprobs, arguments)["keep"].tolist() == [[False]]

@@ -1,0 +1,227 @@
+"""Decoupled PPO, and GRPO's clip around the proximal policy, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.updates import hand_batch
+
+from mugrpo.config.load import build_config
+from mugrpo.optimize.objectives import decoupled_ppo, grpo
+from mugrpo.optimize.update_loss import UpdateLoss
+
+BEHAVIOR = -1.5
+
+
+def evaluated(
+    function, proximal_ratios: list[float], ratios: list[float], advantage: float, **knobs: object
+) -> tuple[list[float], list[float], list[bool]]:
+    """(token losses, weights on grad log pi, clipped) of one response.
+
+    `proximal_ratios` are prox / beta, `ratios` pi / beta.
+    """
+    behavior = torch.full((1, len(ratios)), BEHAVIOR, dtype=torch.float64)
+    proximal = behavior + torch.tensor([proximal_ratios], dtype=torch.float64).log()
+    logprobs = (behavior + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
+    loss, metrics = function(
+        logprobs,
+        behavior,
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.ones(1, len(ratios), dtype=torch.bool),
+        proximal_logprobs=proximal,
+        **knobs,
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    return loss[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
+
+
+def random_update(seed: int) -> tuple[torch.Tensor, ...]:
+    """Logprobs, behavior, proximal, advantages, mask."""
+    generator = torch.Generator().manual_seed(seed)
+    behavior = -3 * torch.rand(6, 7, generator=generator, dtype=torch.float64)
+    proximal = behavior + 0.5 * torch.randn(6, 7, generator=generator, dtype=torch.float64)
+    logprobs = proximal + 0.5 * torch.randn(6, 7, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(6, generator=generator, dtype=torch.float64)
+    lengths = torch.tensor([7, 1, 3, 7, 2, 5])
+    return logprobs, behavior, proximal, advantages, torch.arange(7) < lengths[:, None]
+
+
+# ---- decoupled PPO: -sg[prox / beta] min(q A, clip(q) A), q = pi / prox ----
+
+
+@pytest.mark.parametrize(
+    ("advantage", "losses", "weights", "clipped"),
+    [
+        # prox/beta = 2, 2, .5; pi/beta = 3, 1, .5: q = 1.5, .5, 1 in [.8, 1.2]
+        (1.0, [-2.4, -1.0, -0.5], [0.0, 1.0, 0.5], [1, 0, 0]),  # 2 x 1.2; 2 x .5; .5 x 1
+        (-1.0, [3.0, 1.6, 0.5], [-3.0, 0.0, -0.5], [0, 1, 0]),  # 2 x 1.5; 2 x .8; .5 x 1
+    ],
+)
+def test_decoupled_ppo_by_hand(advantage, losses, weights, clipped):
+    found = evaluated(
+        decoupled_ppo.loss, [2.0, 2.0, 0.5], [3.0, 1.0, 0.5], advantage, ratio_clip=(0.8, 1.2)
+    )
+    assert found[0] == pytest.approx(losses, abs=1e-12)
+    assert found[1] == pytest.approx(weights, abs=1e-12)
+    assert found[2] == [bool(c) for c in clipped]
+
+
+def test_decoupled_ppo_is_grpo_where_the_proximal_policy_is_the_behavior_policy():
+    for seed in range(5):
+        start, behavior, _, advantages, mask = random_update(seed)
+        results = []
+        for function, more in (
+            (decoupled_ppo.loss, {"proximal_logprobs": behavior}),
+            (grpo.loss, {}),
+        ):
+            logprobs = start.clone().requires_grad_()
+            loss, metrics = function(
+                logprobs, behavior, advantages, mask, ratio_clip=(0.8, 1.2), **more
+            )
+            (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
+            results.append((loss.detach(), gradient, metrics["clipped_fraction"]))
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_decoupled_ppo_without_a_clip_is_the_plain_importance_weight():
+    for seed in range(5):
+        logprobs, behavior, proximal, advantages, mask = random_update(seed)
+        loss, _ = decoupled_ppo.loss(
+            logprobs,
+            behavior,
+            advantages,
+            mask,
+            ratio_clip=(0.0, 1e9),
+            proximal_logprobs=proximal,
+        )
+        expected = -(logprobs - behavior).exp() * advantages[:, None]
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+# ---- GRPO with clip_center "proximal": [max(r' - .2, 0), r' + .2], r' = prox / beta ----
+
+
+@pytest.mark.parametrize(
+    ("advantage", "losses", "weights", "clipped"),
+    [
+        # r' = 2, 2, 2, .1: [1.8, 2.2] and [0, .3]; r = 2.5, 2.1, 1, .01
+        (1.0, [-2.2, -2.1, -1.0, -0.01], [0.0, 2.1, 1.0, 0.01], [1, 0, 0, 0]),
+        (-1.0, [2.5, 2.1, 1.8, 0.01], [-2.5, -2.1, 0.0, -0.01], [0, 0, 1, 0]),
+    ],
+)
+def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clipped):
+    found = evaluated(
+        grpo.loss,
+        [2.0, 2.0, 2.0, 0.1],
+        [2.5, 2.1, 1.0, 0.01],
+        advantage,
+        ratio_clip=(0.8, 1.2),
+        clip_center="proximal",
+    )
+    assert found[0] == pytest.approx(losses, abs=1e-12)
+    assert found[1] == pytest.approx(weights, abs=1e-12)
+    assert found[2] == [bool(c) for c in clipped]
+
+
+def test_clip_around_the_proximal_ratio_of_the_response():
+    """r' = 4, 1: geometric mean 2, [1.8, 2.2]. r = 9, 1: 3, held at 2.2; r = 4, 1: 2, within."""
+    knobs = {"ratio_clip": (0.8, 1.2), "clip_center": "proximal", "level": "sequence"}
+    losses, weights, clipped = evaluated(grpo.loss, [4.0, 1.0], [9.0, 1.0], 1.0, **knobs)
+    assert losses == pytest.approx([-2.2, -2.2])
+    assert (weights, clipped) == ([0.0, 0.0], [True, True])
+    losses, weights, clipped = evaluated(grpo.loss, [4.0, 1.0], [4.0, 1.0], 1.0, **knobs)
+    assert losses == pytest.approx([-2.0, -2.0])
+    assert weights == pytest.approx([2.0, 2.0])
+    assert clipped == [False, False]
+
+
+def test_at_the_behavior_policy_both_centers_are_the_same():
+    for seed in range(5):
+        logprobs, behavior, _, advantages, mask = random_update(seed)
+        centered, _ = grpo.loss(
+            logprobs,
+            behavior,
+            advantages,
+            mask,
+            ratio_clip=(0.75, 1.25),
+            clip_center="proximal",
+            proximal_logprobs=behavior,
+        )
+        plain, _ = grpo.loss(logprobs, behavior, advantages, mask, ratio_clip=(0.75, 1.25))
+        assert torch.equal(centered, plain)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_it_never_clips_where_the_proximal_policy_is_the_policy(level):
+    for seed in range(20):
+        start, behavior, _, advantages, mask = random_update(seed)
+        start = behavior + 20 * (start - behavior)  # ratios from e^-40 to e^40
+        logprobs = start.clone().requires_grad_()
+        loss, metrics = grpo.loss(
+            logprobs,
+            behavior,
+            advantages,
+            mask,
+            ratio_clip=(0.999, 1.001),
+            clip_center="proximal",
+            level=level,
+            proximal_logprobs=start,
+        )
+        (gradient,) = torch.autograd.grad((loss * mask).sum(), logprobs)
+        assert not metrics["clipped_fraction"].any()
+        assert torch.equal(gradient != 0, mask)
+
+
+# ---- through UpdateLoss: what is not stored is the policy itself ----
+
+
+@pytest.mark.parametrize(
+    "objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}]
+)
+def test_a_proximal_policy_that_is_not_stored_is_the_policy_and_nothing_is_clipped(objective):
+    loss = UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
+    start, behavior, proximal, advantages, mask = random_update(0)
+    logprobs = start.clone().requires_grad_()
+    batch = hand_batch(behavior, advantages, mask)
+    loss_BT, metrics = loss(batch, logprobs, {})
+    ratio_BT = (start - behavior).exp()
+    torch.testing.assert_close(loss_BT, -ratio_BT * advantages[:, None], rtol=1e-12, atol=0)
+    (gradient,) = torch.autograd.grad((loss_BT * mask).sum(), logprobs)
+    torch.testing.assert_close(gradient, -ratio_BT * advantages[:, None] * mask)
+    assert not metrics["clipped_fraction"].any()
+    stored = hand_batch(behavior, advantages, mask, proximal_logprobs=proximal)
+    _, metrics = loss(stored, logprobs, {})
+    assert metrics["clipped_fraction"].any()
+
+
+def test_proximal_between_two_far_policies_has_a_finite_loss():
+    """beta = e^-200, prox = e^-100, pi = 1: the ratios are e^100 each."""
+    loss, _ = decoupled_ppo.loss(
+        torch.zeros(1, 1),
+        torch.full((1, 1), -200.0),
+        torch.tensor([-1.0]),
+        torch.ones(1, 1, dtype=torch.bool),
+        ratio_clip=(0.8, 1.2),
+        proximal_logprobs=torch.full((1, 1), -100.0),
+    )
+    assert math.isfinite(loss.item())
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="held from below too: weight and ratio of e^-80 each give a weight of 1, loss .8 |A|",
+)
+def test_a_small_weight_is_not_raised_by_a_small_ratio():
+    """prox / beta = pi / prox = e^-60, A = -1: e^-60 x .8, and no gradient."""
+    loss, _ = decoupled_ppo.loss(
+        torch.full((1, 1), -121.0, dtype=torch.float64),
+        torch.full((1, 1), -1.0, dtype=torch.float64),
+        torch.tensor([-1.0], dtype=torch.float64),
+        torch.ones(1, 1, dtype=torch.bool),
+        ratio_clip=(0.8, 1.2),
+        proximal_logprobs=torch.full((1, 1), -61.0, dtype=torch.float64),
+    )
+    assert loss.item() == pytest.approx(0.8 * math.exp(-60), rel=1e-6)

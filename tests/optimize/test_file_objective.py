@@ -1,0 +1,49 @@
+"""The example of docs/objectives.md, as it is printed there."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tests.updates import hand_batch
+
+from mugrpo.config.load import build_config
+from mugrpo.errors import UsageError
+from mugrpo.optimize.update_loss import UpdateLoss
+
+DOCS = Path(__file__).parents[2] / "docs" / "objectives.md"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    text = DOCS.read_text()
+    start = text.index("    # mine.py")
+    block = text[start : text.index("and in the config", start)]
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(block))
+    return file
+
+
+def loss_of(file: Path, **options: float) -> UpdateLoss:
+    objective = {"name": "file", "path": str(file), "options": options}
+    return UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
+
+
+def test_the_printed_objective_takes_out_what_is_far(mine):
+    """Ratios 1.5 and 8 with A = 2; |log 8| = 2.08 is beyond 2: losses -3 and 0."""
+    behavior = torch.tensor([[-3.0, -3.0]], dtype=torch.float64)
+    logprobs = behavior + torch.tensor([[1.5, 8.0]], dtype=torch.float64).log()
+    batch = hand_batch(behavior, torch.tensor([2.0]), torch.ones(1, 2, dtype=torch.bool))
+    loss, metrics = loss_of(mine, far=2.0)(batch, logprobs, {})
+    assert loss.tolist() == [[pytest.approx(-3.0), 0.0]]
+    assert metrics["far_fraction"].tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("text", ["loss = 1 +", "def other(): pass"])
+def test_a_file_that_defines_no_loss_is_refused_in_a_sentence(tmp_path, text):
+    file = tmp_path / "bad.py"
+    file.write_text(text + "\n")
+    with pytest.raises(UsageError, match=r"objective.path = .* cannot be used .* must define loss"):
+        loss_of(file)

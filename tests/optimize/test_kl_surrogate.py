@@ -1,0 +1,87 @@
+"""The surrogate with a KL penalty by hand. (Its expectation by enumeration: test_bandit.)"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.builders import verdict
+
+from mugrpo.config.load import build_config
+from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.objectives import kl_surrogate
+from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.policy import load_policy
+
+LN2 = math.log(2)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -3.0, 0.0])
+@pytest.mark.parametrize("penalty", [0.0, 0.1, 2.0])
+def test_losses_weights_and_penalty_by_hand(advantage, penalty):
+    """r = 2, 1/2, 1: r log r - r + 1 = 2 ln 2 - 1, (1 - ln 2) / 2, 0; its slope in log pi r log r.
+
+    loss = -r A + penalty (r log r - r + 1), weight on grad log pi = r A - penalty r log r.
+    """
+    behavior = torch.full((1, 3), -1.5, dtype=torch.float64)
+    ratios = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64)
+    logprobs = (behavior + ratios.log()).requires_grad_()
+    loss, metrics = kl_surrogate.loss(
+        logprobs,
+        behavior,
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.ones(1, 3, dtype=torch.bool),
+        penalty=penalty,
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    kl = [2 * LN2 - 1, (1 - LN2) / 2, 0.0]
+    assert metrics["kl_penalty"][0].tolist() == pytest.approx(kl, abs=1e-12)
+    assert loss[0].tolist() == pytest.approx(
+        [
+            -2 * advantage + penalty * kl[0],
+            -0.5 * advantage + penalty * kl[1],
+            -advantage,
+        ],
+        abs=1e-12,
+    )
+    assert (-gradient[0]).tolist() == pytest.approx(
+        [2 * advantage - penalty * 2 * LN2, 0.5 * advantage + penalty * 0.5 * LN2, advantage],
+        abs=1e-12,
+    )
+
+
+def test_the_penalty_is_never_below_0_and_precise_near_ratio_1():
+    """Around r = 1 it is (log r)^2 / 2; fp32 loses all of it in r log r - (r - 1)."""
+    log_ratio = torch.linspace(-3, 3, 601, dtype=torch.float64)[None]
+    mask = torch.ones_like(log_ratio).bool()
+    _, metrics = kl_surrogate.loss(
+        log_ratio, torch.zeros_like(log_ratio), torch.zeros(1), mask, penalty=1.0
+    )
+    assert (metrics["kl_penalty"] >= 0).all()
+    assert metrics["kl_penalty"].argmin() == 300
+    small = torch.tensor([[1e-3]], dtype=torch.float64)
+    _, metrics = kl_surrogate.loss(
+        small, torch.zeros(1, 1).double(), torch.zeros(1), small.bool(), penalty=1.0
+    )
+    assert metrics["kl_penalty"].item() == pytest.approx(0.5e-6, rel=1e-3)
+
+
+def test_the_metric_is_0_on_padding_and_has_no_gradient():
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    _, metrics = kl_surrogate.loss(
+        logprobs, torch.full((1, 2), -1.0), torch.ones(1), torch.tensor([[True, False]]), penalty=1
+    )
+    assert not metrics["kl_penalty"].requires_grad
+    assert metrics["kl_penalty"][0, 1] == 0
+    assert metrics["kl_penalty"][0, 0] == pytest.approx(1.0)  # r = e: e - e + 1
+
+
+def test_the_trainer_computes_the_penalty_of_every_response_of_a_group_with_variance(experience):
+    """Rewards 0, 1/2, 1, 1/2: two advantages are 0, and their penalty is not."""
+    config = build_config({"preset": "grpo", "objective": {"name": "kl_surrogate"}}, "test")
+    trainer = Trainer(load_policy(ModelOptions()), config)
+    rollouts = experience.rollouts[:4]
+    metrics = trainer.step(Experience(rollouts, [verdict(r) for r in (0.0, 0.5, 1.0, 0.5)]))
+    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rollouts]
+    assert metrics["computed_tokens"] == sum(lengths)

@@ -1,0 +1,119 @@
+"""Importance ratios: their bounds, the sequence's, and the PPO min form against torch's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mugrpo.optimize.ratios import (
+    finite,
+    held,
+    log_ratios,
+    masked_mean,
+    ppo_min,
+    sequence_log_ratios,
+)
+
+INF = math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("logprob", "behavior", "value", "slope"),
+    [
+        (-1.0, -1.5, 0.5, 1.0),
+        (-1.5, -1.0, -0.5, 1.0),
+        (0.0, -80.0, 80.0, 1.0),  # the bounds themselves have a gradient
+        (-80.0, 0.0, -80.0, 1.0),
+        (0.0, -100.0, 80.0, 0.0),
+        (-100.0, 0.0, -80.0, 0.0),
+        (-INF, -1.0, -80.0, 0.0),
+        (-1.0, -INF, 80.0, 0.0),
+        (-INF, -INF, 0.0, 0.0),
+    ],
+)
+def test_log_ratio_and_its_gradient(logprob, behavior, value, slope, dtype):
+    logprobs = torch.tensor([[logprob]], dtype=dtype, requires_grad=True)
+    found = log_ratios(logprobs, torch.tensor([[behavior]], dtype=dtype))
+    found.sum().backward()
+    assert found.item() == value
+    assert logprobs.grad.item() == slope
+
+
+def test_the_largest_ratio_and_its_multiples_fit_fp32():
+    largest = held(torch.tensor([INF])).exp()
+    assert largest.item() == pytest.approx(math.exp(80), rel=1e-5)
+    assert (largest * 80 * 50).isfinite()
+    assert largest.item() * 0.0 == 0.0
+
+
+def test_finite_logprobs_are_a_constant_below_minus_10000():
+    logprobs = torch.tensor([-INF, -2e4, -80.0, -3.0, 0.0], requires_grad=True)
+    held_logprobs = finite(logprobs)
+    held_logprobs.sum().backward()
+    assert held_logprobs.tolist() == [-1e4, -1e4, -80.0, -3.0, 0.0]
+    assert logprobs.grad.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_masked_mean_is_over_each_response_s_tokens_and_0_of_none():
+    values = torch.tensor([[1.0, 2.0, 6.0], [4.0, 99.0, 99.0], [99.0, 99.0, 99.0]])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    assert masked_mean(values, mask).tolist() == [[3.0], [4.0], [0.0]]
+
+
+def test_a_sequence_s_log_ratio_is_its_mean_with_each_token_s_own_gradient():
+    """log r = (.6, -.2, .2): mean .2 at every token; the second response is one token of .7."""
+    log_ratio = torch.tensor([[0.6, -0.2, 0.2], [0.7, 9.0, 9.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.bool)
+    found = sequence_log_ratios(log_ratio, mask)
+    torch.testing.assert_close(found, torch.tensor([[0.2, 0.2, 0.2], [0.7, 0.7, 0.7]]))
+    weights = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
+    (found * weights).sum().backward()
+    torch.testing.assert_close(log_ratio.grad, weights)
+
+
+def test_ppo_min_is_torch_s_min_and_clamp_in_value_and_gradient():
+    """-min(r A, clamp(r) A) as everyone writes it, on random numbers off the bounds."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        ratio = torch.randn(6, 7, generator=generator, dtype=torch.float64).exp()
+        advantages = torch.randn(6, 1, generator=generator, dtype=torch.float64)
+        low, high = sorted(torch.rand(2, generator=generator, dtype=torch.float64).tolist())
+        ours, plain = ratio.clone().requires_grad_(), ratio.clone().requires_grad_()
+        surrogate, clipped = ppo_min(ours, advantages, low, 1 + high)
+        expected = torch.min(plain * advantages, plain.clamp(low, 1 + high) * advantages)
+        torch.testing.assert_close(surrogate, expected, rtol=1e-14, atol=0)
+        surrogate.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-14, atol=0)
+        assert torch.equal(clipped, plain.grad == 0)
+
+
+def test_ppo_min_takes_bounds_of_each_token():
+    ratio = torch.tensor([[0.5, 0.5, 3.0, 3.0]], requires_grad=True)
+    low, high = torch.tensor([[0.4, 0.6, 1.0, 1.0]]), torch.tensor([[2.0, 2.0, 4.0, 2.5]])
+    for advantage, values, clipped in (
+        (2.0, [1.0, 1.0, 6.0, 5.0], [False, False, False, True]),
+        (-2.0, [-1.0, -1.2, -6.0, -6.0], [False, True, False, False]),
+    ):
+        surrogate, found = ppo_min(ratio, torch.tensor([[advantage]]), low, high)
+        torch.testing.assert_close(surrogate.detach(), torch.tensor([values]))
+        assert found.tolist() == [clipped]
+
+
+def test_a_ratio_at_a_bound_keeps_its_gradient():
+    ratio = torch.tensor([[1.25, 0.75]], requires_grad=True)
+    for advantage in (1.0, -1.0):
+        surrogate, clipped = ppo_min(ratio, torch.tensor([[advantage]]), 0.75, 1.25)
+        (gradient,) = torch.autograd.grad(surrogate.sum(), ratio)
+        assert gradient.tolist() == [[advantage, advantage]]
+        assert not clipped.any()
+
+
+def test_an_interval_without_an_upper_bound_clips_no_positive_token():
+    ratio = torch.tensor([[1e30, 0.5]], requires_grad=True)
+    surrogate, clipped = ppo_min(ratio, torch.tensor([[1.0]]), 0.0, INF)
+    assert surrogate[0].tolist() == pytest.approx([1e30, 0.5])
+    assert not clipped.any()

@@ -1,0 +1,56 @@
+"""REINFORCE without a ratio, and what AsymRE's and shifted advantages make of it, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mugrpo.optimize.advantages import asymre, group, shifted
+from mugrpo.optimize.objectives import reinforce
+
+# Three responses of 2, 1 and 3 tokens; rewards 1, 0, 1/2, mean 1/2.
+REWARDS = torch.tensor([[1.0, 0.0, 0.5]])
+VALID = torch.ones(1, 3, dtype=torch.bool)
+LOGPROBS = [[-1.0, -0.5, -7.0], [-2.0, -7.0, -7.0], [-0.25, -4.0, -1.0]]
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=torch.bool)
+
+
+def of_advantages(advantages_PG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token losses, weights on grad log pi), 0 on padding. The behavior policy is far away."""
+    logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
+    behavior = torch.linspace(-9, -0.1, 9, dtype=torch.float64).reshape(3, 3)
+    loss, metrics = reinforce.loss(logprobs, behavior, advantages_PG[0], MASK)
+    assert metrics == {}
+    (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
+    return (loss * MASK).detach(), -gradient
+
+
+@pytest.mark.parametrize(
+    ("advantages", "expected"),
+    [
+        # R - (mean + delta): 1 - .4, 0 - .4, .5 - .4
+        (asymre(REWARDS, VALID, delta=-0.1), [0.6, -0.4, 0.1]),
+        (asymre(REWARDS, VALID, delta=0.0), [0.5, -0.5, 0.0]),
+        (asymre(REWARDS, VALID, delta=0.25), [0.25, -0.75, -0.25]),
+        (shifted(REWARDS, VALID, baseline=0.25), [0.75, -0.25, 0.25]),
+        # population std sqrt(1/6) = .408248; / (std + 1e-4)
+        (group(REWARDS, VALID, std="population"), [1.224445, -1.224445, 0.0]),
+    ],
+)
+def test_losses_and_weights_by_hand(advantages, expected):
+    losses, weights = of_advantages(advantages)
+    a, b, c = expected
+    # -A log pi
+    values = [[a, 0.5 * a, 0], [2 * b, 0, 0], [0.25 * c, 4 * c, c]]
+    torch.testing.assert_close(losses, torch.tensor(values, dtype=torch.float64), rtol=1e-6, atol=0)
+    slopes = [[a, a, 0], [b, 0, 0], [c, c, c]]
+    torch.testing.assert_close(
+        weights, torch.tensor(slopes, dtype=torch.float64), rtol=1e-6, atol=0
+    )
+
+
+def test_asymre_pushes_equal_rewards_up_below_delta_0_and_down_above():
+    equal = torch.tensor([[0.5, 0.5, 0.5]])
+    for delta in (-0.1, 0.1):
+        _, weights = of_advantages(asymre(equal, VALID, delta=delta))
+        torch.testing.assert_close(weights, -delta * MASK.double())

@@ -1,0 +1,88 @@
+"""TOPR by hand: positives weigh 1, negatives their response's ratio, at most 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mugrpo.optimize.advantages import shifted
+from mugrpo.optimize.objectives import reinforce, topr
+
+RATIOS = [
+    [0.5, 0.8, 9.0],  # two tokens: product .4
+    [2.0, 0.25, 3.0],  # 1.5
+    [0.5, 0.1, 0.2],  # .01
+    [4.0, 9.0, 9.0],  # one token
+]
+LOGPROBS = [[-1.0, -2.0, -9.0], [-0.5, -1.0, -2.0], [-1.0, -1.0, -3.0], [-0.25, -9.0, -9.0]]
+MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
+
+
+def of_rewards(rewards: list[float], baseline: float = 0.5) -> tuple[torch.Tensor, ...]:
+    """(token losses, weights on grad log pi, tapered) where they are not padding, else 0."""
+    logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
+    behavior = logprobs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
+    rewards_PG = torch.tensor([rewards])
+    advantages = shifted(rewards_PG, torch.ones_like(rewards_PG).bool(), baseline=baseline)[0]
+    loss, metrics = topr.loss(logprobs, behavior, advantages, MASK)
+    (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
+    return (loss * MASK).detach(), -gradient, metrics["tapered_fraction"]
+
+
+def same(found: torch.Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=found.dtype), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_right_responses_weigh_1_whatever_their_ratio():
+    losses, weights, tapered = of_rewards([1.0, 1.0, 1.0, 1.0])
+    # A = .5: -.5 log pi
+    same(losses, [[0.5, 1.0, 0], [0.25, 0.5, 1.0], [0.5, 0.5, 1.5], [0.125, 0, 0]])
+    same(weights, [[0.5, 0.5, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0.5, 0, 0]])
+    assert not tapered.any()
+
+
+def test_wrong_responses_weigh_their_product_of_ratios_at_most_1():
+    losses, weights, tapered = of_rewards([0.0, 0.0, 0.0, 0.0])
+    # A = -.5, w = .4, min(1.5, 1), .01, min(4, 1): loss = .5 w log pi, weight -.5 w
+    same(
+        losses,
+        [[-0.2, -0.4, 0], [-0.25, -0.5, -1.0], [-0.005, -0.005, -0.015], [-0.125, 0, 0]],
+    )
+    same(weights, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
+    assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+
+
+def test_the_baseline_decides_what_is_negative():
+    _, weights, _ = of_rewards([1.0, 0.5, 0.5, 0.25], baseline=0.75)
+    # A = .25, -.25, -.25, -.5
+    same(weights, [[0.25, 0.25, 0], [-0.25] * 3, [-0.0025] * 3, [-0.5, 0, 0]])
+
+
+def test_unshifted_negatives_have_no_gradient():
+    _, weights, _ = of_rewards([0.0, 0.0, 0.0, 0.0], baseline=0.0)
+    assert not weights.any()
+
+
+def test_equals_reinforce_at_ratio_1():
+    logprobs, advantages = -torch.rand(3, 5), torch.tensor([0.5, -0.5, 0.0])
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    loss, metrics = topr.loss(logprobs, logprobs, advantages, mask)
+    assert torch.equal(loss, reinforce.loss(logprobs, logprobs, advantages, mask)[0])
+    assert not metrics["tapered_fraction"].any()
+
+
+def test_a_long_response_s_product_underflows_to_0_and_never_overflows():
+    """200 tokens at ratio e^-1 and e^1: w = e^-200 (0 in fp32) and 1."""
+    logprobs = torch.full((2, 200), -2.0, requires_grad=True)
+    behavior = torch.tensor([[-1.0], [-3.0]]).expand(2, 200)
+    loss, _ = topr.loss(
+        logprobs, behavior, torch.tensor([-0.5, -0.5]), torch.ones(2, 200, dtype=torch.bool)
+    )
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert math.exp(-200) == pytest.approx(0)
+    assert gradient[0].tolist() == [0.0] * 200
+    assert gradient[1].tolist() == [0.5] * 200

@@ -1,0 +1,331 @@
+"""Runs whose objective needs logprobs of other policies: killed and resumed, damaged, changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mugrpo.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
+from tests.faults.harm import edited, flip_bit, stopped
+from tests.runs import (
+    Command,
+    Ended,
+    assert_same,
+    checkpoints,
+    final_weights,
+    finished,
+    killed,
+    read_metrics,
+    shard_path,
+    train,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+KL = ("--reference.name", "kl", "--reference.coefficient", "1.0")
+PROXIMAL = ("--objective.name", "decoupled_ppo", "--objective.proximal_period", 2)
+PARTS: dict[str, tuple[object, ...]] = {
+    "kl": KL,
+    "kl to each stage's start": (*KL, "--reference.period", 1, "--checkpoint.keep", 1),
+    "proximal": (*PROXIMAL, "--objective.ratio_clip", "[0.99, 1.01]", "--veto.name", "off"),
+    "grpo around it": (
+        *("--objective.clip_center", "proximal", "--objective.proximal_period", 2),
+        *("--objective.ratio_clip", "[0.99, 1.01]"),
+    ),
+    "truncated": ("--correction.name", "truncated"),
+    "masked, m2po, kl": (
+        *("--preset", "m2po", "--correction.name", "masked", "--correction.level", "sequence"),
+        *KL,
+    ),
+}
+# What is on disk of each: (shards, policies they are of) by stage.
+KEPT: dict[str, dict[str, list[dict[int, int]]]] = {
+    "kl": {"reference_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 0, 1: 0, 2: 0}]},
+    "kl to each stage's start": {"reference_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]},
+    # Three updates a stage: periods of two and one, each by the policy that it begins with.
+    "proximal": {"proximal_logprobs": [{0: 0, 1: 2}, {0: 3, 1: 5}]},
+    "grpo around it": {"proximal_logprobs": [{0: 0, 1: 2}, {0: 3, 1: 5}]},
+    "truncated": {"trainer_behavior_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]},
+    "masked, m2po, kl": {
+        "reference_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 0, 1: 0, 2: 0}],
+        "trainer_behavior_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}],
+    },
+}
+
+
+def manifest(run_dir: Path, stage: int, name: str) -> dict[str, dict[str, Any]]:
+    path = shard_path(run_dir, stage, 0, name).with_name("manifest.json")
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text())["shards"]
+    return entries
+
+
+def kept(run_dir: Path) -> dict[str, list[dict[int, int]]]:
+    """Of each kind of stored logprobs, by stage: shard -> updates that their policy had seen."""
+    names = {p.name for p in run_dir.glob("stages/*/*_logprobs")}
+    return {
+        name: [
+            {int(n): entry["policy_step"] for n, entry in manifest(run_dir, stage, name).items()}
+            for stage in range(2)
+        ]
+        for name in names
+    }
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Uninterrupted runs, made when first asked for: to be read."""
+
+    class Runs(dict[str, Path]):
+        def __missing__(self, part: str) -> Path:
+            run_dir = tmp_path_factory.mktemp("parts") / "run"
+            finished(run_dir, *PARTS[part])
+            self[part] = run_dir
+            return run_dir
+
+    return Runs()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_part_needs_is_kept_and_its_numbers_are_its_own(
+    whole: dict[str, Path], reference: Path, part: str
+):
+    assert kept(whole[part]) == KEPT[part]
+    for name, stages in KEPT[part].items():
+        for stage in range(len(stages)):
+            made = ShardSet(whole[part] / f"stages/{stage:03d}/rollouts", "rollouts")
+            shards = ShardSet(whole[part] / f"stages/{stage:03d}/{name}", name)
+            lengths = [
+                len(row) for shard in shards.numbers() for row in read_logprobs(shards, shard)
+            ]
+            tokens = [len(r.response_ids) for s in made.numbers() for r in read_rollouts(made, s)]
+            assert lengths == tokens  # the tiny run trains on its rollouts in their order
+    assert final_weights(whole[part]) != final_weights(reference)
+
+
+def test_runs_without_such_a_part_keep_none(reference: Path):
+    assert kept(reference) == {}
+
+
+def test_logprobs_of_the_behavior_policy_are_those_that_the_engine_told(whole: dict[str, Path]):
+    for stage in range(2):
+        folder = whole["truncated"] / f"stages/{stage:03d}"
+        name = "trainer_behavior_logprobs"
+        for shard in range(3):
+            found = read_logprobs(ShardSet(folder / name, name), shard)
+            told = read_rollouts(ShardSet(folder / "rollouts", "rollouts"), shard)
+            for ours, rollout in zip(found, told, strict=True):
+                np.testing.assert_allclose(ours, rollout.behavior_logprobs, atol=1e-4)
+
+
+# Updates 1 and 4 begin a stage, 3 and 6 a second proximal period; checkpoints are of 2, 3, 4, 6.
+KILLS = [
+    *((part, "gradient", nth) for part in PARTS for nth in (3, 5)),
+    ("proximal", "gradient", 2),
+    ("proximal", "gradient", 6),
+    ("kl to each stage's start", "stage", 2),
+    *((part, "half a logprobs shard", 2) for part in ("kl", "proximal", "truncated")),
+    *((part, "logprobs shard without manifest", 4) for part in ("kl", "proximal")),
+    ("kl to each stage's start", "half a logprobs shard", 5),
+]
+
+
+@pytest.mark.parametrize(("part", "place", "nth"), KILLS)
+def test_killed_in_the_middle_and_resumed_ends_in_the_same_bits(
+    whole: dict[str, Path], tmp_path: Path, part: str, place: str, nth: int
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *PARTS[part])
+    finished(run_dir, *PARTS[part])
+    assert_same(run_dir, whole[part])
+
+
+def test_killed_after_every_publish_ends_in_the_same_bits(whole: dict[str, Path], tmp_path: Path):
+    run_dir, statuses = tmp_path / "run", list[int]()
+    while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
+        statuses.append(train(run_dir, *PARTS["proximal"], at="after a publish", nth=6).status)
+    assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
+    assert_same(run_dir, whole["proximal"])
+
+
+# ---- others ----
+
+
+@pytest.fixture(scope="module")
+def begun_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+    """By part and update, runs killed in that update: to be copied."""
+
+    class Runs(dict[tuple[str, int], Path]):
+        def __missing__(self, key: tuple[str, int]) -> Path:
+            part, update = key
+            run_dir = tmp_path_factory.mktemp("begun") / "run"
+            killed(run_dir, "gradient", update, *PARTS[part])
+            self[key] = run_dir
+            return run_dir
+
+    return Runs()
+
+
+@pytest.fixture
+def begun(begun_runs: dict[tuple[str, int], Path], tmp_path: Path):
+    def copied(part: str, update: int) -> Path:
+        return Path(shutil.copytree(begun_runs[part, update], tmp_path / "run"))
+
+    return copied
+
+
+def ended_well(ended: Ended) -> bool:
+    return (ended.status, ended.err) == (0, "")
+
+
+def inodes(run_dir: Path, name: str, stage: int = 0) -> list[int]:
+    return [shard_path(run_dir, stage, shard, name).stat().st_ino for shard in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [("kl", "reference_logprobs"), ("truncated", "trainer_behavior_logprobs")]
+)
+def test_shards_of_logprobs_are_made_again_where_the_rollouts_are_others(
+    begun, command: Command, part: str, name: str
+):
+    """Of one shard the last token of every response is gone, its scores and its logprobs stay."""
+    run_dir = begun(part, 1)
+    rollouts = ShardSet(run_dir / "stages/000/rollouts", "rollouts")
+    notes = {
+        key: value
+        for key, value in rollouts.entry(1).items()
+        if key not in ("rows", "bytes", "sha256", "tokens")
+    }
+    cut = [
+        replace(r, response_ids=r.response_ids[:-1], behavior_logprobs=r.behavior_logprobs[:-1])
+        for r in read_rollouts(rollouts, 1)
+    ]
+    write_rollouts(rollouts, 1, cut, **notes)
+    before, old = inodes(run_dir, name), manifest(run_dir, 0, name)
+    assert ended_well(command("train", run_dir))
+    after, new = inodes(run_dir, name), manifest(run_dir, 0, name)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+    assert new["0"] == old["0"] and new["2"] == old["2"]
+    assert new["1"]["rollouts_sha256"] == rollouts.entry(1)["sha256"]
+    assert new["1"]["rollouts_sha256"] != old["1"]["rollouts_sha256"]
+    found = read_logprobs(ShardSet(run_dir / f"stages/000/{name}", name), 1)
+    assert [len(row) for row in found] == [len(r.response_ids) for r in cut]
+
+
+def test_logprobs_of_other_rollouts_than_there_are_are_made_again_to_the_same_bits(
+    begun, command: Command, whole: dict[str, Path]
+):
+    run_dir = begun("kl", 5)
+    path = shard_path(run_dir, 1, 0, "reference_logprobs").with_name("manifest.json")
+    shards = manifest(run_dir, 1, "reference_logprobs")
+    shards["2"]["rollouts_sha256"] = "another"
+    edited(path, shards=shards)
+    before = inodes(run_dir, "reference_logprobs", 1)
+    assert ended_well(command("train", run_dir))
+    after = inodes(run_dir, "reference_logprobs", 1)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
+    assert_same(run_dir, whole["kl"])
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("kl", "reference_logprobs"),
+        ("kl to each stage's start", "reference_logprobs"),
+        ("truncated", "trainer_behavior_logprobs"),
+    ],
+)
+def test_a_bad_shard_of_logprobs_is_named_and_made_again_to_the_same_bits(
+    begun, command: Command, whole: dict[str, Path], part: str, name: str
+):
+    run_dir = begun(part, 5)
+    bad = shard_path(run_dir, 1, 1, name)
+    flip_bit(bad)
+    stopped(command("train", run_dir), f"{bad} does not match its checksum", "`mugrpo repair")
+    assert f"{bad} does not match its checksum; it will be made again" in (
+        command("repair", run_dir).out
+    )
+    assert ended_well(command("train", run_dir))
+    assert_same(run_dir, whole[part])
+
+
+def test_a_bad_shard_of_proximal_logprobs_is_made_again_within_its_period(
+    begun, command: Command, whole: dict[str, Path]
+):
+    run_dir = begun("proximal", 5)
+    assert checkpoints(run_dir) == [2, 3, 4]  # goes on from 4, within the period that began at 3
+    bad = shard_path(run_dir, 1, 0, "proximal_logprobs")
+    flip_bit(bad)
+    stopped(command("train", run_dir), f"{bad} does not match its checksum", "`mugrpo repair")
+    assert "it will be made again" in command("repair", run_dir).out
+    assert ended_well(command("train", run_dir))
+    assert_same(run_dir, whole["proximal"])
+
+
+def test_a_proximal_shard_of_the_next_period_is_none_yet_and_needs_no_repair(
+    begun, command: Command, whole: dict[str, Path]
+):
+    run_dir = begun("proximal", 6)  # period 1's shard is made; goes on from update 4
+    flip_bit(shard_path(run_dir, 1, 1, "proximal_logprobs"))
+    assert ended_well(command("train", run_dir))
+    assert_same(run_dir, whole["proximal"])
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("proximal", ("--objective.proximal_period", 3)),
+        ("kl", PROXIMAL),
+    ],
+)
+def test_a_proximal_part_changed_by_force_within_a_stage_goes_on(
+    begun, command: Command, part: str, change: tuple[object, ...]
+):
+    assert ended_well(command("train", begun(part, 5), *change, "--force"))
+
+
+def test_a_reference_changed_by_force_within_a_stage_is_made_again(begun, command: Command):
+    run_dir = begun("kl", 5)
+    assert ended_well(command("train", run_dir, "--reference.period", 1, "--force"))
+    assert kept(run_dir)["reference_logprobs"][1] == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_part_that_is_added_by_force_within_a_stage_gets_its_logprobs(
+    run_dir: Path, command: Command
+):
+    assert command("train", run_dir, *KL, "--force").status == 0
+    (stage,) = (run_dir / "stages").glob("*/reference_logprobs")
+    assert stage.parent.name == "001"
+    lines = [line for line in read_metrics(run_dir) if line["kind"] == "update"]
+    assert ["kl_reference" in line for line in lines] == [False] * 4 + [True] * 2
+
+
+OBJECTIVE = """
+def loss(logprobs, behavior_logprobs, advantages, mask, *, scale=1.0):
+    return -scale * advantages[:, None] * (logprobs - behavior_logprobs).exp(), {}
+"""
+
+
+def test_a_changed_objective_file_is_refused(tmp_path: Path, command: Command):
+    file, run_dir = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(OBJECTIVE)
+    killed(run_dir, "gradient", 5, "--objective.name", "file", "--objective.path", file)
+    file.write_text(OBJECTIVE.replace("scale=1.0", "scale=-1.0"))
+    ended = command("train", run_dir)
+    assert ended.status == 2 and "changed" in ended.err
+
+
+def test_a_run_with_an_objective_of_ones_own_is_resumed_to_the_same_bits(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(OBJECTIVE)
+    options = ("--objective.name", "file", "--objective.path", file)
+    finished(tmp_path / "whole", *options)
+    killed(tmp_path / "run", "gradient", 5, *options)
+    finished(tmp_path / "run", *options)
+    assert_same(tmp_path / "run", tmp_path / "whole")
