@@ -23,7 +23,8 @@ def truncated(
     cap: float,
     level: Level,
 ) -> torch.Tensor:
-    """min(w, cap): truncated importance sampling. TRL's "token_truncate", "sequence_truncate"."""
+    """min(w, cap): truncated importance sampling. TRL's "token_truncate", "sequence_truncate",
+    without a lower bound."""
     return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(max=cap)
 
 

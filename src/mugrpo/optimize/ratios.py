@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_LARGEST = 80.0  # of a log ratio: e^80 times a loss of 0 is still 0, and fits fp32
+LARGEST = 80.0  # of a log ratio: e^80 times a loss of 0 is still 0, and fits fp32
 _LEAST = -1e4  # a log-probability below it is that of 0
 
 
@@ -20,7 +20,7 @@ def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Te
 
 def held(log_ratios_BT: torch.Tensor) -> torch.Tensor:
     """Within +-80."""
-    return log_ratios_BT.clamp(-_LARGEST, _LARGEST)
+    return log_ratios_BT.clamp(-LARGEST, LARGEST)
 
 
 def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

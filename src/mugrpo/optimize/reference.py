@@ -24,10 +24,13 @@ def kl(
     divergence"), while its mean gradient is that of KL(reference || policy). Multiplied by the
     ratio to the behavior policy, with the gradient through it (`corrected`), both are the
     divergence's, on stale samples too. TRL's per-token KL is the one without; with
-    its `use_bias_correction_kl` the one with.
+    its `use_bias_correction_kl` the one with. For responses of several tokens it is the divergence
+    of the next token, under the prefixes that were sampled.
     """
     d_BT = log_ratios(reference_logprobs, logprobs).clamp(-_HALF, _HALF)
     k3_BT = torch.expm1(d_BT) - d_BT
     if not corrected:
         return k3_BT
-    return k3_BT * log_ratios(logprobs, behavior_logprobs).clamp(-_HALF, _HALF).exp()
+    ratio_BT = log_ratios(logprobs, behavior_logprobs).clamp(-_HALF, _HALF).exp()
+    flat_BT = d_BT.detach().abs() >= _HALF  # where d has no gradient the ratio alone would mislead
+    return k3_BT * torch.where(flat_BT, ratio_BT.detach(), ratio_BT)

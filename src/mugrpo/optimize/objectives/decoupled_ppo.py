@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mugrpo.optimize.ratios import held, log_ratios, ppo_min
+from mugrpo.optimize.ratios import LARGEST, log_ratios, ppo_min
 
 METRICS = ("clipped_fraction",)
 
@@ -28,7 +28,8 @@ def loss(
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == proximal_logprobs.shape
     log_weight_BT = log_ratios(proximal_logprobs, behavior_logprobs).detach()
     log_ratio_BT = log_ratios(logprobs, proximal_logprobs)
-    weight_BT = (held(log_weight_BT + log_ratio_BT.detach()) - log_ratio_BT.detach()).exp()
+    log_product_BT = log_weight_BT + log_ratio_BT.detach()  # at most e^80, as every ratio is
+    weight_BT = (log_weight_BT - (log_product_BT - LARGEST).clamp(min=0)).exp()
     ratio_BT = log_ratio_BT.exp()
     surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages[:, None], *ratio_clip)
     return -weight_BT * surrogate_BT, {"clipped_fraction": clipped_BT & mask}

@@ -23,7 +23,8 @@ def loss(
         loss_t = -r_t A + penalty (r_t log r_t - r_t + 1)
 
     The second term is at least 0, and its mean over the behavior policy's samples is
-    KL(policy || behavior); so is the mean of its gradient. `penalty` = 0 is the plain surrogate.
+    KL(policy || behavior) of the next token; so is the mean of its gradient. `penalty` = 0 is the
+    plain surrogate. A mask or a correction takes and weighs this term with the rest of the loss.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

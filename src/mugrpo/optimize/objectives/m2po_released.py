@@ -31,10 +31,11 @@ def prepass(
     count = len(squares)
     budget = second_moment_limit * count
     cap, sums = torch.inf, squares.cumsum(0)
-    if count and sums[-1] > budget:
-        before = torch.cat([squares.new_zeros(1), sums[:-1]])
-        tail = count - torch.arange(count, device=squares.device)
-        first = int((before + tail * squares > budget).nonzero()[0])
+    before = torch.cat([squares.new_zeros(1), sums])[:count]
+    tail = count - torch.arange(count, device=squares.device)
+    beyond = (before + tail * squares > budget).nonzero()
+    if len(beyond):
+        first = int(beyond[0])
         cap = ((budget - before[first]) / tail[first]).sqrt().item()
     return {"cap": torch.full_like(log_ratio_BT, cap)}
 

@@ -24,7 +24,7 @@ def loss(
 
     With `stop_gradient`: loss_t = -sg[w_t] A log pi_t where the clip lets it pass, else 0. As
     others describe PNPO; the PPO form around it is inferred. Equals GRPO for responses of one
-    token.
+    token. With the gradient through w a token's own gradient at ratio 1 is A (1/j + ... + 1/T).
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
