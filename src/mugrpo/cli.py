@@ -214,7 +214,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _options_text() -> str:
-    lines = ["options of a run, in the config file or as --group.option value:"]
+    lines = [
+        "options of a run, in the config file or as --group.option value. A preset (mu-grpo, where",
+        "none is named) sets some otherwise than the defaults told here: `mugrpo objectives`.",
+    ]
     seen = set()
     for name, kind, default, meaning in describe_options():
         if (entry := (name, default)) in seen:
@@ -229,8 +232,8 @@ def _options_text() -> str:
 
 
 def _if_default(name: str, chosen: str) -> str:
-    group = RunConfig.model_fields.get(name.partition(".")[0])
-    return " (the default)" if group and getattr(group.default, "name", None) == chosen else ""
+    group = getattr(RunConfig(), name.removesuffix(".name"), None)  # under the default preset
+    return " (the default)" if getattr(group, "name", None) == chosen else ""
 
 
 if __name__ == "__main__":

@@ -178,21 +178,8 @@ def _sentence(name: str, error: Any) -> str:
         if name in known:
             owners = [n for n, o in CHOICES[group].items() if leaf in o.model_fields]
             return f"{name} is an option where {group}.name = {' or '.join(map(repr, owners))}"
-        groups = {known.partition(".")[0] for known in known}
-        near = (
-            difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            or [
-                *difflib.get_close_matches(
-                    name.partition(".")[0], groups - {name.partition(".")[0]}, n=1, cutoff=0.7
-                )
-            ]
-            or [
-                k
-                for k in known
-                if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], cutoff=0.7)
-            ]
-        )
-        hint = f"did you mean {near[0]}?" if near else "`mugrpo train --help` lists all options"
+        near = _near(name, list(known))
+        hint = f"did you mean {near}?" if near else "`mugrpo train --help` lists all options"
         return f"there is no option {name}; {hint}"
     if error["type"] == "missing":
         return f"{name} must be given"
@@ -202,6 +189,16 @@ def _sentence(name: str, error: Any) -> str:
     if message.startswith("no such name"):
         return f"{name}.name: {message}"
     return f"{name} = {error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _near(name: str, known: list[str]) -> str | None:
+    """The option or group that `name` may be a slip for: by the whole, the group, the last part."""
+    group, leaf = name.partition(".")[0], name.rpartition(".")[2]
+    groups = {option.partition(".")[0] for option in known}
+    whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    by_group = difflib.get_close_matches(group, groups - {group}, n=1, cutoff=0.7)
+    leaves = [k for k in known if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], 1, 0.7)]
+    return next(iter([*whole, *by_group, *leaves]), None)
 
 
 def _type_text(field: FieldInfo) -> str:

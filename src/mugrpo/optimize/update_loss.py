@@ -23,6 +23,8 @@ from mugrpo.optimize import corrections, masks, reference
 from mugrpo.optimize.batching import MicroBatch, Responses
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 
+Tensors = Mapping[str, torch.Tensor]
+
 _Function = Callable[..., torch.Tensor]
 _VETOES: dict[str, _Function] = {"negative_advantage": masks.negative_advantage_veto}
 _SEQUENCE_MASKS: dict[str, _Function] = {"off_policy": masks.off_policy}
@@ -30,21 +32,6 @@ _CORRECTIONS: dict[str, _Function] = {
     "truncated": corrections.truncated,
     "masked": corrections.masked,
 }
-
-
-def _objective(options: ObjectiveOptions) -> Objective:
-    if not isinstance(options, FileOptions):
-        return load_objective(options.name, needs=options.needs)
-    try:
-        return load_objective(options.name, Path(options.path))
-    except Exception as error:
-        raise UsageError(
-            f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "
-            "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options)"
-        ) from None
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -158,3 +145,15 @@ class UpdateLoss:
         if self.zero_variance_mask:
             counted_BT = counted_BT & batch.varied[:, None]
         return kl_BT * counted_BT
+
+
+def _objective(options: ObjectiveOptions) -> Objective:
+    if not isinstance(options, FileOptions):
+        return load_objective(options.name, needs=options.needs)
+    try:
+        return load_objective(options.name, Path(options.path))
+    except Exception as error:
+        raise UsageError(
+            f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "
+            "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options)"
+        ) from None
