@@ -19,6 +19,7 @@ LAYER_0 = {
     "errors",
     "metrics",
     "progress",
+    "publishing",
     "records",
     "run_dir",
     "schedule",

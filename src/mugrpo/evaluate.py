@@ -8,10 +8,10 @@ from typing import Any
 
 from mugrpo.engines.base import Completion
 from mugrpo.errors import UsageError
+from mugrpo.publishing import publish_folder
 from mugrpo.records import Status
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.run import Run
-from mugrpo.run_dir import publish_folder
 from mugrpo.shards import RowReader, ShardSet
 
 

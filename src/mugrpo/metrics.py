@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.errors import RunStopped
-from mugrpo.run_dir import full_disk_explained, publish_file
+from mugrpo.publishing import full_disk_explained, publish_file
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:

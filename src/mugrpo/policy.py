@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from mugrpo.config.run import ModelOptions
 from mugrpo.errors import UsageError
 from mugrpo.pretrained import PACKAGED, converted
-from mugrpo.run_dir import sha256_of
+from mugrpo.publishing import sha256_of
 
 EMBEDDED = {"chain": Path(__file__).parent / "tasks" / "chain_model"}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mugrpo.errors import UsageError
-from mugrpo.run_dir import publish_folder, remove_unfinished, sha256_of
+from mugrpo.publishing import publish_folder, remove_unfinished, sha256_of
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 from mugrpo.policy import model_fingerprint
 from mugrpo.progress import Progress
+from mugrpo.publishing import sha256_of
 from mugrpo.records import Problem
-from mugrpo.run_dir import FORMAT, RunDir, sha256_of
+from mugrpo.run_dir import FORMAT, RunDir
 
 _MUST_AGREE = {
     "problems_sha256": "the problems",

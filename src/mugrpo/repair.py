@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo.errors import RunStopped
-from mugrpo.run_dir import RunDir, sealed_folder_fault, set_aside
+from mugrpo.publishing import sealed_folder_fault, set_aside
+from mugrpo.run_dir import RunDir
 from mugrpo.shards import ShardSet
 
 

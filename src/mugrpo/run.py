@@ -24,10 +24,11 @@ from mugrpo.policy import (
 )
 from mugrpo.progress import Progress
 from mugrpo.provenance import judge_fingerprint, provenance_of, settled_config
+from mugrpo.publishing import publish_json, sealed_folder_fault, set_aside
 from mugrpo.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import Scorer
-from mugrpo.run_dir import RunDir, publish_json, sealed_folder_fault, set_aside
+from mugrpo.run_dir import RunDir
 from mugrpo.schedule import Schedule
 from mugrpo.sinks import Sinks
 from mugrpo.stopping import StopFlag

@@ -11,8 +11,8 @@ from mugrpo.errors import Interrupted, RunStopped
 from mugrpo.optimize.checkpoints import save_checkpoint
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Experience
+from mugrpo.publishing import publish_json
 from mugrpo.run import Run
-from mugrpo.run_dir import publish_json
 
 
 def checkpoint_due(run: Run, update: int) -> bool:

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mugrpo.errors import RunStopped, UsageError
+from mugrpo.publishing import publish_file, publish_json, sha256_of
 from mugrpo.records import FinishReason, Rollout, Score, Status
-from mugrpo.run_dir import publish_file, publish_json, sha256_of
 
 ROLLOUT_SCHEMA = pa.schema(
     [

@@ -8,7 +8,8 @@ from collections.abc import Collection
 
 from mugrpo.errors import RunStopped
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.run_dir import RunDir, publish_folder, seal_folder
+from mugrpo.publishing import publish_folder, seal_folder
+from mugrpo.run_dir import RunDir
 
 
 def save_checkpoint(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mugrpo.publishing import publish_file
 from mugrpo.report.page import page
 from mugrpo.report.read import read_runs
-from mugrpo.run_dir import publish_file
 
 __all__ = ["write_report"]
 
