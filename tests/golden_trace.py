@@ -73,7 +73,7 @@ def make_rollouts(folder: Path) -> None:
     )
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     sampler.make_shard(rollouts, 0, [(problem, 0) for problem in problems], lambda _: None)
-    scorer = Scorer(task, problems, policy.tokenizer, CONFIG.rewards)
+    scorer = Scorer(task, problems, policy.tokenizer, CONFIG.rewards, max_new_tokens=48)
     scorer.make_shard(rollouts, ShardSet(folder / "scores", "scores"), 0)
 
 

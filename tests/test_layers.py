@@ -49,7 +49,10 @@ MAY_IMPORT = {
     "saving": BELOW_3 | {"run"},
     "canary": BELOW_3 | {"run"},
     "other_policies": BELOW_3 | {"run"},
-    "pipeline": BELOW_3 | {"run", "evaluate", "saving", "canary", "other_policies"},
+    "planning": BELOW_3 | {"run"},
+    "experience": BELOW_3 | {"run", "other_policies"},
+    "pipeline": BELOW_3
+    | {"run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
     "cli": BELOW_3 | {"run", "evaluate", "pipeline", "repair", "summary", "report", "catalog"},
 }
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 
 from mugrpo.config.load import describe_options
-from mugrpo.config.objectives import Part
+from mugrpo.config.options import NamedOptions
 from mugrpo.config.presets import PRESETS, described
 from mugrpo.config.registry import CHOICES
 
@@ -20,6 +20,7 @@ _FUNCTIONS = {
     "correction": "mugrpo.optimize.corrections",
     "reference": "mugrpo.optimize.reference",
 }
+_OTHERS = ("step", "sampling", "stage_until")
 _CALLED = {"negative_advantage": "negative_advantage_veto"}  # where name and function differ
 
 
@@ -28,15 +29,14 @@ def catalog() -> Iterator[str]:
     yield "presets (--preset NAME; options of your own are laid over it)"
     for name in PRESETS:
         yield f"  {name:<18}{described(name)}"
-    for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), "step"):
+    for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
         yield ""
         yield f"[{group}]"
         for name, options in CHOICES[group].items():
-            if issubclass(options, Part):
-                yield from _part(group, name, options)
+            yield from _part(group, name, options)
 
 
-def _part(group: str, name: str, options: type[Part]) -> Iterator[str]:
+def _part(group: str, name: str, options: type[NamedOptions]) -> Iterator[str]:
     yield f'  name = "{name}"  {inspect.getdoc(options)}'
     if mathematics := _docstring(group, name):
         yield textwrap.indent(mathematics, "      ")
@@ -47,7 +47,7 @@ def _part(group: str, name: str, options: type[Part]) -> Iterator[str]:
         yield f"      needs {', '.join(needs)}: another forward pass over the stage's rollouts"
 
 
-def _needs(options: type[Part]) -> tuple[str, ...]:
+def _needs(options: type[NamedOptions]) -> tuple[str, ...]:
     required = {name for name, field in options.model_fields.items() if field.is_required()}
     return () if required else tuple(getattr(options.model_validate({}), "needs", ()))
 

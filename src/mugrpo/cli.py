@@ -64,11 +64,9 @@ def _phase(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         stage = options.stage
         if stage is None:
-            stage = min(run.schedule.stage_of(run.newest_update), run.config.schedule.stages - 1)
-        if not 0 <= stage < run.config.schedule.stages:
-            raise UsageError(
-                f"--stage {stage}: the run has stages 0 to {run.config.schedule.stages - 1}"
-            )
+            stage = min(run.schedule.stage_of(run.newest_update), run.schedule.stages - 1)
+        if not 0 <= stage < run.schedule.stages:
+            raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
         pipeline.run_phase(run, options.command, stage, again=getattr(options, "again", False))
     return 0
 

@@ -2,10 +2,11 @@
 
     for each stage:
         generate   every missing rollout shard, with the policy at the stage's first update
-        score      every missing score shard
+        score      every missing score shard; dynamic sampling may then want further shards
         plan       which rollouts each update trains on
         logprobs   what the objective wants of other policies
-        optimize   from the newest checkpoint to the stage's last update
+        optimize   from the newest checkpoint to the stage's last update, which `stage_until` may
+                   make an earlier one
 
 Generation and optimization never call each other: they meet at the stage's shards on disk. Each
 step looks at what is published and does the rest, so a run that was killed anywhere goes on from
@@ -16,15 +17,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from itertools import count
+from typing import Any
 
 from mugrpo.canary import canary
 from mugrpo.engines.base import Completion
 from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
+from mugrpo.experience import StageReader
 from mugrpo.optimize.samples import SampleCollector
-from mugrpo.optimize.trainer import Experience
-from mugrpo.other_policies import StoredLogprobs, logprobs_stage
+from mugrpo.other_policies import logprobs_stage
+from mugrpo.planning import plan_stage, stage_shards
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import described, refresh_metrics
@@ -37,14 +40,7 @@ from mugrpo.saving import (
     samples_due,
     saved_when_interrupted,
 )
-from mugrpo.shards import (
-    RowReader,
-    ShardSet,
-    read_plan,
-    rollout_from_row,
-    score_from_row,
-    write_plan,
-)
+from mugrpo.shards import ShardSet
 
 
 def train(run: Run) -> None:
@@ -59,10 +55,10 @@ def train(run: Run) -> None:
         for stage in range(current):
             mend_past_stage(run, stage)
         evaluate_if_due(run, update)
-        for stage in range(current, run.config.schedule.stages):
-            generate_stage(run, stage)
-            score_stage(run, stage)
-            plan_stage(run, stage)
+        for stage in count(current):
+            if run.schedule.first_update(stage) == total:
+                break
+            sample_stage(run, stage)
             logprobs_stage(run, stage)
             optimize_stage(run, stage)
     assert run.newest_update == total
@@ -101,41 +97,49 @@ def mend_past_stage(run: Run, stage: int) -> None:
     """
     shards = ShardSet(run.dir.rollouts(stage), "rollouts")
     first_update = run.schedule.first_update(stage)
-    whole = all(shard in shards for shard in range(shard_count(run, stage)))
+    whole = all(shard in shards for shard, _ in enumerate(stage_shards(run, stage)))
     if not whole and first_update not in (0, *run.dir.checkpoint_updates()):
         run.progress.say(
             f"stage {stage} lacks shards, and the policy that made them is not kept; they are not "
             "needed to go on"
         )
         return
-    generate_stage(run, stage)
-    score_stage(run, stage)
-    plan_stage(run, stage)
+    sample_stage(run, stage)
 
 
 def require(run: Run, stage: int, kind: str) -> None:
     """Raise UsageError where the stage lacks shards of `kind`."""
     rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
     scores = ShardSet(run.dir.scores(stage), "scores")
-    count = shard_count(run, stage)
+    shards = range(len(stage_shards(run, stage)))
     if kind == "rollouts":
-        have = sum(shard in rollouts for shard in range(count))
+        have = sum(shard in rollouts for shard in shards)
     else:
-        judge = judge_of(run, stage)
-        have = sum(scored(rollouts, scores, shard, judge) for shard in range(count))
-    if have < count:
+        judge = run.judge_of(stage)
+        have = sum(scored(rollouts, scores, shard, judge) for shard in shards)
+    if have < len(shards):
         before = "generate" if kind == "rollouts" else "score"
         raise UsageError(
-            f"stage {stage} has {have} of {count} shards of {kind}; run `mugrpo {before} "
+            f"stage {stage} has {have} of {len(shards)} shards of {kind}; run `mugrpo {before} "
             f"{run.dir.root} --stage {stage}` first"
         )
 
 
+def sample_stage(run: Run, stage: int) -> None:
+    """Generate, score and plan: one round, or with dynamic sampling as many as are needed."""
+    rounds = None
+    while rounds != (rounds := len(stage_shards(run, stage))):
+        generate_stage(run, stage)
+        score_stage(run, stage)
+    plan_stage(run, stage)
+
+
 def generate_stage(run: Run, stage: int) -> None:
-    """Publish the stage's missing rollout shards."""
+    """Publish the stage's missing rollout shards, those that another policy made among them."""
     shards = ShardSet(run.dir.rollouts(stage), "rollouts")
-    parts = list(shard_groups(run, stage))
-    missing = [shard for shard in range(len(parts)) if shard not in shards]
+    parts = stage_shards(run, stage)
+    made = [_made(run, stage, shards, shard) for shard in range(len(parts))]
+    missing = [shard for shard, there in enumerate(made) if not there]
     for stranger in shards.strangers():
         run.progress.say(f"{stranger} is not in its manifest; it is not read")
     if not missing:
@@ -157,11 +161,11 @@ def generate_stage(run: Run, stage: int) -> None:
     gap = canary(run, sampler, parts[0])  # of the same responses, wherever this goes on from
     refresh_seconds: float | None = time.monotonic() - began
     size = run.config.schedule.group_size
-    done = sum(len(part) for shard, part in enumerate(parts) if shard in shards) * size
+    done = sum(len(part) for part, there in zip(parts, made, strict=True) if there) * size
     if done:
         have = len(parts) - len(missing)
         run.progress.say(f"stage {stage + 1}: {have}/{len(parts)} shards done, continuing")
-    total = run.config.schedule.rollouts_per_stage
+    total = sum(map(len, parts)) * size
     run.progress.begin(_heading(run, stage, "generate"), "rollouts", total, done)
 
     def on_batch(batch: list[Completion]) -> None:
@@ -170,7 +174,7 @@ def generate_stage(run: Run, stage: int) -> None:
 
     for shard in missing:
         groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
-        notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds}
+        notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds, "policy_step": first_update}
         sampler.make_shard(shards, shard, groups, on_batch, **notes)
         refresh_seconds = None  # once a refresh
     run.progress.end()
@@ -181,8 +185,8 @@ def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
     done, of another judge among them; all of them where they are made `again`."""
     rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
     scores = ShardSet(run.dir.scores(stage), "scores")
-    judge = judge_of(run, stage)
-    shards = range(shard_count(run, stage))
+    judge = run.judge_of(stage)
+    shards = range(len(stage_shards(run, stage)))
     missing = [s for s in shards if again or not scored(rollouts, scores, s, judge)]
     if missing:
         scorer = run.scorer(run.problems)
@@ -196,67 +200,33 @@ def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
         run.progress.say(described(refresh))
 
 
-def judge_of(run: Run, stage: int) -> str | None:
-    """Whose scores count: in a stage that is trained on already, anybody's."""
-    trained = run.schedule.first_update(stage + 1) <= run.newest_update
-    return None if trained else run.judge
-
-
-def plan_stage(run: Run, stage: int) -> None:
-    """Publish the stage's batch plan: every batch its groups, in the order they were sampled."""
-    plan = ShardSet(run.dir.plan(stage), "plan")
-    if 0 in plan:
-        return
-    rollouts, rows = ShardSet(run.dir.rollouts(stage), "rollouts"), []
-    for shard, groups in enumerate(shard_groups(run, stage)):
-        count = len(groups) * run.config.schedule.group_size
-        if rollouts.entry(shard)["rows"] != count:
-            raise UsageError(
-                f"{rollouts.path(shard)} has {rollouts.entry(shard)['rows']} rollouts, not the "
-                f"{count} of the schedule: whole groups, and rollouts.shard_rollouts to a shard"
-            )
-        rows += [(shard, row) for row in range(count)]
-    size = run.config.schedule.rollouts_per_update
-    write_plan(plan, [rows[start : start + size] for start in range(0, len(rows), size)])
-
-
 def optimize_stage(run: Run, stage: int) -> None:
-    """Make the stage's updates that no checkpoint holds yet."""
-    schedule = run.schedule
-    first, end = schedule.first_update(stage), schedule.first_update(stage + 1)
-    if run.newest_update >= end:
+    """Make the stage's updates that no checkpoint holds yet, up to where it ends."""
+    first = run.schedule.first_update(stage)
+    if run.newest_update >= run.schedule.first_update(stage + 1):
         run.progress.say(f"stage {stage}: all updates are made")
         return
     start = max(run.newest_update, first)
     evaluate_if_due(run, start)
     trainer = run.trainer_at(start)
-    rollout_shards = ShardSet(run.dir.rollouts(stage), "rollouts")
-    score_shards = ShardSet(run.dir.scores(stage), "scores")
-    reward = refresh_metrics(rollout_shards, score_shards)["behavior_reward"]
-    run.progress.behavior_reward = reward
-    rollouts, scores = RowReader(rollout_shards), RowReader(score_shards)
-    plan = read_plan(ShardSet(run.dir.plan(stage), "plan"))
-    stored = StoredLogprobs(run, stage, plan)
-    updates = run.config.schedule.updates_per_stage
-    run.progress.begin(_heading(run, stage, "optimize"), "updates", updates, start - first)
-    for update in range(start, end):
+    reader = StageReader(run, stage)
+    run.progress.behavior_reward = reader.behavior_reward
+    planned = run.schedule.planned_updates(stage)
+    run.progress.begin(_heading(run, stage, "optimize"), "updates", planned, start - first)
+    while trainer.update < run.schedule.first_update(stage + 1):
         run.stop.check()
         began = time.monotonic()
-        places = plan[schedule.batch_of(update)]
-        experience = Experience(
-            [rollout_from_row(row) for row in rollouts.rows(places)],
-            [score_from_row(row) for row in scores.rows(places)],
-            stored.of_update(update),
-        )
+        experience = reader.of_update(trainer.update)
         read_seconds = time.monotonic() - began
-        watch = SampleCollector() if samples_due(run, update + 1) else None
+        staleness = trainer.update - first
+        watch = SampleCollector() if samples_due(run, trainer.update + 1) else None
         metrics = trainer.step(experience, watch)
         run.metrics.append(
             "update",
             trainer.update,
             stage=stage,
-            staleness=schedule.staleness(update),
-            behavior_reward=reward,
+            staleness=staleness,
+            behavior_reward=reader.behavior_reward,
             **metrics,
             **{"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds},
         )
@@ -265,6 +235,7 @@ def optimize_stage(run: Run, stage: int) -> None:
             keep_samples(run, experience, watch)
         if metrics["skipped"]:
             report_nonfinite(run, experience, metrics)
+        end_if_stale(run, stage, metrics)
         if checkpoint_due(run, trainer.update):
             checkpoint(run)
         run.progress.advance(1, metrics["tokens"])
@@ -272,17 +243,40 @@ def optimize_stage(run: Run, stage: int) -> None:
     run.progress.end()
 
 
-def shard_groups(run: Run, stage: int) -> Iterator[list[tuple[int, int]]]:
-    """(problem index, occurrence) of the groups in each of the stage's shards."""
-    groups = list(run.schedule.groups(stage))
-    size = math.ceil(run.config.rollouts.shard_rollouts / run.config.schedule.group_size)
-    for start in range(0, len(groups), size):
-        yield groups[start : start + size]
+def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
+    """End the stage after this update where its `stage_until` says so.
+
+    What is left of its rollouts is not trained on: a "stage_end" line tells how many.
+    """
+    rule, update = run.config.stage_until, run.trainer.update
+    moved = metrics.get(rule.name)
+    if moved is None or moved <= getattr(rule, "limit", math.inf):
+        return
+    before, run.schedule = run.schedule, run.schedule.ending_at(update)
+    if run.schedule is before:  # its last update
+        return
+    made = update - before.first_update(stage)
+    planned = before.planned_updates(stage)
+    batches = math.ceil(made / before.options.passes_per_batch)
+    rollouts = before.batches(stage) * before.options.rollouts_per_update
+    unused = rollouts - batches * before.options.rollouts_per_update
+    ends = {"stage": stage, "updates": made, "planned_updates": planned, "unused_rollouts": unused}
+    run.metrics.append("stage_end", update, **ends, **{rule.name: moved})
+    run.progress.say(
+        f"stage {stage} ends after {made} of {planned} updates: {rule.name} {moved:.3g}; {unused} "
+        f"of its {rollouts} rollouts are not trained on"
+    )
 
 
-def shard_count(run: Run, stage: int) -> int:
-    return sum(1 for _ in shard_groups(run, stage))
+def _made(run: Run, stage: int, shards: ShardSet, shard: int) -> bool:
+    """Whether a shard is there, and of the policy that the stage begins with.
+
+    Another one it has where the updates before the stage were made anew, on another machine, and a
+    stage ended elsewhere. Shards from elsewhere do not tell.
+    """
+    first_update = run.schedule.first_update(stage)
+    return shard in shards and shards.entry(shard).get("policy_step", first_update) == first_update
 
 
 def _heading(run: Run, stage: int, phase: str) -> str:
-    return f"stage {stage + 1}/{run.config.schedule.stages}  {phase}"
+    return f"stage {stage + 1}/{run.schedule.stages}  {phase}"

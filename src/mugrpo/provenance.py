@@ -116,6 +116,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
         "right_at": options.get("right_at"),
         "files": sorted(_reward_files_sha256(config).values()),
         "truncated": config.rewards.truncated,
+        "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
         "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
     }
     return hashlib.sha256(json.dumps(judge, sort_keys=True, default=str).encode()).hexdigest()

@@ -63,6 +63,7 @@ class Run:
             problems,
             self.encode.tokenizer,
             self.config.rewards,
+            max_new_tokens=self.config.rollouts.max_new_tokens,
             judge=self.judge,
             check=self.stop.check,
         )
@@ -71,6 +72,11 @@ class Run:
     def judge(self) -> str:
         """The fingerprint of what judges rollouts now."""
         return judge_fingerprint(self.config, self.problems)
+
+    def judge_of(self, stage: int) -> str | None:
+        """Whose scores count: in a stage that is trained on already, anybody's."""
+        trained = self.schedule.first_update(stage + 1) <= self.newest_update
+        return None if trained else self.judge
 
     @cached_property
     def engine(self) -> Engine:
@@ -175,8 +181,8 @@ def open_run(
     encode = prompt_encoder(config)
     problems = _fitting(encode, problems, progress)
     eval_problems = _fitting(encode, eval_problems, progress)
-    schedule = Schedule(config.schedule, len(problems), config.seed)
     made = max(folder.checkpoint_updates(), default=0)
+    schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
     if made > config.schedule.total_updates:
         raise UsageError(
             f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
@@ -188,8 +194,8 @@ def open_run(
         document, forced = settled_config(
             folder, config, provenance_of(config, problems, eval_problems), force, progress
         )
-        for stage in range(config.schedule.stages) if forced else ():
-            if schedule.first_update(stage) > made and folder.stage(stage).exists():
+        for stage in folder.stages() if forced else ():
+            if stage > schedule.stage_of(made):
                 set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
         if document:  # only now, so that a kill before it leaves the change to be forced again
             publish_json(folder.config, document)

@@ -70,6 +70,19 @@ class RunDir:
         updates = [int(name[7:]) for name in names if name[7:].isdigit()]
         return sorted(u for u in updates if self.checkpoint(u).name in names)
 
+    def stage_starts(self, update: int) -> tuple[int, ...]:
+        """What the checkpoint after `update` updates says of stages that ended early."""
+        try:
+            stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
+            return tuple(int(start) for start in stored["starts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return (0,)  # before the first, or damaged: then it is not loaded either
+
+    def stages(self) -> list[int]:
+        """The stages that something lies there of."""
+        names = [p.name for p in (self.root / "stages").glob("*") if p.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
     def evaluation(self, update: int) -> Path:
         return self.root / "evaluations" / f"update-{update:06d}"
 

@@ -16,10 +16,10 @@ from mugrpo.run import Run
 
 
 def checkpoint_due(run: Run, update: int) -> bool:
-    options, schedule = run.config.checkpoint, run.config.schedule
-    stage_end = options.stage_end and update % schedule.updates_per_stage == 0
+    options, schedule = run.config.checkpoint, run.schedule
+    stage_end = options.stage_end and update == schedule.first_update(schedule.stage_of(update))
     every = options.every > 0 and update % options.every == 0
-    return every or stage_end or update == schedule.total_updates
+    return every or stage_end or update == schedule.options.total_updates
 
 
 @contextmanager
@@ -41,7 +41,13 @@ def checkpoint(run: Run) -> None:
     stage = run.schedule.stage_of(run.trainer.update - 1)
     needed = {run.schedule.first_update(stage)}
     needed |= {run.reference_update(stage), run.reference_update(stage + 1)}
-    save_checkpoint(run.trainer, run.dir, keep=run.config.checkpoint.keep, needed=needed)
+    save_checkpoint(
+        run.trainer,
+        run.dir,
+        starts=run.schedule.starts,
+        keep=run.config.checkpoint.keep,
+        needed=needed,
+    )
     run.checkpoint_seconds += time.monotonic() - began
 
 

@@ -235,6 +235,11 @@ def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
     return [row["logprobs"] for row in _rows(shards.open(shard).read())]
 
 
+def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
+    """The statuses of a shard of scores alone."""
+    return [Status(value) for value in shards.open(shard).read(["status"])["status"].to_pylist()]
+
+
 def score_from_row(row: dict[str, Any]) -> Score:
     return Score(Status(row["status"]), row["reward"], json.loads(row["parts"]))
 

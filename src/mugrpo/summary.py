@@ -46,6 +46,13 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     text.append(
         f"refreshes   {made} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made {would}"
     )
+    if ends := of("stage_end"):
+        unused = sum(line["unused_rollouts"] for line in ends)
+        rollouts = sum(line["rollouts"] for line in of("refresh"))
+        text.append(
+            f"stages      {len(ends)} ended early; {unused} of {rollouts} rollouts were generated "
+            "and not trained on"
+        )
     skipped = sum(line["skipped"] for line in updates)
     if skipped:
         text.append(f"skipped     {skipped} updates with a non-finite loss or gradient")

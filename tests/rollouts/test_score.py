@@ -55,7 +55,7 @@ class Folder:
     def score(self, task: Fixed, shard: int = 0, **options: Any) -> list[Score]:
         named = {name: options.pop(name) for name in ("judge", "check") if name in options}
         rewards = RewardOptions(**options)
-        scorer = Scorer(task, PROBLEMS, chain_tokenizer(), rewards, **named)  # type: ignore[arg-type]
+        scorer = Scorer(task, PROBLEMS, chain_tokenizer(), rewards, max_new_tokens=10, **named)  # type: ignore[arg-type]
         scorer.make_shard(self.rollouts, self.scores, shard)
         rows = RowReader(self.scores).rows(
             (shard, n) for n in range(self.scores.entry(shard)["rows"])

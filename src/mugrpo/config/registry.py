@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from mugrpo.config import objectives as o
-from mugrpo.config import parts
+from mugrpo.config import parts, stages
 from mugrpo.config.engines import EngineOptions, HFOptions
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions
@@ -22,6 +22,8 @@ def _by_name(*options: type[NamedOptions]) -> Group:
 CHOICES: dict[str, Group] = {
     "task": _by_name(ChainOptions, DatasetOptions),
     "engine": _by_name(HFOptions),
+    "sampling": _by_name(stages.EveryGroup, stages.DynamicSampling),
+    "stage_until": _by_name(stages.AllUpdates, stages.TokenVariation, stages.SequenceVariation),
     "advantage": _by_name(o.GroupAdvantage, o.ShiftedAdvantage, o.AsymREAdvantage),
     "objective": _by_name(
         o.GRPOOptions,
@@ -58,6 +60,10 @@ def _chosen(group: str, default: str) -> BeforeValidator:
 
 TaskChoice = Annotated[SerializeAsAny[NamedOptions], _chosen("task", "chain")]
 EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen("engine", "hf")]
+SamplingChoice = Annotated[SerializeAsAny[stages.SamplingOptions], _chosen("sampling", "every")]
+StageUntilChoice = Annotated[
+    SerializeAsAny[stages.StageUntilOptions], _chosen("stage_until", "all_updates")
+]
 AdvantageChoice = Annotated[SerializeAsAny[o.AdvantageOptions], _chosen("advantage", "group")]
 ObjectiveChoice = Annotated[SerializeAsAny[o.ObjectiveOptions], _chosen("objective", "grpo")]
 VetoChoice = Annotated[SerializeAsAny[parts.VetoOptions], _chosen("veto", "negative_advantage")]

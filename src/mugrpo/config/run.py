@@ -17,12 +17,16 @@ from mugrpo.config.registry import (
     EngineChoice,
     ObjectiveChoice,
     ReferenceChoice,
+    SamplingChoice,
     SequenceMaskChoice,
+    StageUntilChoice,
     StepChoice,
     TaskChoice,
     VetoChoice,
 )
+from mugrpo.config.stages import AllUpdates, EveryGroup
 from mugrpo.config.tasks import ChainOptions
+from mugrpo.records import Status
 
 NAMED_MODELS = ("chain", "smollm2")
 
@@ -70,7 +74,8 @@ class ScheduleOptions(Options):
     """What is generated when, and how often it is optimized on."""
 
     stages: int = Field(4, ge=1)
-    """Refreshes: in each, the engine takes the newest weights and generates once."""
+    """Refreshes: in each, the engine takes the newest weights and generates once. The run's updates
+    are this x batches x passes, also where `stage_until` ends stages early."""
     batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
     """Batches of rollouts generated at a refresh."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
@@ -119,8 +124,15 @@ class RewardOptions(Options):
     truncated: Literal["zero", "masked", "scored"] = "zero"
     """A truncated response gets reward 0 unseen, is left out of its group and of the loss, or is
     judged like any other."""
+    overlong_buffer: float = Field(0.0, ge=0, le=1)
+    """The last share of max_new_tokens over which a longer and longer response loses 0 to 1 of its
+    reward (DAPO's soft overlong punishment); 0: none does."""
     failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
     """Stop where a larger share of a shard's responses could not be judged (errors, timeouts)."""
+
+    def counts(self, status: Status) -> bool:
+        """Whether a response takes part in its group's statistics and in the loss."""
+        return status.rewarded and not (status is Status.TRUNCATED and self.truncated == "masked")
 
 
 class OptimizerOptions(Options):
@@ -209,6 +221,8 @@ class RunConfig(Options):
     task: TaskChoice = ChainOptions()
     prompt: PromptOptions = PromptOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    stage_until: StageUntilChoice = AllUpdates()
+    sampling: SamplingChoice = EveryGroup()
     rollouts: RolloutOptions = RolloutOptions()
     engine: EngineChoice = HFOptions()
     rewards: RewardOptions = RewardOptions()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from mugrpo.errors import RunStopped
 from mugrpo.optimize.trainer import Trainer
@@ -13,10 +14,17 @@ from mugrpo.run_dir import RunDir
 
 
 def save_checkpoint(
-    trainer: Trainer, run_dir: RunDir, *, keep: int, needed: Collection[int]
+    trainer: Trainer,
+    run_dir: RunDir,
+    *,
+    starts: Sequence[int],
+    keep: int,
+    needed: Collection[int],
 ) -> None:
     """Publish the trainer's checkpoint, then keep the newest `keep` (0: all) and the `needed`.
 
+    `starts` says where stages began that ended early, see `schedule`: what comes after this
+    checkpoint is begun from it, whatever came of that before.
     Raises RunStopped, naming the last good one, where a weight is not finite.
     """
     if name := trainer.policy.nonfinite_parameter():
@@ -28,6 +36,7 @@ def save_checkpoint(
         )
     with publish_folder(run_dir.checkpoint(trainer.update)) as folder:
         trainer.save(folder)
+        (folder / "stages.json").write_text(json.dumps({"starts": list(starts)}) + "\n")
         seal_folder(folder)
     updates = run_dir.checkpoint_updates()
     for update in updates[:-keep] if keep else []:

@@ -18,8 +18,8 @@ from mugrpo.tasks.base import Task
 class Scorer:
     """Scores rollouts of `problems` by `task`; what truncation and failures mean is in `options`.
 
-    `judge` names what decides the scores, see `scored`. `check` is called between rollouts and
-    may raise to stop.
+    `max_new_tokens` is the length that a punishment of long responses goes by. `judge` names what
+    decides the scores, see `scored`. `check` is called between rollouts and may raise to stop.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class Scorer:
         tokenizer: Any,
         options: RewardOptions,
         *,
+        max_new_tokens: int,
         judge: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -36,6 +37,7 @@ class Scorer:
         self.problems = {problem.id: problem for problem in problems}
         self.tokenizer = tokenizer
         self.options = options
+        self.max_new_tokens = max_new_tokens
         self.judge = judge
         self.check = check
 
@@ -55,9 +57,9 @@ class Scorer:
                 )
         verdicts: list[Score] = []
         reasons: Counter[str] = Counter()
-        for score in self._scores(made):
+        for rollout, score in zip(made, self._scores(made), strict=True):
             self.check()
-            verdicts.append(score)
+            verdicts.append(self._shortened(score, len(rollout.response_ids)))
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
                 self._stop_at_limit(reasons, len(made))
@@ -86,6 +88,15 @@ class Scorer:
         for seen in judged:
             yield next(verdicts) if seen else Score(Status.TRUNCATED, 0.0)
 
+    def _shortened(self, score: Score, length: int) -> Score:
+        """The score of a response of `length` tokens with what its length costs it."""
+        buffer = self.options.overlong_buffer * self.max_new_tokens
+        if not buffer or score.reward is None:
+            return score
+        penalty = overlong_penalty(length, self.max_new_tokens, buffer)
+        parts = {**score.parts, "overlong": penalty} if penalty else score.parts
+        return Score(score.status, score.reward + penalty, parts)
+
     def _answer(self, rollout: Rollout) -> Answer:
         stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
         ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
@@ -108,6 +119,11 @@ class Scorer:
                 f"{reason}. Mend the reward, or raise --rewards.failure_limit; shards of rollouts "
                 "stay (where a reward's file or options change, add --force)"
             )
+
+
+def overlong_penalty(length: int, longest: int, buffer: float) -> float:
+    """min(0, -(length - (longest - buffer)) / buffer), all in tokens: DAPO (arXiv 2503.14476)."""
+    return min(0.0, -(length - (longest - buffer)) / buffer)
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:

@@ -1,0 +1,119 @@
+"""Which groups a stage samples, and which of them each update trains on.
+
+Where every group is trained on, both are arithmetic. Dynamic sampling goes by rounds: the stage's
+own groups first; then, as long as too few have right and wrong responses, one further shard of as
+many groups as seem to be missing. What is sampled next follows from the scores of what was sampled
+before, so it is the same after a kill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+
+from mugrpo.config.stages import DynamicSampling
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.rollouts.score import scored
+from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
+from mugrpo.run import Run
+from mugrpo.shards import ShardSet, read_statuses, write_plan
+
+Shard = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
+
+
+def stage_shards(run: Run, stage: int) -> list[Shard]:
+    """The groups of every shard that the stage has to sample, as far as is known now.
+
+    More may follow once all of these are scored.
+    """
+    return [shard for shard, _ in _sampled(run, stage)]
+
+
+def plan_stage(run: Run, stage: int) -> None:
+    """Publish the stage's batch plan: for every batch its groups, in the order they were sampled.
+
+    Raises UsageError where shards made elsewhere are not the schedule's, and RunStopped where
+    dynamic sampling has not found enough groups.
+    """
+    plan = ShardSet(run.dir.plan(stage), "plan")
+    if 0 in plan:
+        return
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    size, per_update = run.config.schedule.group_size, run.config.schedule.problems_per_update
+    chosen, others = list[Group](), list[Group]()
+    for number, (shard, varies) in enumerate(_sampled(run, stage)):
+        if rollouts.entry(number)["rows"] != len(shard) * size:
+            raise UsageError(
+                f"{rollouts.path(number)} has {rollouts.entry(number)['rows']} rollouts, not the "
+                f"{len(shard) * size} of the schedule: whole groups, and rollouts.shard_rollouts "
+                "to a shard"
+            )
+        for index, (problem, _) in enumerate(shard):
+            places = [(number, row) for row in range(index * size, (index + 1) * size)]
+            (chosen if varies[index] else others).append(Group(problem, places))
+    count = run.schedule.batches(stage)
+    full = batches(chosen, per_update)
+    if isinstance(run.config.sampling, DynamicSampling):
+        found = (
+            f"stage {stage}: of {len(chosen) + len(others)} sampled groups {len(chosen)} have "
+            f"right and wrong responses, enough for {min(count, len(full))} of {count} batches"
+        )
+        if len(full) < count and run.config.sampling.when_short == "fill":
+            full = batches([*chosen, *others], per_update)
+            found += "; the others are filled up"
+        if len(full) < count:
+            raise _short(found, run.config.sampling)
+        run.progress.say(found)
+    write_plan(plan, [[p for group in batch for p in group.places] for batch in full[:count]])
+
+
+def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
+    """Each shard's groups, and which of them may be trained on (none known: not scored yet)."""
+    options, schedule = run.config.sampling, run.schedule
+    per_shard = math.ceil(run.config.rollouts.shard_rollouts / schedule.options.group_size)
+    stream = schedule.stream(stage)
+    needed = schedule.batches(stage) * schedule.options.problems_per_update
+    own = list(islice(stream, needed))
+    shards = [own[start : start + per_shard] for start in range(0, needed, per_shard)]
+    if not isinstance(options, DynamicSampling):
+        yield from ((shard, [True] * len(shard)) for shard in shards)
+        return
+    kept, sampled, unscored = list[Group](), 0, False
+    per_update = schedule.options.problems_per_update
+    limit = math.floor(options.max_oversampling * needed)
+    for number, shard in enumerate(shards):  # grows
+        varies = _varies(run, stage, number)
+        yield shard, varies
+        unscored = unscored or not varies
+        kept += [Group(p, []) for (p, _), v in zip(shard, varies, strict=False) if v]
+        sampled += len(shard)
+        if number + 1 < len(shards) or unscored:
+            continue
+        if len(batches(kept, per_update)) < schedule.batches(stage) and sampled < limit:
+            most = min(per_shard, limit - sampled)
+            more = further_groups(
+                needed=needed, kept=len(kept), sampled=sampled, least=per_update, most=most
+            )
+            shards.append(list(islice(stream, more)))
+
+
+def _varies(run: Run, stage: int, number: int) -> list[bool]:
+    """Whether each group of a shard has right and wrong responses; [] where it is not scored."""
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    if not scored(rollouts, scores, number, run.judge_of(stage)):
+        return []
+    statuses = read_statuses(scores, number)
+    size = run.config.schedule.group_size
+    groups = (statuses[start : start + size] for start in range(0, len(statuses), size))
+    return [correctness_varies(group, run.config.rewards) for group in groups]
+
+
+def _short(found: str, options: DynamicSampling) -> RunStopped:
+    return RunStopped(
+        f"{found} (sampling.max_oversampling = {options.max_oversampling:g}). The problems are too "
+        "hard or too easy for the model: raise --sampling.max_oversampling, fill the updates up "
+        "with --sampling.when_short fill, or train on every group with --sampling.name every (each "
+        "with --force)"
+    )
