@@ -65,8 +65,7 @@ def _phase(options: argparse.Namespace) -> int:
         stage = options.stage
         if stage is None:
             stage = min(run.schedule.stage_of(run.newest_update), run.schedule.stages - 1)
-        if not 0 <= stage < run.schedule.stages:
-            raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
+        _check_stage(run, stage)
         pipeline.run_phase(run, options.command, stage, again=getattr(options, "again", False))
     return 0
 
@@ -87,6 +86,22 @@ def _evaluate(options: argparse.Namespace) -> int:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")
     return 0
+
+
+def _bakeoff(options: argparse.Namespace) -> int:
+    from mugrpo.bakeoff import bakeoff
+
+    with _opened(options) as run:
+        _check_stage(run, options.stage)
+        methods = options.objectives.split(",")
+        table = bakeoff(run, options.stage, methods, force=options.force)
+        run.progress.say(f"{table.read_text()}{table.with_name('report.html')}")
+    return 0
+
+
+def _check_stage(run: Run, stage: int) -> None:
+    if not 0 <= stage < run.schedule.stages:
+        raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
 
 
 def _repair(options: argparse.Namespace) -> int:
@@ -144,7 +159,7 @@ def _opened(options: argparse.Namespace) -> Iterator[Run]:
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
     words = ["mugrpo", options.command, str(options.target)]
-    for flag in ("run_dir", "stage", "update"):
+    for flag in ("run_dir", "stage", "update", "objectives"):
         if (value := getattr(options, flag, None)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
     if getattr(options, "again", False):
@@ -194,6 +209,10 @@ def _parser() -> argparse.ArgumentParser:
             phase.add_argument("--again", action="store_true", help=again)
     evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
     evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
+    compared = add("bakeoff", _bakeoff, "train several methods on a stage's rollouts", run=True)
+    compared.add_argument("--stage", type=int, default=0, help="which, from 0 (default: 0)")
+    methods = "presets or TOML files, with commas between; all: every preset"
+    compared.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
     add("repair", _repair, "check every checksum and mark what is bad to be made again", run=False)
     report = commands.add_parser("report", help="draw runs as one HTML file")
     report.add_argument(

@@ -78,9 +78,13 @@ def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> No
 def evaluate_if_due(run: Run, update: int) -> None:
     """Evaluate before the first, after the last and after every N-th update, once each."""
     every, total = run.config.evaluation.every, run.config.schedule.total_updates
-    if not every or run.metrics.has("evaluation", update):
-        return
-    if update % every == 0 or update == total:
+    if every and (update % every == 0 or update == total):
+        evaluate_once(run, update)
+
+
+def evaluate_once(run: Run, update: int) -> None:
+    """Evaluate the policy after `update` updates, unless a line says what came of it."""
+    if not run.metrics.has("evaluation", update):
         result = evaluate(run, update)
         run.progress.accuracy = result["accuracy"]
         run.metrics.append("evaluation", update, **result)

@@ -12,6 +12,7 @@
       evaluations/update-000064/          rollouts and scores of the held-out problems
       samples/update-000064.json          a few rollouts of an update, with every token's ratio
       nonfinite/update-000017.json        what was in an update that was not applied
+      bakeoff/stage-000/METHOD/           runs of other methods on the stage's rollouts
 
 What is there under its name is whole (`publishing`), and what a manifest does not list does not
 exist.
@@ -85,6 +86,10 @@ class RunDir:
 
     def evaluation(self, update: int) -> Path:
         return self.root / "evaluations" / f"update-{update:06d}"
+
+    def bakeoff(self, stage: int) -> Path:
+        """Where methods are compared on the stage; each has a run of its own below it."""
+        return self.root / "bakeoff" / f"stage-{stage:03d}"
 
     def samples(self, update: int) -> Path:
         return self.root / "samples" / f"update-{update:06d}.json"

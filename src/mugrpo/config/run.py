@@ -30,6 +30,18 @@ from mugrpo.records import Status
 
 NAMED_MODELS = ("chain", "smollm2")
 
+# What makes the loss and the step of an update out of scored rollouts.
+UPDATE_PARTS = (
+    "advantage",
+    "objective",
+    "veto",
+    "sequence_mask",
+    "correction",
+    "reference",
+    "step",
+    "reduction",
+)
+
 
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
