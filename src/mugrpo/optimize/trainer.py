@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
 from mugrpo.optimize import advantages
-from mugrpo.optimize.batching import MicroBatch, Responses, collate, split_by_tokens
+from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, split_by_tokens
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.reduction import denominator, reduced_loss
@@ -128,6 +128,7 @@ class Trainer:
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
             "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
             **statistics.values(tokens),
+            **statistics.bound(responses.groups),
             "time/update": time.monotonic() - began,
         }
 
@@ -175,7 +176,7 @@ class Trainer:
     def _responses(self, experience: Experience) -> Responses:
         """The update's responses in order with their advantages."""
         function = getattr(advantages, self.config.advantage.name)
-        found, varied = [], []
+        found, varied, groups = [], [], []
         pairs = zip(experience.rollouts, experience.scores, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0].group):
             scores = [score for _, score in group]
@@ -187,8 +188,9 @@ class Trainer:
                 part = torch.zeros_like(part)
             found.append(part)
             varied.append(differ.expand(len(scores)))
+            groups.append(Group(rewards[0], valid[0]))
         return Responses(
-            experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored
+            experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored, groups
         )
 
     def _counts(self, score: Score) -> bool:
