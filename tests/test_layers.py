@@ -61,6 +61,7 @@ MAY_IMPORT = {
 # The mathematics: of mugrpo, these import each other and nothing else.
 PURE = (
     "mugrpo.optimize.advantages",
+    "mugrpo.optimize.bound",
     "mugrpo.optimize.corrections",
     "mugrpo.optimize.logprobs",
     "mugrpo.optimize.lr",

@@ -64,6 +64,14 @@ def test_divergences_and_entropy_by_hand():
     assert values["entropy"] == pytest.approx((2 * 1.0 + 3 * 2.0) / 5)
 
 
+def test_the_total_variation_of_responses_is_of_their_tokens_products():
+    # 6 x .5 = 3 and, in a micro-batch of its own, .5 x .5 = .25: (0 + .75) / 2
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])
+    add(statistics, micro_batch([[True, True]], [-1.0]), [[0.5, 0.5]])
+    assert statistics.values(4)["tv_sequence"] == pytest.approx(0.75 / 2)
+
+
 def test_kl_of_nearly_equal_policies_is_no_rounding():
     # log r = x = 2^-10, exact in fp32: r - 1 - x = x^2 / 2 + x^3 / 6 + .., below fp32's 1 + eps
     x = 2.0**-10
@@ -123,9 +131,9 @@ def test_where_nothing_was_computed_means_are_none_and_fractions_0():
     """No mean exists, but of the update's tokens none was clipped."""
     values = TokenStatistics(["clipped_fraction"]).values(update_tokens=10)
     assert values["clipped_fraction"] == 0.0
-    names = ["kl_behavior", "tv_token", "entropy"]
+    names = ["kl_behavior", "tv_token", "tv_sequence", "entropy"]
     names += [f"ratio/{s}/{v}" for s in ("positive", "negative") for v in ("mean", "p99", "max")]
-    assert [values[name] for name in names] == [None] * 9
+    assert [values[name] for name in names] == [None] * 10
 
 
 def test_a_sign_that_is_not_there_has_none():

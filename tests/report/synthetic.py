@@ -175,6 +175,8 @@ def _statuses(count: int, share: float) -> dict[str, Any]:
 
 def _plausible_refresh(first: int, stage: int, share: float, per_stage: int) -> dict[str, Any]:
     rollouts = per_stage * 128
+    odds = [math.comb(8, k) * share**k * (1 - share) ** (8 - k) for k in range(9)]
+    right = {f"groups_right/{k / 8:.3f}": round(16 * per_stage * p) for k, p in enumerate(odds)}
     counts = {k: v for k, v in _statuses(rollouts, share).items() if k != "time/evaluate"}
     return refresh(
         first,
@@ -185,6 +187,7 @@ def _plausible_refresh(first: int, stage: int, share: float, per_stage: int) -> 
         behavior_reward=share,
         zero_variance_share=0.3,
         **counts,
+        **right,
         **{"time/generate": 0.11 * per_stage, "time/score": 0.01 * per_stage, "time/refresh": 0.9},
     )
 
@@ -206,6 +209,15 @@ def _plausible_update(
         tokens=5200,
         kl_behavior=spread**2 / 8 * noise,
         tv_token=spread / 6 * noise,
+        tv_sequence=1 - math.exp(-spread * noise),
+        variance_weight=1.3 + 0.1 * noise,
+        **{
+            "bound/surrogate": 0.1 * spread * noise,
+            "bound/weighted_tv": 1.3 * spread * noise,
+            "bound/tv_proximal": 0.5 * spread,
+            "bound/factor_one": -1.2 * spread * noise - 0.5 * spread,
+            "bound/stated": -2.5 * spread * noise - spread,
+        },
         entropy=0.3 * math.exp(-2 * number / total) * noise + 0.02,
         zero_variance_share=min(1.0, 0.1 + 0.5 * number / total + rng.normal(0, 0.05)),
         failed_share=0.0,

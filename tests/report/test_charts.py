@@ -99,3 +99,11 @@ def test_no_values_are_too_odd_for_a_chart(values, log):
     chart.line(range(len(values)), values, css="run-0")
     svg = chart.svg("odd")
     assert "nan" not in svg and "inf" not in svg
+
+
+@pytest.mark.parametrize("xs", [[1e30], [1e308, 1e308], [0.0, 5e-324], [-1e30], [0.0]])
+def test_no_places_are_too_odd_for_a_chart(xs):
+    chart = Chart(Axis("x"), Axis("y"))
+    chart.line(xs, [1.0] * len(xs), css="run-0")
+    svg = chart.svg("odd")
+    assert "nan" not in svg and "inf" not in svg

@@ -21,8 +21,14 @@ from tests.report.synthetic import (
 UPDATE_KEYS = (
     *("staleness", "behavior_reward", "batch_reward", "loss", "grad_norm", "lr", "skipped"),
     *("zero_variance_share", "truncated_share", "failed_share", "padding_share", "entropy"),
-    *("kl_behavior", "tv_token", "clipped_fraction", "time/update", "time/read"),
+    *("kl_behavior", "tv_token", "tv_sequence", "clipped_fraction", "time/update", "time/read"),
+    *("variance_weight", "bound/surrogate", "bound/stated", "bound/factor_one"),
     *(f"ratio/{sign}/{q}" for sign in ("positive", "negative") for q in ("p01", "p50", "max")),
+)
+
+REFRESH_KEYS = (
+    *("behavior_reward", "status/right", "time/generate", "time/refresh", "rollouts"),
+    *(f"groups_right/{share}" for share in ("0.000", "0.500", "1.000", "2", "nan", "", "x")),
 )
 
 
@@ -76,13 +82,12 @@ def test_no_metrics_are_too_odd(tmp_path, seed):
         values = {key: rng.choice(odd) for key in UPDATE_KEYS if rng.random() < 0.8}
         lines.append(update(number, **values))
         if rng.random() < 0.3:
-            keys = ("behavior_reward", "status/right", "time/generate", "time/refresh", "rollouts")
-            lines.append(refresh(number, 0, **{key: rng.choice(odd) for key in keys}))
+            lines.append(refresh(number, 0, **{key: rng.choice(odd) for key in REFRESH_KEYS}))
         if rng.random() < 0.3:
             seconds = {"time/evaluate": rng.choice(odd), "problems": rng.choice(odd)}
             lines.append(evaluation(number, rng.choice(odd), **seconds))
     write_config(tmp_path / "run")
     write_metrics(tmp_path / "run", lines)
     page = report(tmp_path / "run")
-    outlines = [a["d"] for _, a in page.elements if "d" in a]
+    outlines = [a[name] for _, a in page.elements for name in ("d", "y", "height") if a.get(name)]
     assert not any("nan" in outline or "inf" in outline for outline in outlines)

@@ -286,6 +286,9 @@ def test_a_stages_metrics_by_hand(folder):
         "status/right": 3,
         "status/skipped": 1,
         "status/wrong": 2,
+        "groups_right/0.000": 1,
+        "groups_right/0.500": 1,
+        "groups_right/1.000": 1,  # two of the two that count
         "time/refresh": 3.0,
         "time/generate": 2.0,
     }
@@ -298,6 +301,28 @@ def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
     unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
     assert [made[name] for name in unknown] == [None] * 4
     assert (made["zero_variance_share"], made["time/generate"]) == (1.0, 0.0)
+
+
+def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
+    folder.write(*groups(4, 8, 3, 2))
+    quarter = [RIGHT, WRONG, CUT, WRONG]
+    folder.score(Fixed(*quarter, *quarter, *quarter, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED))
+    # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
+    assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
+
+
+def test_a_masked_truncated_response_counts_for_no_share(folder):
+    folder.write(response(0, 0), response(0, 1, cut=True), response(0, 2))
+    folder.score(Fixed(RIGHT, WRONG), truncated="masked")
+    assert folder.scores.entry(0)["groups_right"] == {"0.500": 1}
+
+
+def test_scores_of_an_older_run_say_nothing_of_shares(folder):
+    folder.write(*groups(2))
+    folder.score(Fixed(RIGHT, WRONG))
+    del folder.scores.entry(0)["groups_right"]
+    made = refresh_metrics(folder.rollouts, folder.scores)
+    assert not any(key.startswith("groups_right/") for key in made)
 
 
 def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:

@@ -45,6 +45,14 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The rewards of a group's G responses. Those that do not count are in no statistic of it."""
+
+    rewards: torch.Tensor  # [G] float64, 0 where it is not known
+    counted: torch.Tensor  # [G] bool
+
+
+@dataclass(frozen=True)
 class Responses:
     """All responses of an update, as they are cut into micro-batches."""
 
@@ -52,6 +60,7 @@ class Responses:
     advantages: torch.Tensor  # [all responses]
     varied: torch.Tensor  # [all responses] bool
     stored: Mapping[str, Sequence[NDArray[np.float32]]]  # name -> logprobs of each response
+    groups: Sequence[Group] = ()  # side by side as the responses are
 
 
 def collate(

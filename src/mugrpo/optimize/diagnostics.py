@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.batching import Group, MicroBatch
+from mugrpo.optimize.bound import improvement_bound, shortfall
 
 Values = dict[str, float | None]
 
@@ -19,7 +21,9 @@ class TokenStatistics:
 
     def __init__(self, fractions: Sequence[str]) -> None:
         self._fractions = fractions
-        self._sequences: list[torch.Tensor] = []  # log ratio of each response
+        self._rows: list[int] = []  # the computed responses' places in the update
+        self._sequences: list[torch.Tensor] = []  # log ratio of each of them
+        self._proximal: list[torch.Tensor] = []  # that of the proximal policy
         self._parts: dict[str, list[torch.Tensor]] = {}
 
     def add(
@@ -35,7 +39,11 @@ class TokenStatistics:
             "entropy": entropy_BT,
             **{name: tensor.detach().float() for name, tensor in metrics.items()},
         }
+        self._rows += batch.rows
         self._sequences.append((tokens["log_ratio"] * batch.mask).sum(-1).double().cpu())
+        if (proximal_BT := batch.stored.get("proximal_logprobs")) is not None:
+            log_ratio_BT = (proximal_BT - batch.behavior_logprobs) * batch.mask
+            self._proximal.append(log_ratio_BT.sum(-1).double().cpu())
         for name, tensor in tokens.items():
             self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
 
@@ -50,6 +58,29 @@ class TokenStatistics:
         log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
         return min(1.0, log_share.exp().item() / len(log_weights))
 
+    def bound(self, groups: Sequence[Group]) -> Values:
+        """The bound on the improvement over the proximal policy, see `improvement_bound`.
+
+        A proximal policy that is not stored is the policy itself.
+        """
+        sizes = [len(group.rewards) for group in groups]
+        computed = torch.zeros(sum(sizes), dtype=torch.bool)
+        computed[self._rows] = True
+
+        def by_group(of_rows: Sequence[torch.Tensor]) -> torch.Tensor:
+            every = torch.zeros(sum(sizes), dtype=torch.double)
+            if of_rows:
+                every[self._rows] = torch.cat(list(of_rows))
+            return pad_sequence(every.split(sizes), batch_first=True)
+
+        return improvement_bound(
+            by_group(self._sequences),
+            by_group(self._proximal or self._sequences),
+            pad_sequence([group.rewards for group in groups], batch_first=True),
+            pad_sequence([group.counted for group in groups], batch_first=True),
+            pad_sequence(computed.split(sizes), batch_first=True),
+        )
+
     def values(self, update_tokens: int) -> Values:
         """The update's metrics.
 
@@ -57,7 +88,8 @@ class TokenStatistics:
         over the tokens that were computed: those of groups with reward variance, where the
         objective needs no others. None where there are none. KL and total variation are
         estimated on the behavior policy's own samples: kl_behavior = mean(r - 1 - log r)
-        estimates KL(behavior || policy) a token, tv_token = mean(max(0, 1 - r)).
+        estimates KL(behavior || policy) a token, tv_token = mean(max(0, 1 - r)), and tv_sequence
+        = mean(max(0, 1 - w)) over the computed responses, w their tokens' product of r.
         """
         tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
         log_ratio = tokens.pop("log_ratio", torch.empty(0))
@@ -67,6 +99,7 @@ class TokenStatistics:
         values: Values = {
             "kl_behavior": _mean(log_ratio.double().expm1() - log_ratio.double()),
             "tv_token": _mean((1 - ratio).clamp(min=0)),
+            "tv_sequence": _mean(shortfall(torch.cat([torch.empty(0), *self._sequences]))),
             "entropy": _mean(entropy),
         }
         for sign, chosen in (("positive", advantage > 0), ("negative", advantage < 0)):

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
 from mugrpo.optimize import advantages
-from mugrpo.optimize.batching import MicroBatch, Responses, collate, split_by_tokens
+from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, split_by_tokens
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.reduction import denominator, reduced_loss
@@ -128,6 +128,7 @@ class Trainer:
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
             "truncated_share": statuses.count(Status.TRUNCATED) / len(statuses),
             **statistics.values(tokens),
+            **statistics.bound(responses.groups),
             "time/update": time.monotonic() - began,
         }
 
@@ -175,26 +176,22 @@ class Trainer:
     def _responses(self, experience: Experience) -> Responses:
         """The update's responses in order with their advantages."""
         function = getattr(advantages, self.config.advantage.name)
-        found, varied = [], []
+        found, varied, groups = [], [], []
         pairs = zip(experience.rollouts, experience.scores, strict=True)
         for _, group in groupby(pairs, key=lambda pair: pair[0].group):
             scores = [score for _, score in group]
             rewards = torch.tensor([[score.reward or 0.0 for score in scores]], dtype=torch.double)
-            valid = torch.tensor([[self._counts(score) for score in scores]])
+            valid = torch.tensor([[self.config.rewards.counts(score.status) for score in scores]])
             differ = advantages.varied(rewards, valid)
             part = function(rewards, valid, **self.config.advantage.knobs)[0]
             if self.config.advantage.zero_variance_mask and not differ.item():
                 part = torch.zeros_like(part)
             found.append(part)
             varied.append(differ.expand(len(scores)))
+            groups.append(Group(rewards[0], valid[0]))
         return Responses(
-            experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored
+            experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored, groups
         )
-
-    def _counts(self, score: Score) -> bool:
-        """Whether a response takes part in its group's statistics and in the loss."""
-        masked = score.status is Status.TRUNCATED and self.config.rewards.truncated == "masked"
-        return score.status.rewarded and not masked
 
     def _micro_batches(self, responses: Responses) -> list[MicroBatch]:
         rows: list[int] = self.loss.has_gradient(responses).nonzero()[:, 0].tolist()

@@ -143,7 +143,9 @@ class Chart:
         high = max(values, default=1.0) if self.x.high is None else self.x.high
         left = max(46, characters * _CHARACTER + 8)
         right = max((len(label) for _, label, _ in self._labels), default=0) * _CHARACTER + 20
-        return Scale(low, high if high > low else low + 1, left, self.width - right, self.x.log)
+        wide = max(_LEAST, abs(low) * 1e-9)  # 1 more than 1e30 is 1e30
+        end = high if high - low > wide else low + max(1.0, wide)
+        return Scale(low, end, left, self.width - right, self.x.log)
 
     def _add(self, layer: str, mark: _Mark) -> None:
         self._layers.setdefault(layer, []).append(mark)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from mugrpo.report import breakdown, headline
+from mugrpo.report import breakdown, headline, success
 from mugrpo.report.figures import (
     accuracy_figures,
     reward_figure,
@@ -16,7 +16,7 @@ from mugrpo.report.figures import (
     update_figure,
 )
 from mugrpo.report.markup import Content, Markup, join, tag
-from mugrpo.report.panels import GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
+from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.tokens import sampled_rollouts
 
@@ -62,6 +62,11 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
             breakdown.grpo_limits(runs),
         ),
         _section("Policy and behavior policy", _grid(_policy(runs)), hues=hues),
+        _section(
+            "The policy-improvement bound",
+            _grid([update_figure(runs, panel) for panel in BOUND]),
+            hues=hues,
+        ),
         _section(
             "Optimization",
             _grid([update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]),
@@ -109,7 +114,7 @@ def _time(run: RunData) -> Markup | None:
 def _rollouts(run: RunData) -> Markup | None:
     lengths = breakdown.length_figures(run)
     parts = [
-        _grid(breakdown.status_figures(run), "grid pair"),
+        _grid([*breakdown.status_figures(run), success.variance_weight_figure(run)], "grid pair"),
         *lengths,
     ]
     return join(parts) if any(parts) else None

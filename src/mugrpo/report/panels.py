@@ -51,9 +51,40 @@ POLICY = (
     ),
     Panel(
         "Total variation",
-        "from the behavior policy, estimated on its samples",
-        "a token",
-        [Series("tv_token")],
+        "from the behavior policy, estimated on its samples; whole responses saturate at 1",
+        "total variation",
+        [Series("tv_token", "tokens", hue=0), Series("tv_sequence", "responses", "dashed", hue=1)],
+        low=0,
+    ),
+)
+
+BOUND = (
+    Panel(
+        "Terms of the bound",
+        "means over groups with reward variance: L, (1\u2212s)/s·TV(π, β), TV(πₖ, β)",
+        "reward",
+        [
+            Series("bound/surrogate", "surrogate L", "thick", hue=0),
+            Series("bound/weighted_tv", "weighted TV", "dashed", hue=1),
+            Series("bound/tv_proximal", "TV proximal", "dotted", hue=2),
+        ],
+        log=False,
+    ),
+    Panel(
+        "Lower bounds on the improvement",
+        "on J(π) \u2212 J(πₖ): L less the other terms, or as stated, less twice them",
+        "reward",
+        [
+            Series("bound/factor_one", "factor 1", "thick", hue=0),
+            Series("bound/stated", "as stated", "dashed", hue=1),
+        ],
+        log=False,
+    ),
+    Panel(
+        "Variance weight",
+        "mean of (1\u2212s)/s over groups with reward variance",
+        "weight",
+        [Series("variance_weight")],
         low=0,
     ),
 )

@@ -64,7 +64,7 @@ class Scorer:
                 reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
                 self._stop_at_limit(reasons, len(made))
         groups = groupby(zip(made, verdicts, strict=True), key=lambda pair: pair[0].group)
-        known = [{s.reward for _, s in group if self._counts(s)} for _, group in groups]
+        counted = [[s for _, s in group if self.options.counts(s.status)] for _, group in groups]
         rewards = [score.reward for score in verdicts if score.reward is not None]
         write_scores(
             scores,
@@ -75,8 +75,9 @@ class Scorer:
             statuses=dict(Counter(score.status.value for score in verdicts)),
             reward_sum=sum(rewards),
             rewarded=len(rewards),
-            groups=len(known),
-            zero_variance_groups=sum(len(values) <= 1 for values in known),
+            groups=len(counted),
+            zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
+            groups_right=groups_right(counted),
             seconds=time.monotonic() - began,
         )
 
@@ -104,11 +105,6 @@ class Scorer:
         problem = self.problems[rollout.problem_id]
         return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason)
 
-    def _counts(self, score: Score) -> bool:
-        """Whether a score takes part in its group's statistics."""
-        masked = score.status is Status.TRUNCATED and self.options.truncated == "masked"
-        return score.status.rewarded and not masked
-
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
         failed = sum(reasons.values())
         if failed > self.options.failure_limit * rows + 1e-9:
@@ -124,6 +120,15 @@ class Scorer:
 def overlong_penalty(length: int, longest: int, buffer: float) -> float:
     """min(0, -(length - (longest - buffer)) / buffer), all in tokens: DAPO (arXiv 2503.14476)."""
     return min(0.0, -(length - (longest - buffer)) / buffer)
+
+
+def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
+    """How many groups have which share of right responses, "0.250" of four or of eight.
+
+    Of the responses that count; a group with none of them is left out.
+    """
+    right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in groups]
+    return dict(sorted(Counter(f"{k / n:.3f}" for k, n in right if n).items()))
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:

@@ -13,8 +13,9 @@ _HARDLY_ANY_SIGNAL = 0.9  # share of groups without reward variance from which a
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """What a stage's rollouts are like, from the manifests alone.
 
-    Rollouts made elsewhere may lack occupancy, canary and seconds. `time/refresh` is what handing
-    the weights to the engine and checking it took, before the first rollout.
+    Rollouts made elsewhere may lack occupancy, canary and seconds, older scores how many groups
+    have which share of right responses. `time/refresh` is what handing the weights to the engine
+    and checking it took, before the first rollout.
     """
     made, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in made)
@@ -26,8 +27,10 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     groups = sum(entry["groups"] for entry in judged)
     unvaried = sum(entry["zero_variance_groups"] for entry in judged)
     statuses: Counter[str] = Counter()
+    right: Counter[str] = Counter()
     for entry in judged:
         statuses.update(entry["statuses"])
+        right.update(entry.get("groups_right", {}))
     return {
         "rollouts": rows,
         "tokens": tokens,
@@ -37,6 +40,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
         "zero_variance_share": unvaried / groups if groups else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
+        **{f"groups_right/{share}": count for share, count in sorted(right.items())},
         "time/refresh": sum(refreshes) / len(refreshes) if refreshes else None,
         "time/generate": sum(entry.get("seconds", 0.0) for entry in made),
         "time/score": sum(entry["seconds"] for entry in judged),
