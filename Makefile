@@ -4,7 +4,7 @@ BIN := .venv/bin
 CONFIG ?= configs/demo.toml
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
-  chain-model golden wheel clean
+  objective-cost chain-model golden wheel clean
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -48,6 +48,9 @@ verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and or
 
 veto-pair: .venv/installed  ## relaxed clipping with and without the veto (about five minutes)
 	$(BIN)/python benchmarks/veto_pair.py
+
+objective-cost: .venv/installed-test  ## what an objective adds to an update (about six minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
 
 chain-model: .venv/installed  ## make the embedded model's weights again (about two minutes)
 	$(BIN)/python scripts/make_chain_model.py

@@ -1,5 +1,9 @@
 """What holds of all objectives through UpdateLoss, with masks, corrections and a KL term on and
-off. (The contract with the trainer: test_objectives.)"""
+off. (The contract with the trainer: test_objectives.)
+
+Each claim is tried on a seeded update and on hypothesis's, which has every extreme: see
+objective_cases.updates.
+"""
 
 from __future__ import annotations
 
@@ -10,265 +14,221 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, note, settings
+from hypothesis import strategies as st
+from tests.objective_cases import (
+    FORMS,
+    INF,
+    OF_RESPONSES,
+    SETTINGS,
+    Update,
+    evaluated,
+    loss_of,
+    prepassed,
+    same,
+    seeded,
+    taken,
+    updates,
+)
 from tests.updates import hand_batch
 
-from mugrpo.config.load import build_config
-from mugrpo.config.registry import CHOICES
-from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.reduction import denominator, reduced_loss
 from mugrpo.optimize.update_loss import UpdateLoss
 
-NAMES = sorted(CHOICES["objective"].keys() - {"file"})
-FORMS: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in NAMES},
-    "gspo": {"name": "grpo", "level": "sequence"},
-    "relaxed": {"name": "grpo", "ratio_clip": (0.0, 5.0)},
-    "dual clip": {"name": "grpo", "dual_clip": 3.0},
-    "proximal center": {"name": "grpo", "clip_center": "proximal"},
-    "pnpo stopped": {"name": "pnpo", "stop_gradient": True},
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "veto": {"veto": {"name": "negative_advantage", "kappa": 0.5}},
-    "sequence mask": {"sequence_mask": {"name": "off_policy", "delta": 0.1}},
-    "truncated": {"correction": {"name": "truncated", "cap": 1.2}},
-    "masked": {"correction": {"name": "masked", "interval": (0.8, 1.2)}},
-    "masked responses": {"correction": {"name": "masked", "level": "sequence"}},
-    "kl": {"reference": {"name": "kl", "coefficient": 0.3}},
-    "all": {
-        "veto": {"name": "negative_advantage", "kappa": 0.5},
-        "sequence_mask": {"name": "off_policy", "delta": 0.1},
-        "correction": {"name": "truncated", "cap": 1.2},
-        "reference": {"name": "kl", "coefficient": 0.3, "corrected": False},
-    },
-}
 REDUCTIONS = ["token_mean", "sequence_mean", "constant"]
-
-
-def loss_of(form: str, **groups: Any) -> UpdateLoss:
-    return UpdateLoss.of(
-        build_config({"preset": "grpo", "objective": FORMS[form], **groups}, "test")
-    )
-
-
-def random_update(seed: int, dtype: torch.dtype = torch.float64) -> tuple[MicroBatch, torch.Tensor]:
-    """Ten ragged responses, one-token ones among them; stored logprobs of every kind."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(scale: float) -> torch.Tensor:
-        return (scale * torch.randn(10, 7, generator=generator, dtype=torch.float64)).to(dtype)
-
-    behavior = -3 * torch.rand(10, 7, generator=generator, dtype=torch.float64).to(dtype)
-    advantages = torch.randn(10, generator=generator, dtype=torch.float64).to(dtype)
-    advantages[4] = 0.0
-    lengths = torch.tensor([7, 1, 3, 7, 2, 1, 6, 4, 5, 2])
-    batch = hand_batch(
-        behavior,
-        advantages,
-        torch.arange(7) < lengths[:, None],
-        torch.arange(10) % 3 > 0,
-        trainer_behavior_logprobs=behavior + normal(0.2),
-        proximal_logprobs=behavior + normal(0.3),
-        reference_logprobs=behavior + normal(0.5),
-    )
-    return batch, behavior + normal(0.5)
-
-
-def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> MicroBatch:
-    """Some responses of a batch, its padding cut to `width`."""
-    return replace(
-        batch,
-        rows=rows.tolist(),
-        mask=batch.mask[rows, :width],
-        behavior_logprobs=batch.behavior_logprobs[rows, :width],
-        advantages=batch.advantages[rows],
-        varied=batch.varied[rows],
-        stored={name: tensor[rows, :width] for name, tensor in batch.stored.items()},
-    )
-
-
-def prepassed(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> dict[str, Any]:
-    if loss.objective.prepass is None:
-        return {}
-    with torch.no_grad():
-        return loss.prepass(
-            logprobs,
-            {
-                "behavior_logprobs": batch.behavior_logprobs,
-                "advantages": batch.advantages,
-                "mask": batch.mask,
-                **batch.stored,
-            },
-        )
-
-
-Found = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
-
-
-def evaluated(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> Found:
-    """(token losses, 0 on padding; the gradient of their sum by the logprobs; metrics)."""
-    logprobs = logprobs.clone().requires_grad_()
-    loss_BT, metrics = loss(batch, logprobs, prepassed(loss, batch, logprobs))
-    loss_BT = loss_BT * batch.mask
-    (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
-    return loss_BT.detach(), gradient, metrics
-
-
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
 every_form = pytest.mark.parametrize("form", FORMS)
-every_setting = pytest.mark.parametrize("setting", SETTINGS)
+
+
+def of_updates(count: int, seed: int) -> Callable[[Any], Any]:
+    """A claim about any update: tried on a seeded one first."""
+
+    def claim(test: Any) -> Any:
+        tried = settings(deadline=None, derandomize=True, max_examples=count)
+        return tried(example(update=seeded(seed))(given(update=updates())(test)))
+
+    return claim
 
 
 # ---- masks ----
 
 
-@every_setting
 @every_form
-def test_padding_has_no_gradient_and_what_it_holds_changes_nothing(form, setting):
-    loss = loss_of(form, **SETTINGS[setting])
-    for seed in range(3):
-        batch, logprobs = random_update(seed)
-        losses, gradient, metrics = evaluated(loss, batch, logprobs)
-        assert not gradient[~batch.mask].any()
-        assert gradient[batch.mask].any()
-        junk = replace(
-            batch,
-            behavior_logprobs=batch.behavior_logprobs.masked_fill(~batch.mask, -0.1),
-            stored={n: t.masked_fill(~batch.mask, -9.0) for n, t in batch.stored.items()},
-        )
-        other = evaluated(loss, junk, logprobs.masked_fill(~batch.mask, -30.0))
+@of_updates(4, seed=0)
+def test_padding_has_no_gradient_and_what_it_holds_changes_nothing(form, update: Update):
+    batch = update.batch
+    padding = ~batch.mask
+    junk = replace(
+        batch,
+        behavior_logprobs=batch.behavior_logprobs.masked_fill(padding, -0.1),
+        stored={n: t.masked_fill(padding, -9.0) for n, t in batch.stored.items()},
+    )
+    for setting in SETTINGS:
+        note(setting)
+        loss = loss_of(form, setting)
+        losses, gradient, metrics = evaluated(loss, batch, update.logprobs)
+        assert not gradient[padding].any()
+        other = evaluated(loss, junk, update.logprobs.masked_fill(padding, -INF))
         assert torch.equal(other[0], losses)
         assert torch.equal(other[1], gradient)
         for name, tensor in metrics.items():
             assert torch.equal(other[2][name], tensor)
-            assert not tensor[~batch.mask].any()
+            assert not tensor[padding].any()
 
 
-@pytest.mark.parametrize(
-    ("setting", "removes"),
-    [
-        ("veto", lambda metrics: metrics["vetoed_fraction"]),
-        ("sequence mask", lambda metrics: metrics["sequence_masked_fraction"]),
-        ("masked", lambda metrics: metrics["correction_weight"] == 0),
-        ("masked responses", lambda metrics: metrics["correction_weight"] == 0),
-    ],
-)
+def removed(metrics: dict[str, torch.Tensor], mask_BT: torch.Tensor) -> torch.Tensor:
+    """The tokens that a veto, a mask or a correction takes out."""
+    removed_BT = torch.zeros_like(mask_BT)
+    for name in ("vetoed_fraction", "sequence_masked_fraction"):
+        removed_BT = removed_BT | metrics.get(name, removed_BT)
+    if "correction_weight" in metrics:
+        removed_BT = removed_BT | (metrics["correction_weight"] == 0)
+    return removed_BT & mask_BT
+
+
+REMOVING = [s for s in SETTINGS if s.startswith(("veto", "sequence mask", "masked"))]
+
+
 @every_form
-def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(
-    form, setting, removes: Callable[..., torch.Tensor]
-):
+@of_updates(6, seed=0)
+def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(form, update: Update):
     """But in pnpo the tokens behind it, whose means it is in, still reach it."""
-    loss = loss_of(form, **SETTINGS[setting])
-    free = loss_of(form)
-    reached = 0
-    for seed in range(5):
-        batch, logprobs = random_update(seed)
-        losses, gradient, metrics = evaluated(loss, batch, logprobs)
-        removed_BT = removes(metrics) & batch.mask
+    batch = update.batch
+    whole, _, _ = evaluated(loss_of(form), batch, update.logprobs)
+    for setting in REMOVING:
+        note(setting)
+        losses, gradient, metrics = evaluated(loss_of(form, setting), batch, update.logprobs)
+        removed_BT = removed(metrics, batch.mask)
         assert not losses[removed_BT].any()
-        if form != "pnpo" or setting in ("sequence mask", "masked responses"):
+        if form != "pnpo" or setting in OF_RESPONSES:
             assert not gradient[removed_BT].any()
         if "correction" not in SETTINGS[setting]:
-            whole, _, _ = evaluated(free, batch, logprobs)
             assert torch.equal(losses, whole.masked_fill(removed_BT, 0.0))
-        reached += removed_BT.sum().item()
-    assert reached > 0
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@every_form
+def test_the_claims_about_gradients_are_not_empty(form, setting):
+    """On the seeded updates there is a gradient, and what removes tokens removes some."""
+    reached = 0
+    for seed in range(3):
+        update = seeded(seed)
+        _, gradient, metrics = evaluated(loss_of(form, setting), update.batch, update.logprobs)
+        assert gradient[update.batch.mask].any()
+        reached += removed(metrics, update.batch.mask).sum().item()
+    assert reached > 0 or setting not in REMOVING
 
 
 # ---- order and cut ----
 
 
-@every_setting
 @every_form
-def test_permuting_responses_changes_nothing_but_order(form, setting):
-    loss = loss_of(form, **SETTINGS[setting])
-    for seed in range(3):
-        batch, logprobs = random_update(seed)
-        losses, gradient, metrics = evaluated(loss, batch, logprobs)
-        rows = torch.randperm(10, generator=torch.Generator().manual_seed(seed))
-        other = evaluated(loss, taken(batch, rows), logprobs[rows])
-        same(other[0], losses[rows])
-        same(other[1], gradient[rows])
+@of_updates(4, seed=1)
+def test_permuting_responses_changes_nothing_but_order(form, update: Update):
+    order = update.order
+    for setting in SETTINGS:
+        note(setting)
+        loss = loss_of(form, setting)
+        losses, gradient, metrics = evaluated(loss, update.batch, update.logprobs)
+        other = evaluated(loss, taken(update.batch, order), update.logprobs[order])
+        same(other[0], losses[order])
+        same(other[1], gradient[order])
         for name, tensor in metrics.items():
-            same(other[2][name].double(), tensor[rows].double())
+            same(other[2][name].double(), tensor[order].double())
 
 
-@every_setting
 @every_form
-def test_splitting_into_micro_batches_changes_nothing(form, setting):
-    """One pre-pass over the whole; micro-batches of 1 to 4 responses, each of its own width."""
-    loss = loss_of(form, **SETTINGS[setting])
-    for reduction in REDUCTIONS:
-        _check_cuts(loss, reduction)
+@of_updates(4, seed=7)
+def test_splitting_into_micro_batches_changes_nothing(form, update: Update):
+    """One pre-pass over the whole; each micro-batch has its own width."""
+    for setting, reduction in zip(SETTINGS, REDUCTIONS * len(SETTINGS), strict=False):
+        note(f"{setting}, {reduction}")
+        loss = loss_of(form, setting)
+        whole = in_parts(loss, update, [len(update.logprobs)], reduction)
+        for found, expected in zip(
+            in_parts(loss, update, update.cut, reduction), whole, strict=True
+        ):
+            same(found, expected)
 
 
-def _check_cuts(loss: UpdateLoss, reduction: Any) -> None:
-    batch, start = random_update(7)
-    divisor = denominator(reduction, tokens=int(batch.mask.sum()), responses=10, max_new_tokens=16)
-    results = []
-    for cut in ([10], [1, 2, 3, 4], [4, 1, 4, 1], [1] * 10):
-        logprobs = start.clone().requires_grad_()
-        extra = prepassed(loss, batch, logprobs)
-        total = 0.0
-        for rows in torch.arange(10).split(cut):
-            width = int(batch.mask[rows].sum(-1).max())
-            part = taken(batch, rows, width)
-            cut_extra = {name: tensor[rows, :width] for name, tensor in extra.items()}
-            loss_BT, _ = loss(part, logprobs[rows, :width], cut_extra)
-            share = reduced_loss(loss_BT, part.mask, reduction, divisor)
-            share.backward()
-            total += share.item()
-        results.append((torch.tensor(total, dtype=torch.float64), logprobs.grad))
-    for value, gradient in results[1:]:
-        same(value, results[0][0])
-        same(gradient, results[0][1])
+def in_parts(
+    loss: UpdateLoss, update: Update, cut: list[int], reduction: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each response adds to the update's loss, and the gradient, from micro-batches."""
+    batch, rows = update.batch, len(update.logprobs)
+    tokens = int(batch.mask.sum())
+    divisor = denominator(reduction, tokens=tokens, responses=rows, max_new_tokens=16)
+    logprobs = update.logprobs.clone().requires_grad_()
+    extra = prepassed(loss, batch, logprobs)
+    shares = []
+    for part_rows in torch.arange(rows).split(cut):
+        width = int(batch.mask[part_rows].sum(-1).max())
+        part = taken(batch, part_rows, width)
+        cut_extra = {name: tensor[part_rows, :width] for name, tensor in extra.items()}
+        loss_BT, _ = loss(part, logprobs[part_rows, :width], cut_extra)
+        reduced_loss(loss_BT, part.mask, reduction, divisor).backward()
+        for i in range(len(part_rows)):  # their sum may be a small difference of large numbers
+            row = slice(i, i + 1)
+            shares.append(reduced_loss(loss_BT[row], part.mask[row], reduction, divisor).detach())
+    assert logprobs.grad is not None
+    return torch.stack(shares), logprobs.grad
 
 
 # ---- ratio 1 ----
 
+# What of -A log pi's gradient each objective has at ratio 1, where no clip, taper or cap is
+# reached. All of it: grpo and the other min forms (r grad log pi, r = 1), gspo (its ratio's share
+# 1/T, T times), decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1),
+# cispo and the stopped pnpo (weight 1), reinforce (at any ratio), kl_surrogate (its penalty's
+# gradient is r log r = 0). pnpo with the gradient through w is the exception.
+EXCEPTION = "pnpo"
+
+
+def at_ratio_1(update: Update) -> Update:
+    behavior = update.batch.behavior_logprobs
+    stored = dict.fromkeys(update.batch.stored, behavior)
+    return replace(update, batch=replace(update.batch, stored=stored), logprobs=behavior)
+
 
 @every_form
-def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form):
-    """Exception: pnpo with its gradient through w, where token j has A (1/j + ... + 1/T)."""
-    for seed in range(3):
-        batch, _ = random_update(seed)
-        logprobs = batch.behavior_logprobs
-        batch = replace(batch, stored={"proximal_logprobs": logprobs})
-        _, gradient, _ = evaluated(loss_of(form), batch, logprobs)
-        expected = -batch.advantages[:, None] * batch.mask
-        if form == "pnpo":
-            shares = batch.mask / torch.arange(1.0, 8.0, dtype=torch.float64)
-            expected = expected * shares.flip(-1).cumsum(-1).flip(-1)
-        same(gradient, expected)
+@of_updates(10, seed=0)
+def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update):
+    """Exception: pnpo with its gradient through w, where token j has A (1/j + ... + 1/T).
+
+    A token of probability 0 is a constant: it has none.
+    """
+    update = at_ratio_1(update)
+    batch = update.batch
+    _, gradient, _ = evaluated(loss_of(form), batch, update.logprobs)
+    expected = -batch.advantages[:, None] * batch.mask
+    if form == EXCEPTION:
+        width = batch.mask.shape[1]
+        shares = batch.mask / torch.arange(1.0, width + 1, dtype=torch.float64)
+        expected = expected * shares.flip(-1).cumsum(-1).flip(-1)
+    same(gradient, expected.masked_fill(update.logprobs == -INF, 0.0))
 
 
 def test_pnpo_s_exception_keeps_the_sum_over_a_response():
     """1/j + ... + 1/T summed over j is T: the first tokens have more, the last ones less."""
-    batch, _ = random_update(0)
+    batch = seeded(0).batch
     _, gradient, _ = evaluated(loss_of("pnpo"), batch, batch.behavior_logprobs)
     same(gradient.sum(-1), -batch.advantages * batch.mask.sum(-1))
 
 
 @every_form
-@every_setting
-def test_at_ratio_1_masks_and_corrections_are_idle(form, setting):
-    batch, _ = random_update(2)
-    behavior = batch.behavior_logprobs
-    stored = dict.fromkeys(batch.stored, behavior)
-    batch = replace(batch, stored=stored)
-    plain = evaluated(loss_of(form), batch, behavior)
-    other = evaluated(loss_of(form, **SETTINGS[setting]), batch, behavior)
-    same(other[0], plain[0])
-    same(other[1], plain[1])
+@of_updates(4, seed=2)
+def test_at_ratio_1_masks_and_corrections_are_idle(form, update: Update):
+    update = at_ratio_1(update)
+    plain = evaluated(loss_of(form), update.batch, update.logprobs)
+    for setting in SETTINGS:
+        note(setting)
+        other = evaluated(loss_of(form, setting), update.batch, update.logprobs)
+        same(other[0], plain[0])
+        same(other[1], plain[1])
 
 
 # ---- extremes: one-token responses in fp32, values by formula ----
 
-INF = math.inf
 # (log pi, log beta)
 PAIRS = {
     "pi 0": (-INF, -1.0),
@@ -327,28 +287,47 @@ def expected_of(form: str, logprob: float, behavior: float, a: float) -> tuple[f
 @every_form
 def test_extreme_one_token_responses_have_the_stated_finite_loss_and_gradient(form, pair):
     for advantage in (1.0, -1.0, 0.0, 1e3):
-        _check_extreme(form, *PAIRS[pair], advantage)
+        # kl_surrogate's r log r is a difference of numbers near .1: fp32 leaves 1e-9
+        _check_formula(form, *PAIRS[pair], advantage, torch.float32, rel=1e-4, abs_=1e-8)
 
 
-def _check_extreme(form: str, logprob: float, behavior: float, a: float) -> None:
-    behavior_BT = torch.tensor([[behavior]])
+def _check_formula(
+    form: str,
+    logprob: float,
+    behavior: float,
+    a: float,
+    dtype: torch.dtype,
+    *,
+    rel: float,
+    abs_: float,
+) -> None:
+    behavior_BT = torch.tensor([[behavior]], dtype=dtype)
     batch = hand_batch(
         behavior_BT,
-        torch.tensor([a]),
+        torch.tensor([a], dtype=dtype),
         torch.ones(1, 1, dtype=torch.bool),
         proximal_logprobs=behavior_BT,
     )
-    losses, gradient, _ = evaluated(loss_of(form), batch, torch.tensor([[logprob]]))
+    logprob_BT = torch.tensor([[logprob]], dtype=dtype)
+    losses, gradient, _ = evaluated(loss_of(form), batch, logprob_BT)
     value, weight = expected_of(form, logprob, behavior, a)
-    assert losses.item() == pytest.approx(value, rel=1e-4, abs=1e-30)
-    # kl_surrogate's r log r is a difference of numbers near .1: fp32 leaves 1e-9
-    assert (-gradient).item() == pytest.approx(weight, rel=1e-4, abs=1e-8)
+    assert losses.item() == pytest.approx(value, rel=rel, abs=1e-30)
+    assert (-gradient).item() == pytest.approx(weight, rel=rel, abs=abs_)
 
 
-@every_setting
+_LOGPROBS = st.one_of(st.floats(-120, 0), st.sampled_from([-INF, -1e-6, -1.0, -14.8]))
+
+
 @every_form
-def test_extremes_within_longer_responses_are_finite_under_every_setting(form, setting):
-    """All pairs in one response of each sign, in fp32, summed as an update sums them."""
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(logprob=_LOGPROBS, behavior=_LOGPROBS, advantage=st.floats(-10, 10))
+def test_one_token_responses_have_the_stated_loss_and_gradient(form, logprob, behavior, advantage):
+    """The same formulas anywhere, in fp64."""
+    _check_formula(form, logprob, behavior, advantage, torch.float64, rel=1e-9, abs_=1e-12)
+
+
+def extremes() -> Update:
+    """All pairs in one response of each sign."""
     logprobs, behavior = torch.tensor(list(PAIRS.values())).T[:, None].repeat(1, 3, 1)
     batch = hand_batch(
         behavior,
@@ -358,30 +337,59 @@ def test_extremes_within_longer_responses_are_finite_under_every_setting(form, s
         proximal_logprobs=behavior,
         reference_logprobs=torch.full_like(behavior, -1.0),
     )
-    loss = loss_of(form, **SETTINGS[setting])
-    losses, gradient, _ = evaluated(loss, batch, logprobs)
-    assert losses.isfinite().all()
-    assert gradient.isfinite().all()
-    for reduction in REDUCTIONS:
-        assert reduced_loss(losses, batch.mask, reduction, 8).isfinite()
+    return Update(batch, logprobs, torch.arange(3), [3])
 
 
-@every_setting
 @every_form
-def test_responses_without_advantage_have_loss_and_gradient_0(form, setting):
-    """All-equal rewards and groups of one. Exceptions: kl_surrogate's penalty, and the KL term."""
-    loss = loss_of(form, **SETTINGS[setting])
-    batch, logprobs = random_update(5)
-    batch = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
-    losses, gradient, _ = evaluated(loss, batch, logprobs)
-    assert losses.isfinite().all() and gradient.isfinite().all()
-    if form == "kl_surrogate":
-        assert (losses >= 0).all() and gradient.any()
-    else:
-        assert not losses.any() and not gradient.any()
-    unmasked = loss_of(form, **SETTINGS[setting], advantage={"zero_variance_mask": False})
-    _, gradient, _ = evaluated(unmasked, batch, logprobs)
-    assert gradient.any() == (form == "kl_surrogate" or "reference" in SETTINGS[setting])
+@example(update=extremes())
+@of_updates(6, seed=3)
+def test_extremes_are_finite_under_every_setting(form, update: Update):
+    """In fp32, summed as an update sums them."""
+    update = update.to(torch.float32)
+    batch = update.batch
+    for setting in SETTINGS:
+        note(setting)
+        losses, gradient, metrics = evaluated(loss_of(form, setting), batch, update.logprobs)
+        assert losses.isfinite().all()
+        assert gradient.isfinite().all()
+        assert all(tensor.isfinite().all() for tensor in metrics.values())
+        for reduction in REDUCTIONS:
+            assert reduced_loss(losses, batch.mask, reduction, 8).isfinite()
+
+
+# ---- no advantage ----
+
+
+def without_advantage(update: Update) -> Update:
+    batch = update.batch
+    nothing = replace(batch, advantages=0 * batch.advantages, varied=batch.varied & False)
+    return replace(update, batch=nothing)
+
+
+@every_form
+@of_updates(4, seed=5)
+def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Update):
+    """All-equal rewards and groups of one. Exception: kl_surrogate, whose penalty is left."""
+    update = without_advantage(update)
+    for setting in SETTINGS:
+        note(setting)
+        losses, gradient, _ = evaluated(loss_of(form, setting), update.batch, update.logprobs)
+        if form == "kl_surrogate":
+            assert (losses >= -1e-15).all() and gradient.isfinite().all()
+        else:
+            assert not losses.any() and not gradient.any()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@every_form
+def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
+    """kl_surrogate's in any case; the KL term where the mask of zero variance is off."""
+    update = without_advantage(seeded(5))
+    for masked in (True, False):
+        loss = loss_of(form, setting, masked)
+        _, gradient, _ = evaluated(loss, update.batch, update.logprobs)
+        penalty = "reference" in SETTINGS[setting] and not masked
+        assert gradient.any() == (form == "kl_surrogate" or penalty)
 
 
 # ---- the effective sample share ----

@@ -1,0 +1,119 @@
+"""What objective_cost.py compares: objectives and their parts, and the rollouts for all of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import ChainOptions
+from mugrpo.engines.base import Completion
+from mugrpo.optimize.stored import rollout_logprobs
+from mugrpo.optimize.trainer import Experience
+from mugrpo.policy import Policy
+from mugrpo.records import FinishReason
+from mugrpo.tasks.chain import Chain, demonstration
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.builders import encoded, rollout, verdict
+
+GROUP = 8
+OFF = {group: {"name": "off"} for group in ("veto", "sequence_mask", "correction", "reference")}
+PLAIN = "reinforce"
+SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
+VETO = {"name": "negative_advantage", "kappa": 0.5}  # at 1e-2 nothing here would be a trigger
+
+
+def _objective(name: str, **options: Any) -> dict[str, Any]:
+    return {"objective": {"name": name, **options}}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "grpo": _objective("grpo"),
+    "grpo, dual clip": _objective("grpo", dual_clip=3.0),
+    "grpo, sequence (GSPO)": _objective("grpo", level="sequence"),
+    "grpo, proximal center": _objective("grpo", clip_center="proximal"),
+    "grpo, proximal center, kept": _objective("grpo", clip_center="proximal", proximal_period=4),
+    "decoupled_ppo": _objective("decoupled_ppo"),
+    "decoupled_ppo, kept": _objective("decoupled_ppo", proximal_period=4),
+    "kl_surrogate": _objective("kl_surrogate"),
+    "cispo": _objective("cispo"),
+    "topr": _objective("topr"),
+    "minpro": _objective("minpro"),
+    "pnpo": _objective("pnpo"),
+    "pnpo, stopped": _objective("pnpo", stop_gradient=True),
+    "m2po": _objective("m2po"),
+    "m2po_released": _objective("m2po_released"),
+    **{f"+ veto, {scope}": {"veto": {**VETO, "scope": scope}} for scope in SCOPES},
+    "+ off-policy mask": {"sequence_mask": {"name": "off_policy", "delta": 0.05}},
+    **{
+        f"+ {name} correction, {level}": {"correction": {"name": name, "level": level}}
+        for name in ("truncated", "masked")
+        for level in ("token", "sequence")
+    },
+    "+ KL": {"reference": {"name": "kl"}},
+    "+ KL, uncorrected": {"reference": {"name": "kl", "corrected": False}},
+    "+ ess step": {"step": {"name": "ess"}},
+    "mu-grpo (grpo + veto)": {**_objective("grpo", ratio_clip=(0.0, 5.0)), "veto": VETO},
+    "minpro + veto + mask": {
+        **_objective("minpro"),
+        "veto": VETO,
+        "sequence_mask": {"name": "off_policy", "delta": 0.05},
+    },
+}
+
+
+def config_of(name: str) -> RunConfig:
+    """The learning rate leaves the weights where they are, so that all see the same policy."""
+    plain = {"preset": "grpo", "objective": {"name": PLAIN}, **OFF, "optimizer": {"lr": 1e-15}}
+    return build_config({**plain, **VARIANTS[name]}, "benchmark")
+
+
+def stored_of(config: RunConfig) -> tuple[str, ...]:
+    """What a run keeps on disk: a proximal policy of period 1 is the policy itself."""
+    kept = getattr(config.objective, "proximal_period", 1) > 1
+    return tuple(name for name in config.needs if kept or name != "proximal_logprobs")
+
+
+def synthetic(policy: Policy, tokens: int) -> Experience:
+    """Groups of demonstrations with wrong steps, `tokens` response tokens or a few more.
+
+    Every group's rewards differ, so that every variant computes every response; behavior and
+    stored logprobs are the model's own and noise.
+    """
+    rng, made = random.Random(0), 0
+    rollouts, scores = [], []
+    eos = policy.tokenizer.eos_token_id
+    problems = iter(Chain(ChainOptions(train_problems=tokens // 250 + 1)).train_problems())
+    while made < tokens:
+        problem = next(problems)
+        prompt_ids = encoded(policy, problem.prompt)
+        right = rng.randrange(1, GROUP)
+        for sample in range(GROUP):
+            text = demonstration(problem.prompt, rng, wrong_steps=0.1)
+            ids = np.append(encoded(policy, text), eos).astype(np.int32)
+            done = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
+            rollouts.append(rollout(problem.id, sample, prompt_ids, done))
+            scores.append(verdict(float(sample < right)))
+            made += len(ids)
+    own = rollout_logprobs(policy, rollouts, config_of(PLAIN))
+    noise = np.random.default_rng(0)
+
+    def near(spread: float) -> list[Any]:
+        return [(o + noise.normal(0, spread, o.shape)).astype(np.float32) for o in own]
+
+    rollouts = [replace(r, behavior_logprobs=b) for r, b in zip(rollouts, near(0.3), strict=True)]
+    names = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
+    return Experience(rollouts, scores, {name: near(0.1) for name in names})
+
+
+def needed(experience: Experience, config: RunConfig) -> Experience:
+    return replace(experience, stored={n: experience.stored[n] for n in stored_of(config)})
