@@ -16,9 +16,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from mugrpo.config.engines import HFOptions
+from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.optimize.trainer import Experience
 from mugrpo.policy import Policy, load_policy
@@ -27,6 +28,8 @@ from mugrpo.records import FinishReason, Rollout, Score, Status
 TINY_FORMS = ("llama", "qwen2", "gpt2")
 
 # Prompts of 2 to 16 tokens, for ragged batches.
+ENGINE = "continuous"
+
 PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
 
 
@@ -80,10 +83,19 @@ def generated(
     temperature: float = 1.0,
     max_new_tokens: int = 48,
 ) -> list[Completion]:
-    """All completions of `requests`, in order."""
-    engine = HFEngine(policy, HFOptions(batch_size=batch_size))
-    batches = engine.generate(requests, temperature=temperature, max_new_tokens=max_new_tokens)
-    return [completion for batch in batches for completion in batch]
+    """All completions of `requests`, in order, from the engine called ENGINE."""
+    engine = (
+        HFEngine(policy, HFOptions(batch_size=batch_size))
+        if ENGINE == "hf"
+        else ContinuousEngine(policy, ContinuousOptions(slots=batch_size))
+    )
+    made: dict[int, Completion] = {}
+    for decoded in engine.generate(
+        requests, temperature=temperature, max_new_tokens=max_new_tokens
+    ):
+        assert not made.keys() & dict(decoded.completions).keys()
+        made.update(decoded.completions)
+    return [made[index] for index in range(len(requests))]
 
 
 def plain_logprobs(

@@ -50,6 +50,7 @@ problems_per_update = 2
 group_size = 4
 
 [engine]
+name = "hf"
 batch_size = 4
 
 [rollouts]

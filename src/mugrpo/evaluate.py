@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from mugrpo.engines.base import Completion
+from mugrpo.engines.base import Decoded
 from mugrpo.errors import UsageError
 from mugrpo.publishing import publish_folder
 from mugrpo.records import Status
@@ -65,13 +65,14 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
 
 
 def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
-    def on_batch(batch: list[Completion]) -> None:
+    def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
-        run.progress.advance(len(batch), sum(len(c.ids) for c in batch))
+        tokens = sum(len(completion.ids) for _, completion in decoded.completions)
+        run.progress.advance(len(decoded.completions), tokens)
 
     total = len(run.eval_problems) * sampler.group_size
     run.progress.begin(f"update {update}  evaluate", "rollouts", total)
-    sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_batch)
+    sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_decoded)
     run.progress.end()
 
 

@@ -21,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from mugrpo.canary import canary
-from mugrpo.engines.base import Completion
+from mugrpo.engines.base import Decoded
 from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
 from mugrpo.experience import StageReader
@@ -168,14 +168,15 @@ def generate_stage(run: Run, stage: int) -> None:
     total = sum(map(len, parts)) * size
     run.progress.begin(_heading(run, stage, "generate"), "rollouts", total, done)
 
-    def on_batch(batch: list[Completion]) -> None:
+    def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
-        run.progress.advance(len(batch), sum(len(c.ids) for c in batch))
+        tokens = sum(len(completion.ids) for _, completion in decoded.completions)
+        run.progress.advance(len(decoded.completions), tokens)
 
     for shard in missing:
         groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
         notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds, "policy_step": first_update}
-        sampler.make_shard(shards, shard, groups, on_batch, **notes)
+        sampler.make_shard(shards, shard, groups, on_decoded, **notes)
         refresh_seconds = None  # once a refresh
     run.progress.end()
 

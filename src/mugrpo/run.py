@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def engine(self) -> Engine:
-        return make_engine(self.policy, self.config.engine)
+        return make_engine(self.policy, self.config.engine, self.progress.say)
 
     @cached_property
     def trainer(self) -> Trainer:

@@ -59,6 +59,40 @@ def test_uniforms_are_evenly_spread_within_zero_and_one():
     assert chisquare(positions).pvalue > 1e-3  # the first position over seeds 0..199
 
 
+def drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The tokens alone, at temperature 1."""
+    return sample(logits, 1.0, uniforms)[0]
+
+
+def whole_function(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The tokens by the whole distribution function in float64, with nothing else in mind."""
+    cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
+    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 16, 255, 256, 257, 1000, 1024, 5000])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+def test_blocks_of_the_vocabulary_draw_what_the_whole_function_draws(vocabulary, spread):
+    torch.manual_seed(vocabulary)
+    logits = spread * torch.randn(400, vocabulary)
+    numbers = torch.from_numpy(uniforms(range(400), 1)[:, 0])
+    assert (drawn(logits, numbers) != whole_function(logits, numbers)).sum() <= 1  # rounding
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_a_logprob_is_that_of_the_tempered_distribution(temperature):
+    torch.manual_seed(1)
+    logits = 5 * torch.randn(300, 700)
+    tokens, logprobs = sample(logits, temperature, torch.from_numpy(uniforms(range(300), 1)[:, 0]))
+    expected = torch.log_softmax(logits.double() / temperature, -1).gather(-1, tokens[:, None])
+    torch.testing.assert_close(logprobs.double(), expected[:, 0], rtol=0, atol=1e-5)
+
+
+def test_a_row_without_a_distribution_has_no_logprob():
+    tokens, logprobs = sample(torch.full((1, 300), torch.nan), 1.0, torch.tensor([0.5]).double())
+    assert logprobs.isnan().all() and 0 <= tokens.item() < 300
+
+
 @pytest.mark.parametrize(
     ("uniform", "token"),
     [
@@ -75,21 +109,21 @@ def test_uniforms_are_evenly_spread_within_zero_and_one():
 def test_the_token_is_where_the_distribution_function_first_exceeds_the_uniform(uniform, token):
     # p = 1/4, 1/2, 1/8, 1/8, so F = 0.25, 0.75, 0.875, 1 without rounding
     logprobs = torch.tensor([[0.25, 0.5, 0.125, 0.125]], dtype=torch.float64).log()
-    assert sample(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
+    assert drawn(logprobs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
 def test_each_row_is_sampled_from_its_own_distribution():
     logprobs = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()
-    assert sample(logprobs, torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist() == [0, 1]
+    assert drawn(logprobs, torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist() == [0, 1]
 
 
 def test_a_token_of_probability_zero_is_never_returned():
     # Zeros at the start, in the middle and at the end, where rounding would land first.
     logprobs = torch.tensor([0.0, 0.3, 0.0, 0.0, 0.7, 0.0, 0.0]).log()
     edges = [0.0, 2.0**-53, 0.3 - 2.0**-50, 0.3, 0.3 + 2.0**-50, JUST_BELOW_ONE]
-    drawn = np.concatenate([edges, uniforms(range(100), 100).ravel()])
-    rows = logprobs.expand(len(drawn), -1)
-    assert set(sample(rows, torch.from_numpy(drawn)).tolist()) == {1, 4}
+    numbers = np.concatenate([edges, uniforms(range(100), 100).ravel()])
+    rows = logprobs.expand(len(numbers), -1)
+    assert set(drawn(rows, torch.from_numpy(numbers)).tolist()) == {1, 4}
 
 
 def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_sum_to():
@@ -98,7 +132,7 @@ def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_
     logprobs = torch.log_softmax(logits, -1)  # float32: the sums are 1 give or take 1e-6
     totals = logprobs.double().exp().sum(-1)
     assert totals.min() < 1 < totals.max()
-    tokens = sample(logprobs, torch.full((500,), JUST_BELOW_ONE, dtype=torch.float64))
+    tokens = drawn(logprobs, torch.full((500,), JUST_BELOW_ONE, dtype=torch.float64))
     assert tokens.max() < 1000
     assert (logprobs.gather(-1, tokens[:, None]).exp() > 0).all()
 
@@ -107,13 +141,13 @@ def test_a_token_too_rare_for_float32_sums_is_still_drawn():
     # 1 - 2^-26 is 1 in float32, so that token 1 would never come.
     logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
     uniforms = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
-    assert sample(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]
+    assert drawn(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]
 
 
 def sampled_counts(probabilities: list[float], draws: int) -> np.ndarray:
     logprobs = torch.tensor(probabilities).log().expand(draws, -1)
-    drawn = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
-    return np.bincount(sample(logprobs, drawn), minlength=len(probabilities))
+    numbers = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
+    return np.bincount(drawn(logprobs, numbers), minlength=len(probabilities))
 
 
 def test_sampled_frequencies_are_the_distributions():

@@ -21,8 +21,19 @@ class EngineOptions(NamedOptions):
     """Share of the tolerance from which the canary warns."""
 
 
+class ContinuousOptions(EngineOptions):
+    """Continuous batching with the trainer's own Hugging Face model, in process."""
+
+    name: Literal["continuous"] = "continuous"
+    """Which engine."""
+    slots: int = Field(128, ge=1)
+    """Sequences decoded together; one that ends makes room for the next at once."""
+    prefill_tokens: int = Field(2048, ge=1)
+    """Padded prompt tokens that go through the model together."""
+
+
 class HFOptions(EngineOptions):
-    """Hugging Face in process: the trainer's own model, batched sampling with a KV cache."""
+    """The trainer's own Hugging Face model in static batches, in process: plain and slower."""
 
     name: Literal["hf"] = "hf"
     """Which engine."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from mugrpo.config import objectives as o
 from mugrpo.config import parts, stages
-from mugrpo.config.engines import EngineOptions, HFOptions
+from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions
 
@@ -21,7 +21,7 @@ def _by_name(*options: type[NamedOptions]) -> Group:
 
 CHOICES: dict[str, Group] = {
     "task": _by_name(ChainOptions, DatasetOptions),
-    "engine": _by_name(HFOptions),
+    "engine": _by_name(ContinuousOptions, HFOptions),
     "sampling": _by_name(stages.EveryGroup, stages.DynamicSampling),
     "stage_until": _by_name(stages.AllUpdates, stages.TokenVariation, stages.SequenceVariation),
     "advantage": _by_name(o.GroupAdvantage, o.ShiftedAdvantage, o.AsymREAdvantage),
@@ -59,7 +59,7 @@ def _chosen(group: str, default: str) -> BeforeValidator:
 
 
 TaskChoice = Annotated[SerializeAsAny[NamedOptions], _chosen("task", "chain")]
-EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen("engine", "hf")]
+EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen("engine", "continuous")]
 SamplingChoice = Annotated[SerializeAsAny[stages.SamplingOptions], _chosen("sampling", "every")]
 StageUntilChoice = Annotated[
     SerializeAsAny[stages.StageUntilOptions], _chosen("stage_until", "all_updates")

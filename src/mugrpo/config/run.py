@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.engines import HFOptions
+from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
 from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
 from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
@@ -236,7 +236,7 @@ class RunConfig(Options):
     stage_until: StageUntilChoice = AllUpdates()
     sampling: SamplingChoice = EveryGroup()
     rollouts: RolloutOptions = RolloutOptions()
-    engine: EngineChoice = HFOptions()
+    engine: EngineChoice = ContinuousOptions()
     rewards: RewardOptions = RewardOptions()
     advantage: AdvantageChoice = GroupAdvantage()
     objective: ObjectiveChoice = GRPOOptions()

@@ -29,13 +29,21 @@ class Completion:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What an engine has finished since it last handed something over."""
+
+    completions: Sequence[tuple[int, Completion]]  # with the index of the request
+    slots: int  # tokens that were computed for it, those of no use among them
+
+
 class Engine(Protocol):
     """Samples from the policy as it is now."""
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
-        """Completions in the order of `requests`, handed over a batch at a time.
+    ) -> Iterator[Decoded]:
+        """A completion for each of `requests`, handed over as they are finished.
 
         Every token is drawn from softmax(logits / temperature), nothing else (no top-k, no
         penalties), and reported with its logprob under that very distribution.

@@ -12,9 +12,8 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
-from mugrpo.engines.base import Completion, Request
-from mugrpo.engines.sampling import sample, uniforms
-from mugrpo.errors import RunStopped
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.policy import Policy
 from mugrpo.records import FinishReason
 
@@ -28,11 +27,13 @@ class HFEngine:
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
+    ) -> Iterator[Decoded]:
         """See `Engine.generate`; a batch ends when its last response does."""
         size = self.options.batch_size
         for start in range(0, len(requests), size):
-            yield self._batch(requests[start : start + size], temperature, max_new_tokens)
+            made = self._batch(requests[start : start + size], temperature, max_new_tokens)
+            slots = len(made) * max(len(completion.ids) for completion in made)
+            yield Decoded(list(enumerate(made, start)), slots)
 
     @torch.inference_mode()
     def _batch(
@@ -66,15 +67,10 @@ class HFEngine:
                     use_cache=True,
                     logits_to_keep=1,
                 ).logits[:, -1]
-            logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, -1)
-            token_B = sample(logprobs_BV, uniforms_BT[:, t])
-            if (token_B >= logprobs_BV.shape[-1]).any():  # no distribution to draw from
-                raise RunStopped(
-                    f"the policy after update {policy.update} gives NaN logits; go on from an "
-                    "earlier checkpoint, with a lower --optimizer.lr"
-                )
+            token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t])
+            refuse_nan(logprob_B, policy)
             tokens.append(token_B)
-            logprobs.append(logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1))
+            logprobs.append(logprob_B)
             finished_B |= torch.isin(token_B, stop_ids)
             if finished_B.all():
                 break

@@ -1,6 +1,6 @@
 """Sampling by inverse distribution function from counter-based uniforms.
 
-Suffixes: B responses, T tokens, V vocabulary.
+Suffixes: B responses, T tokens, V vocabulary, N blocks of the vocabulary, K tokens of a block.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+
+from mugrpo.errors import RunStopped
+from mugrpo.policy import Policy
+
+_BLOCK = 256  # tokens whose probabilities are added up before any is looked at
 
 
 def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
@@ -21,11 +27,54 @@ def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
-def sample(logprobs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """The token ids [B] at which the distribution function first exceeds each uniform.
+def sample(
+    logits_BV: torch.Tensor, temperature: float, uniforms_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [B] and their logprobs [B] under softmax(logits / temperature).
 
-    Computed in float64; a token of probability 0 is never returned.
+    A token is where the distribution function first exceeds the row's uniform. The function is
+    made, in float64, over blocks of the vocabulary and then within one block; a token of
+    probability 0 is never returned. Rows without a distribution (NaN logits) get a NaN logprob.
     """
-    cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    targets_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
-    return torch.searchsorted(cumulative_BV, targets_B1, right=True).squeeze(-1)
+    scaled_BV = logits_BV.float()
+    scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
+    probabilities_BV = torch.softmax(scaled_BV, -1)
+    blocks_BN = F.pad(_block_sums(probabilities_BV).double().cumsum(-1), (1, 0))
+    target_B1 = uniforms_B[:, None] * blocks_BN[:, -1:]
+    block_B1 = _first_above(blocks_BN[:, 1:], target_B1)
+    start_B1, end_B1 = blocks_BN.gather(-1, block_B1), blocks_BN.gather(-1, block_B1 + 1)
+    places_BK = block_B1 * _BLOCK + torch.arange(_BLOCK, device=block_B1.device)
+    inside_BK = places_BK < probabilities_BV.shape[-1]
+    of_block_BK = probabilities_BV.gather(-1, places_BK.where(inside_BK, 0)).double() * inside_BK
+    within_BK = of_block_BK.cumsum(-1)
+    # The block's sum was in float32: its tokens share what it has by their own sum.
+    share_B1 = (target_B1 - start_B1) / (end_B1 - start_B1)
+    last_B1 = _BLOCK - 1 - (of_block_BK > 0).flip(-1).int().argmax(-1, keepdim=True)
+    place_B1 = _first_above(within_BK, share_B1 * within_BK[:, -1:]).minimum(last_B1)
+    token_B1 = block_B1 * _BLOCK + place_B1
+    token_B1 = token_B1.clamp(max=probabilities_BV.shape[-1] - 1)
+    return token_B1.squeeze(-1), probabilities_BV.gather(-1, token_B1).log().squeeze(-1)
+
+
+def refuse_nan(logprobs_B: torch.Tensor, policy: Policy) -> None:
+    """Raise RunStopped where a row had no distribution to draw from."""
+    if logprobs_B.isnan().any():
+        raise RunStopped(
+            f"the policy after update {policy.update} gives NaN logits; go on from an earlier "
+            "checkpoint, with a lower --optimizer.lr"
+        )
+
+
+def _block_sums(probabilities_BV: torch.Tensor) -> torch.Tensor:
+    """Of each _BLOCK tokens, the last block shorter where the vocabulary asks for it; [B, N]."""
+    whole = probabilities_BV.shape[-1] // _BLOCK * _BLOCK
+    sums_BN: torch.Tensor = probabilities_BV[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    if whole == probabilities_BV.shape[-1]:
+        return sums_BN
+    return torch.cat([sums_BN, probabilities_BV[:, whole:].sum(-1, keepdim=True)], -1)
+
+
+def _first_above(cumulative_BN: torch.Tensor, targets_B1: torch.Tensor) -> torch.Tensor:
+    """Where each row first exceeds its target, its last place where it never does; [B, 1]."""
+    places_B1: torch.Tensor = torch.searchsorted(cumulative_BN.contiguous(), targets_B1, right=True)
+    return places_B1.clamp(max=cumulative_BN.shape[-1] - 1)

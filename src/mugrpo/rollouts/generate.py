@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from mugrpo.engines.base import Completion, Engine, Request
+from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.records import Problem, Rollout
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.schedule import rollout_seed
@@ -45,10 +45,10 @@ class Sampler:
     def sample(
         self,
         groups: Sequence[Group],
-        on_batch: Callable[[list[Completion]], None],
+        on_decoded: Callable[[Decoded], None],
         samples: int | None = None,
     ) -> list[Rollout]:
-        """The rollouts of `groups` in order; `on_batch` sees each batch as it is finished.
+        """The rollouts of `groups` in order; `on_decoded` sees what is finished.
 
         With `samples`, only so many of each group.
         """
@@ -59,12 +59,13 @@ class Sampler:
                 seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
                 keys.append((problem.id, occurrence, sample))
                 requests.append(Request(prompt_ids, seed))
-        completions: list[Completion] = []
-        for batch in self.engine.generate(
+        completions: dict[int, Completion] = {}
+        for decoded in self.engine.generate(
             requests, temperature=self.temperature, max_new_tokens=self.max_new_tokens
         ):
-            completions += batch
-            on_batch(batch)
+            completions.update(decoded.completions)
+            on_decoded(decoded)
+        in_order = [completions[index] for index in range(len(requests))]
         return [
             Rollout(
                 problem_id=problem_id,
@@ -79,7 +80,7 @@ class Sampler:
                 policy_step=self.policy_step,
             )
             for (problem_id, occurrence, sample), request, completion in zip(
-                keys, requests, completions, strict=True
+                keys, requests, in_order, strict=True
             )
         ]
 
@@ -88,20 +89,19 @@ class Sampler:
         shards: ShardSet,
         shard: int,
         groups: Sequence[Group],
-        on_batch: Callable[[list[Completion]], None],
+        on_decoded: Callable[[Decoded], None],
         **notes: float | None,
     ) -> None:
         """Sample `groups` and publish them; the manifest gets counts, occupancy and seconds.
 
-        Occupancy is useful tokens over token slots decoded, a batch's slots being its responses
-        times its longest response.
+        Occupancy is useful tokens over the tokens that the engine computed for them.
         """
         slots = 0
 
-        def count(batch: list[Completion]) -> None:
+        def count(decoded: Decoded) -> None:
             nonlocal slots
-            slots += len(batch) * max(len(c.ids) for c in batch)
-            on_batch(batch)
+            slots += decoded.slots
+            on_decoded(decoded)
 
         began = time.monotonic()
         rollouts = self.sample(groups, count)

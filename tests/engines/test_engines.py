@@ -17,6 +17,12 @@ EOS = 1
 LIMIT = 42  # tokens; with these seeds some responses of every model end before it, some do not
 
 
+@pytest.fixture(params=["continuous", "hf"], autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim is made of both engines."""
+    monkeypatch.setattr("tests.builders.ENGINE", request.param)
+
+
 def requests_of(policy, count: int) -> list[Request]:
     """`count` requests that go through PROMPTS again and again, each with a seed of its own."""
     return [Request(encoded(policy, PROMPTS[i % len(PROMPTS)]), i) for i in range(count)]
