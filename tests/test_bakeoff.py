@@ -126,6 +126,14 @@ def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for
     assert final_weights(arm, 4) == final_weights(run_dir, 4)
 
 
+def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
+    run_dir, names = tmp_path / "run", f"{OWN},dapo"
+    finished(run_dir, "--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
+    assert command("bakeoff", run_dir, "--objectives", names).status == 0
+    assert final_weights(home(run_dir) / OWN, 3) == final_weights(run_dir, 3)
+    assert [line["zero_variance_share"] for line in updates(home(run_dir) / "dapo")] == [0.0] * 3
+
+
 @pytest.mark.parametrize(
     ("place", "nth", "act"),
     [
