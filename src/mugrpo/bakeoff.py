@@ -1,9 +1,9 @@
 """Several methods from one checkpoint on the same stored rollouts, side by side.
 
 What stands below RUN/bakeoff/stage-000/METHOD is a run like any other, whose rollouts, scores, plan
-and first checkpoint are links to those of the run it was begun from. Its updates are the stage's:
-as many, in the same order, with the same learning rates. So it is resumed, evaluated and reported
-like any other.
+and first checkpoint are links to those of the run it was begun from. Its updates come in the same
+order, with the same learning rates. So it is resumed, evaluated and reported like any other. It makes all the updates that the stage was planned for, where that one ended early
+too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mugrpo.config.load import build_config, load_config
+from mugrpo.config.load import build_config, changes, load_config, on_resume
 from mugrpo.config.presets import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.errors import UsageError
@@ -31,6 +31,7 @@ from mugrpo.publishing import publish_file, publish_folder
 from mugrpo.report import write_report
 from mugrpo.run import Run, open_run
 from mugrpo.run_dir import FORMAT, RunDir
+from mugrpo.shards import ShardSet
 
 _OF_THE_STAGE = ("rollouts", "scores", "plan")
 _ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")  # made by the first in need
@@ -46,9 +47,10 @@ def bakeoff(run: Run, stage: int, methods: Sequence[str], *, force: bool = False
     file. Raises UsageError for an unknown method, a stage without scores, and a method that was
     trained on other rollouts or with other options before.
     """
-    configs = {
-        Path(method).stem: _config_of(run.config, method) for method in _named(run.config, methods)
-    }
+    named = _named(run.config, methods)
+    configs = {Path(method).stem: _config_of(run.config, method) for method in named}
+    if len(configs) < len(named):
+        raise UsageError(f"{', '.join(named)}: two methods of one name; rename a file")
     first = run.schedule.first_update(stage)
     require(run, stage, "rollouts")
     require(run, stage, "scores")
@@ -160,12 +162,15 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
-        stored = json.loads((folder / "origin.json").read_text())
-        changed = [name for name, value in origin.items() if stored.get(name) != value]
-        if changed:
-            what = "other rollouts" if "rests_on" in changed else "other options"
-            raise UsageError(f"{folder} was made with {what}; remove it to train it again")
-        return
+        stored = json.loads(RunDir(folder).origin.read_text())
+        differing = [name for name, *_ in changes(stored["config"], resolved)]
+        if stored["rests_on"] != origin["rests_on"]:
+            what = "other rollouts or scores"
+        elif any(on_resume(name) != "harmless" for name in differing):
+            what = f"other options ({', '.join(differing)})"
+        else:
+            return
+        raise UsageError(f"{folder} was made with {what}; remove it to train it again")
     first = run.schedule.first_update(stage)
     run_dir = run.dir
     with publish_folder(folder) as unfinished:
@@ -177,6 +182,8 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
             final = folder / target.relative_to(unfinished)
             target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
 
+        for past in range(stage):  # whatever becomes of the run, it does not need them again
+            link(run_dir.stage(past), new.stage(past))
         for name in (*_OF_THE_STAGE, *_ONCE_A_STAGE):
             run_dir.logprobs(stage, name).mkdir(exist_ok=True)
             link(run_dir.logprobs(stage, name), new.logprobs(stage, name))
@@ -185,7 +192,7 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
                 link(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
         document = {"format": FORMAT, "config": resolved, "provenance": provenance}
-        for path, value in ((new.config, document), (unfinished / "origin.json", origin)):
+        for path, value in ((new.config, document), (new.origin, origin)):
             path.write_text(json.dumps(value, indent=1) + "\n")
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
         new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
@@ -193,5 +200,6 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
 
 def _origin(run: Run, stage: int) -> str:
     """A hash of the rollouts, their scores and their plan."""
-    manifests = (run.dir.logprobs(stage, name) / "manifest.json" for name in _OF_THE_STAGE)
-    return hashlib.sha256(b"".join(file.read_bytes() for file in manifests)).hexdigest()
+    sets = [ShardSet(run.dir.logprobs(stage, name), name) for name in _OF_THE_STAGE]
+    sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()

@@ -27,7 +27,7 @@ from mugrpo.evaluate import evaluate_if_due
 from mugrpo.experience import StageReader
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.other_policies import logprobs_stage
-from mugrpo.planning import plan_stage, stage_shards
+from mugrpo.planning import is_made, plan_stage, stage_shards
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import described, refresh_metrics
@@ -73,7 +73,7 @@ def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
         require(run, stage, "rollouts")
     if phase == "optimize":
         require(run, stage, "scores")
-    if phase == "score":
+    if phase == "score" or (phase == "optimize" and run.config.evaluation.every):
         run.task.prepare()
     with saved_when_interrupted(run):
         if phase == "generate":
@@ -138,7 +138,7 @@ def generate_stage(run: Run, stage: int) -> None:
     """Publish the stage's missing rollout shards, those that another policy made among them."""
     shards = ShardSet(run.dir.rollouts(stage), "rollouts")
     parts = stage_shards(run, stage)
-    made = [_made(run, stage, shards, shard) for shard in range(len(parts))]
+    made = [is_made(run, stage, shards, shard) for shard in range(len(parts))]
     missing = [shard for shard, there in enumerate(made) if not there]
     for stranger in shards.strangers():
         run.progress.say(f"{stranger} is not in its manifest; it is not read")
@@ -245,19 +245,20 @@ def optimize_stage(run: Run, stage: int) -> None:
 
 
 def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
-    """End the stage after this update where its `stage_until` says so.
+    """End the stage after this update where its `stage_until`, or the run, ends.
 
     What is left of its rollouts is not trained on: a "stage_end" line tells how many.
     """
     rule, update = run.config.stage_until, run.trainer.update
     moved = metrics.get(rule.name)
-    if moved is None or moved <= getattr(rule, "limit", math.inf):
-        return
-    before, run.schedule = run.schedule, run.schedule.ending_at(update)
-    if run.schedule is before:  # its last update
-        return
+    before, planned = run.schedule, run.schedule.planned_updates(stage)
     made = update - before.first_update(stage)
-    planned = before.planned_updates(stage)
+    if made == planned:
+        run.schedule = before.ending_at(update)
+        return
+    if moved is None or not moved > getattr(rule, "limit", math.inf):
+        return
+    run.schedule = before.ending_at(update)
     batches = math.ceil(made / before.options.passes_per_batch)
     rollouts = before.batches(stage) * before.options.rollouts_per_update
     unused = rollouts - batches * before.options.rollouts_per_update
@@ -267,16 +268,6 @@ def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
         f"stage {stage} ends after {made} of {planned} updates: {rule.name} {moved:.3g}; {unused} "
         f"of its {rollouts} rollouts are not trained on"
     )
-
-
-def _made(run: Run, stage: int, shards: ShardSet, shard: int) -> bool:
-    """Whether a shard is there, and of the policy that the stage begins with.
-
-    Another one it has where the updates before the stage were made anew, on another machine, and a
-    stage ended elsewhere. Shards from elsewhere do not tell.
-    """
-    first_update = run.schedule.first_update(stage)
-    return shard in shards and shards.entry(shard).get("policy_step", first_update) == first_update
 
 
 def _heading(run: Run, stage: int, phase: str) -> str:

@@ -25,9 +25,24 @@ Shard = list[tuple[int, int]]  # (index of the problem, occurrence) of each of i
 def stage_shards(run: Run, stage: int) -> list[Shard]:
     """The groups of every shard that the stage has to sample, as far as is known now.
 
-    More may follow once all of these are scored.
+    More may follow once all of these are scored, until the stage is planned.
     """
+    if plan := _standing_plan(run, stage):
+        stream = run.schedule.stream(stage)
+        return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(run, stage)]
+
+
+def is_made(run: Run, stage: int, rollouts: ShardSet, shard: int) -> bool:
+    """Whether a shard is there, and of the policy that the stage begins with.
+
+    Another one it has where the updates before the stage were made anew, on another machine, and a
+    stage ended elsewhere. Shards from elsewhere do not tell.
+    """
+    first_update = run.schedule.first_update(stage)
+    return (
+        shard in rollouts and rollouts.entry(shard).get("policy_step", first_update) == first_update
+    )
 
 
 def plan_stage(run: Run, stage: int) -> None:
@@ -36,12 +51,11 @@ def plan_stage(run: Run, stage: int) -> None:
     Raises UsageError where shards made elsewhere are not the schedule's, and RunStopped where
     dynamic sampling has not found enough groups.
     """
-    plan = ShardSet(run.dir.plan(stage), "plan")
-    if 0 in plan:
+    if _standing_plan(run, stage):
         return
     rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
     size, per_update = run.config.schedule.group_size, run.config.schedule.problems_per_update
-    chosen, others = list[Group](), list[Group]()
+    chosen, others, groups = list[Group](), list[Group](), list[int]()
     for number, (shard, varies) in enumerate(_sampled(run, stage)):
         if rollouts.entry(number)["rows"] != len(shard) * size:
             raise UsageError(
@@ -49,23 +63,52 @@ def plan_stage(run: Run, stage: int) -> None:
                 f"{len(shard) * size} of the schedule: whole groups, and rollouts.shard_rollouts "
                 "to a shard"
             )
+        groups.append(len(shard))
         for index, (problem, _) in enumerate(shard):
             places = [(number, row) for row in range(index * size, (index + 1) * size)]
             (chosen if varies[index] else others).append(Group(problem, places))
     count = run.schedule.batches(stage)
-    full = batches(chosen, per_update)
+    full = batches(chosen, per_update, count)
     if isinstance(run.config.sampling, DynamicSampling):
         found = (
             f"stage {stage}: of {len(chosen) + len(others)} sampled groups {len(chosen)} have "
-            f"right and wrong responses, enough for {min(count, len(full))} of {count} batches"
+            f"right and wrong responses, enough for {len(full)} of {count} batches"
         )
         if len(full) < count and run.config.sampling.when_short == "fill":
-            full = batches([*chosen, *others], per_update)
+            full = batches([*chosen, *others], per_update, count)
             found += "; the others are filled up"
         if len(full) < count:
             raise _short(found, run.config.sampling)
         run.progress.say(found)
-    write_plan(plan, [[p for group in batch for p in group.places] for batch in full[:count]])
+    write_plan(
+        ShardSet(run.dir.plan(stage), "plan"),
+        [[place for group in batch for place in group.places] for batch in full],
+        groups=groups,
+        rests_on=_rests_on(run, stage, len(groups)),
+    )
+
+
+def _standing_plan(run: Run, stage: int) -> ShardSet | None:
+    """The stage's plan, where it has one that counts.
+
+    A plan that groups were chosen for by other scores counts only once an update is made by it.
+    """
+    plan = ShardSet(run.dir.plan(stage), "plan")
+    if 0 not in plan:
+        return None
+    entry = plan.entry(0)
+    begun = run.newest_update > run.schedule.first_update(stage)
+    if begun or entry["rests_on"] == _rests_on(run, stage, len(entry["groups"])):
+        return plan
+    return None
+
+
+def _rests_on(run: Run, stage: int, shards: int) -> list[str] | None:
+    """The checksums of the scores that decide which groups are trained on, None where all are."""
+    if not isinstance(run.config.sampling, DynamicSampling):
+        return None
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    return [scores.entry(number)["sha256"] for number in range(shards) if number in scores]
 
 
 def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
@@ -73,35 +116,42 @@ def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
     options, schedule = run.config.sampling, run.schedule
     per_shard = math.ceil(run.config.rollouts.shard_rollouts / schedule.options.group_size)
     stream = schedule.stream(stage)
-    needed = schedule.batches(stage) * schedule.options.problems_per_update
-    own = list(islice(stream, needed))
-    shards = [own[start : start + per_shard] for start in range(0, needed, per_shard)]
+    per_update, wanted = schedule.options.problems_per_update, schedule.batches(stage)
+    own = list(islice(stream, wanted * per_update))
+    shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
         yield from ((shard, [True] * len(shard)) for shard in shards)
         return
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    scores = ShardSet(run.dir.scores(stage), "scores")
     kept, sampled, unscored = list[Group](), 0, False
-    per_update = schedule.options.problems_per_update
-    limit = math.floor(options.max_oversampling * needed)
+    limit = math.floor(options.max_oversampling * len(own))
     for number, shard in enumerate(shards):  # grows
-        varies = _varies(run, stage, number)
+        varies = _varies(run, stage, rollouts, scores, number)
         yield shard, varies
         unscored = unscored or not varies
         kept += [Group(p, []) for (p, _), v in zip(shard, varies, strict=False) if v]
         sampled += len(shard)
-        if number + 1 < len(shards) or unscored:
+        if number + 1 < len(shards) or unscored or sampled >= limit:
             continue
-        if len(batches(kept, per_update)) < schedule.batches(stage) and sampled < limit:
-            most = min(per_shard, limit - sampled)
-            more = further_groups(
-                needed=needed, kept=len(kept), sampled=sampled, least=per_update, most=most
-            )
+        if len(batches(kept, per_update, wanted)) < wanted:
+            if is_made(run, stage, rollouts, number + 1):  # by what was known then
+                more = rollouts.entry(number + 1)["rows"] // schedule.options.group_size
+            else:
+                more = further_groups(
+                    needed=len(own),
+                    kept=len(kept),
+                    sampled=sampled,
+                    least=per_update,
+                    most=min(per_shard, limit - sampled),
+                )
             shards.append(list(islice(stream, more)))
 
 
-def _varies(run: Run, stage: int, number: int) -> list[bool]:
+def _varies(run: Run, stage: int, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:
     """Whether each group of a shard has right and wrong responses; [] where it is not scored."""
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    scores = ShardSet(run.dir.scores(stage), "scores")
+    if not is_made(run, stage, rollouts, number):
+        return []
     if not scored(rollouts, scores, number, run.judge_of(stage)):
         return []
     statuses = read_statuses(scores, number)

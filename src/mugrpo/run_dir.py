@@ -44,6 +44,7 @@ class RunDir:
         self.config = root / "config.json"
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
+        self.origin = root / "origin.json"  # of a run on another run's rollouts, see bakeoff
         self._lock = root / "lock"
 
     def stage(self, stage: int) -> Path:

@@ -54,7 +54,7 @@ def checkpoint(run: Run) -> None:
 def samples_due(run: Run, update: int) -> bool:
     """Whether rollouts of update number `update` (from 1) are kept to be looked at."""
     every, staleness = run.config.samples.every, run.schedule.staleness(update - 1)
-    ends = (0, run.config.schedule.updates_per_stage - 1)
+    ends = (0, run.schedule.planned_updates(run.schedule.stage_of(update - 1)) - 1)
     return every > 0 and (update % every == 0 or staleness in ends)
 
 

@@ -98,9 +98,12 @@ class Schedule:
         return self.staleness(update) // self.options.passes_per_batch
 
     def ending_at(self, update: int) -> Schedule:
-        """The schedule where the stage under way ends after `update` updates."""
+        """The schedule where the stage under way ends after `update` updates.
+
+        A last stage that the run's end cuts short ends early too: more updates may be added later.
+        """
         stage = self.stage_of(update - 1)
-        if update >= self.first_update(stage + 1):
+        if update == self.first_update(stage) + self.options.updates_per_stage:
             return self
         begun = (self.first_update(s) for s in range(stage + 1))
         return replace(self, starts=(*begun, update))

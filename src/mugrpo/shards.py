@@ -260,7 +260,9 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def write_plan(shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]]) -> None:
+def write_plan(
+    shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]], **notes: Any
+) -> None:
     """Publish the batch plan of a stage: for each batch the (shard, row) of its rollouts.
 
     Whole groups side by side; filters, refills and sampling choose rows here and never change a
@@ -271,7 +273,7 @@ def write_plan(shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]]) -
     flat = [(batch, shard, row) for batch, places in enumerate(batches) for shard, row in places]
     columns = np.array(flat, np.int32).T
     arrays = [pa.array(column) for column in columns]
-    shards.write(0, pa.Table.from_arrays(arrays, schema=PLAN_SCHEMA))
+    shards.write(0, pa.Table.from_arrays(arrays, schema=PLAN_SCHEMA), **notes)
 
 
 def read_plan(shards: ShardSet) -> list[list[tuple[int, int]]]:

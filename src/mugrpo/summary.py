@@ -48,10 +48,9 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     )
     if ends := of("stage_end"):
         unused = sum(line["unused_rollouts"] for line in ends)
-        rollouts = sum(line["rollouts"] for line in of("refresh"))
         text.append(
-            f"stages      {len(ends)} ended early; {unused} of {rollouts} rollouts were generated "
-            "and not trained on"
+            f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates that "
+            "were not made"
         )
     skipped = sum(line["skipped"] for line in updates)
     if skipped:

@@ -118,8 +118,11 @@ class Scorer:
 
 
 def overlong_penalty(length: int, longest: int, buffer: float) -> float:
-    """min(0, -(length - (longest - buffer)) / buffer), all in tokens: DAPO (arXiv 2503.14476)."""
-    return min(0.0, -(length - (longest - buffer)) / buffer)
+    """min(0, -(length - (longest - buffer)) / buffer), all in tokens, and -1 beyond `longest`.
+
+    DAPO (arXiv 2503.14476), its soft overlong punishment.
+    """
+    return max(-1.0, min(0.0, -(length - (longest - buffer)) / buffer))
 
 
 def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:

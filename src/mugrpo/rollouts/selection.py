@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,11 +30,31 @@ def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bo
     return len(right) == 2
 
 
-def batches(groups: Iterable[Group], size: int) -> list[list[Group]]:
-    """Full batches of `size` groups of different problems, each group in the first that it fits.
+def batches(groups: Sequence[Group], size: int, wanted: int | None = None) -> list[list[Group]]:
+    """Full batches of `size` groups of different problems, at most `wanted`; others are left out.
 
-    Groups that no full batch takes are left out.
+    Each group goes into the first batch that it fits, so that they keep their order; where fewer
+    batches become full so than could be, groups are dealt out anew.
     """
+    possible = len(groups) // size if wanted is None else wanted
+    full = _first_fit(groups, size)[:possible]
+    counts = Counter(group.problem for group in groups)
+    while sum(min(count, possible) for count in counts.values()) < possible * size:
+        possible -= 1
+    return full if len(full) == possible else _dealt(groups, size, possible)
+
+
+def _dealt(groups: Sequence[Group], size: int, count: int) -> list[list[Group]]:
+    """`count` full batches: problem by problem, the most frequent first, to one after another."""
+    by_problem: dict[int, list[Group]] = {}
+    for group in groups:
+        by_problem.setdefault(group.problem, []).append(group)
+    several = sorted(by_problem.values(), key=len, reverse=True)
+    cards = [group for of_one in several for group in of_one[:count]][: count * size]
+    return [cards[batch::count] for batch in range(count)]
+
+
+def _first_fit(groups: Iterable[Group], size: int) -> list[list[Group]]:
     opened: list[dict[int, Group]] = []
     first = 0  # before it all are full
     for group in groups:

@@ -1,0 +1,289 @@
+"""Stages that end early: the updates of a run are made all the same, killed or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mugrpo.config.run import ScheduleOptions
+from mugrpo.config.stages import TokenVariation
+from mugrpo.pipeline import end_if_stale
+from mugrpo.report.read import read_runs
+from mugrpo.schedule import Schedule
+from tests.faults.harm import refused
+from tests.runs import (
+    Command,
+    Ended,
+    assert_same,
+    checkpoints,
+    differences,
+    final_weights,
+    finished,
+    killed,
+    read_metrics,
+    shards,
+    write_config,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+# Two stages of 4 updates become three: 3 updates, 2, and the 3 that are left. Checkpoints come
+# after updates 2, 3, 4, 5, 6 and 8, and every update has a gradient, as a test checks.
+LIMIT = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
+EARLY = ("--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *LIMIT)
+NO_STAGE_END = (*EARLY, "--checkpoint.stage_end", "false")
+
+
+def same(run_dir: Path, early: Path) -> None:
+    found = differences(run_dir, early, 8)
+    assert not found, found
+
+
+def starts(run_dir: Path) -> dict[int, list[int]]:
+    """What each checkpoint says of where stages began."""
+    files = {u: run_dir / f"checkpoints/update-{u:06d}/stages.json" for u in checkpoints(run_dir)}
+    return {update: json.loads(file.read_text())["starts"] for update, file in files.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """An uninterrupted run and what it printed."""
+    run_dir = tmp_path_factory.mktemp("early") / "run"
+    return run_dir, finished(run_dir, *EARLY)
+
+
+@pytest.fixture(scope="module")
+def early(whole: tuple[Path, Ended]) -> Path:
+    return whole[0]
+
+
+@pytest.fixture(scope="module")
+def eighth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in the last of the 3 updates of its last stage: to be copied."""
+    run_dir = tmp_path_factory.mktemp("early") / "run"
+    killed(run_dir, "gradient", 8, *EARLY)
+    assert checkpoints(run_dir) == [2, 3, 4, 5, 6]
+    return run_dir
+
+
+def test_a_stage_ends_after_the_update_above_the_limit_and_the_updates_are_all_made(early: Path):
+    updates = [line for line in read_metrics(early) if line["kind"] == "update"]
+    assert [line["update"] for line in updates] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [line["stage"] for line in updates] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert [line["staleness"] for line in updates] == [0, 1, 2, 0, 1, 0, 1, 2]
+    assert all(line["grad_norm"] > 0.1 for line in updates)
+    above = [line["update"] for line in updates if line["tv_token"] > 0.02]
+    assert above == [3, 5, 8]  # the last is the run's last
+    # linearly from 8e-4 to its half over 8 updates, whatever the stages
+    rates = [8e-4 - u * 4e-4 / 7 for u in range(8)]
+    assert [line["lr"] for line in updates] == pytest.approx(rates)
+
+
+def test_an_early_end_has_a_line_with_what_was_not_trained_on(early: Path):
+    lines = read_metrics(early)
+    updates = {line["update"]: line for line in lines if line["kind"] == "update"}
+    # 3 and 2 of 4 updates of 2 x 4 rollouts
+    assert [line for line in lines if line["kind"] == "stage_end"] == [
+        {
+            "kind": "stage_end",
+            "update": update,
+            "stage": stage,
+            "updates": made,
+            "planned_updates": 4,
+            "unused_rollouts": unused,
+            "tv_token": updates[update]["tv_token"],
+        }
+        for stage, update, made, unused in ((0, 3, 3, 8), (1, 5, 2, 16))
+    ]
+    refreshes = [line for line in lines if line["kind"] == "refresh"]
+    assert [(line["update"], line["rollouts"]) for line in refreshes] == [(0, 32), (3, 32), (5, 24)]
+
+
+def test_what_a_run_says_of_stages_that_ended_early(whole: tuple[Path, Ended]):
+    _, ended = whole
+    said = [line for line in ended.out.splitlines() if " ends after " in line]
+    first, second = (line.split(": tv_token 0.0") for line in said)
+    assert first[0] == "stage 0 ends after 3 of 4 updates"
+    assert first[1].endswith("; 8 of its 32 rollouts are not trained on")
+    assert second[0] == "stage 1 ends after 2 of 4 updates"
+    assert second[1].endswith("; 16 of its 32 rollouts are not trained on")
+    # 8 + 16 of 32 + 32 + 24 rollouts
+    words = "2 ended early; 24 of 88 rollouts were generated and not trained on"
+    assert f"stages      {words}\n" in ended.out
+    assert "refreshes   3 made" in ended.out
+
+
+def test_checkpoints_hold_where_stages_began(early: Path):
+    later = [0, 3, 5]
+    assert starts(early) == {2: [0], 3: later[:2], 4: later[:2], 5: later, 6: later, 8: later}
+
+
+def test_a_report_of_early_ends_has_no_complaint(early: Path):
+    (read,) = read_runs([early])
+    assert read.notes == []
+    assert read.refresh_updates == [0, 3, 5]
+
+
+# What the metrics have of the run until the first stage's end: an evaluation, a refresh, three
+# updates and the "stage_end" line are the first six.
+@pytest.mark.parametrize(
+    ("place", "nth", "newest"),
+    [
+        ("metrics line", 5, 2),  # the update's line stands, the stage's end does not
+        ("metrics line", 6, 2),
+        ("checkpoint without name", 2, 2),
+        ("checkpoint", 2, 3),
+        ("engine batch", 12, 3),  # in the generation of the next stage
+        ("half a rollout shard", 9, 5),
+        ("gradient", 7, 6),
+    ],
+)
+def test_killed_around_an_early_end_and_started_again_ends_in_the_same_bits(
+    early: Path, tmp_path: Path, command: Command, place: str, nth: int, newest: int
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *EARLY)
+    assert checkpoints(run_dir)[-1] == newest
+    assert command("train", run_dir).status == 0
+    same(run_dir, early)
+    assert starts(run_dir) == starts(early)
+
+
+@pytest.mark.parametrize(
+    ("place", "nth", "every", "kept"),
+    [
+        ("engine batch", 12, 2, [2]),
+        ("gradient", 7, 2, [2, 4, 6]),
+        ("gradient", 7, 0, []),  # it starts over, on the shards of three stages
+    ],
+)
+def test_an_early_end_without_a_checkpoint_comes_again_on_the_shards_there_are(
+    early: Path, tmp_path: Path, command: Command, place: str, nth: int, every: int, kept: list[int]
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *NO_STAGE_END, "--checkpoint.every", every)
+    assert checkpoints(run_dir) == kept
+    made = {p: p.stat().st_ino for p in run_dir.glob("stages/*/rollouts/*.parquet")}
+    assert len(made) >= 5
+    assert command("train", run_dir).status == 0
+    assert {p: p.stat().st_ino for p in made} == made
+    same(run_dir, early)
+
+
+def test_phase_by_phase_gives_the_bits_of_train(early: Path, tmp_path: Path, command: Command):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path / "config"), "--run-dir", run_dir, *EARLY]
+    for _stage in range(3):  # the current one, as no number is given
+        for phase in ("generate", "score", "optimize"):
+            assert command(phase, *words).status == 0
+    assert final_weights(run_dir, 8) == final_weights(early, 8)
+    ours, theirs = ({k: v for k, v in shards(d).items() if "stages" in k} for d in (run_dir, early))
+    assert ours == theirs
+    for kind in ("refresh", "update", "stage_end"):
+        made, expected = (
+            [x for x in read_metrics(d) if x["kind"] == kind] for d in (run_dir, early)
+        )
+        assert made == expected
+
+
+def test_a_stage_that_is_over_has_no_more_updates(early: Path, tmp_path: Path, command: Command):
+    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
+    ended = command("optimize", run_dir, "--stage", 0)
+    assert ended.status == 0 and "stage 0: all updates are made\n" in ended.out
+    refused(command("optimize", run_dir, "--stage", 3), "--stage 3: the run has stages 0 to 2")
+    same(run_dir, early)
+
+
+@pytest.mark.parametrize("rule", ["tv_token", "tv_sequence"])
+def test_a_limit_that_is_never_reached_gives_the_run_of_whole_stages(
+    reference: Path, tmp_path: Path, rule: str
+):
+    options = ("--stage_until.name", rule, "--stage_until.limit", "0.99")
+    finished(tmp_path / "run", *options)
+    assert_same(tmp_path / "run", reference)
+
+
+def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
+    tmp_path: Path, command: Command
+):
+    """3 batches x 2 passes: stages of 2, 2, 3, 3 updates and 2 that are left."""
+    options = ("--schedule.passes_per_batch", "2", "--optimizer.lr", "8e-4", *LIMIT)
+    options += ("--stage_until.limit", "0.03", "--checkpoint.every", "4", *NO_STAGE_END[-2:])
+    finished(tmp_path / "whole", *options)
+    assert starts(tmp_path / "whole")[12] == [0, 2, 4, 7, 10]
+    killed(tmp_path / "run", "gradient", 9, *options)
+    assert checkpoints(tmp_path / "run") == [4, 8]  # update 8 is a batch's first pass
+    assert command("train", tmp_path / "run").status == 0
+    found = differences(tmp_path / "run", tmp_path / "whole", 12)
+    assert not found, found
+
+
+class Heard:
+    """Takes the place of a run that has made `made` updates of its first stage."""
+
+    def __init__(self, made: int, limit: float = 0.5) -> None:
+        options = ScheduleOptions(
+            stages=2, batches_per_stage=3, passes_per_batch=2, problems_per_update=2, group_size=4
+        )
+        self.config = SimpleNamespace(stage_until=TokenVariation(limit=limit))
+        self.schedule = Schedule(options, problems=24, seed=0)
+        self.trainer = SimpleNamespace(update=made)
+        self.lines: list[tuple[int, dict[str, Any]]] = []
+        self.metrics = SimpleNamespace(append=self._append)
+        self.progress = SimpleNamespace(say=lambda _: None)
+
+    def _append(self, kind: str, update: int, **values: Any) -> None:
+        assert kind == "stage_end"
+        self.lines.append((update, values))
+
+
+@pytest.mark.parametrize(("made", "unused"), [(1, 16), (2, 16), (3, 8), (4, 8), (5, 0)])
+def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(made: int, unused: int):
+    """Of 24 rollouts, 8 a batch, after `made` of 6 updates, 2 a batch."""
+    run = Heard(made)
+    end_if_stale(run, 0, {"tv_token": 0.75})  # type: ignore[arg-type]
+    ((update, line),) = run.lines
+    assert run.schedule.starts == (0, made) and update == made
+    assert line == {
+        "stage": 0,
+        "updates": made,
+        "planned_updates": 6,
+        "unused_rollouts": unused,
+        "tv_token": 0.75,
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "metrics"),
+    [
+        (3, {"tv_token": 0.5}),  # at the limit, not above
+        (3, {"tv_token": None}),  # no group of the update had a gradient
+        (6, {"tv_token": 0.75}),  # the stage's last update
+        (3, {"tv_token": 0.25, "tv_sequence": 0.75}),  # another measure's
+    ],
+)
+def test_a_stage_goes_on_where_nothing_is_above_the_limit(made: int, metrics: dict[str, float]):
+    run = Heard(made)
+    end_if_stale(run, 0, metrics)  # type: ignore[arg-type]
+    assert run.schedule.starts == (0,) and run.lines == []
+
+
+# ---- defects ----
+
+
+@pytest.mark.xfail(strict=True, reason="no update tells tv_sequence, so its limit ends no stage")
+def test_a_limit_on_the_variation_of_responses_ends_stages(tmp_path: Path):
+    """Responses have six tokens: what is above 0.02 a token is above it a response."""
+    finished(tmp_path / "run", *EARLY, "--stage_until.name", "tv_sequence", *LIMIT[2:])
+    assert any(line["kind"] == "stage_end" for line in read_metrics(tmp_path / "run"))
+
+
+@pytest.mark.xfail(strict=True, reason="a stage cut short by the run's end keeps none of its last")
+def test_samples_are_kept_of_the_last_update_of_every_stage_of_planned_length(early: Path):
+    assert (early / "samples/update-000006.json").exists()  # the last stage's first
+    assert (early / "samples/update-000008.json").exists()
