@@ -53,9 +53,10 @@ def test_a_stages_last_planned_update_is_no_early_end(update: int):
     assert plan.ending_at(update) is plan
 
 
-def test_the_last_update_of_a_cut_last_stage_is_no_early_end():
+def test_a_last_stage_that_the_runs_end_cuts_short_ends_there_whatever_comes_later():
     plan = schedule().ending_at(8)
-    assert plan.ending_at(32) is plan and plan.ending_at(24) is plan
+    assert plan.ending_at(24) is plan
+    assert plan.ending_at(32).starts == (0, 8, 24, 32) and plan.ending_at(32).stages == 3
     assert plan.ending_at(31).starts == (0, 8, 24, 31)
 
 

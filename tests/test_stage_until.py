@@ -112,15 +112,14 @@ def test_what_a_run_says_of_stages_that_ended_early(whole: tuple[Path, Ended]):
     assert first[1].endswith("; 8 of its 32 rollouts are not trained on")
     assert second[0] == "stage 1 ends after 2 of 4 updates"
     assert second[1].endswith("; 16 of its 32 rollouts are not trained on")
-    # 8 + 16 of 32 + 32 + 24 rollouts
-    words = "2 ended early; 24 of 88 rollouts were generated and not trained on"
+    words = "2 ended early; 24 rollouts were generated for updates that were not made"
     assert f"stages      {words}\n" in ended.out
     assert "refreshes   3 made" in ended.out
 
 
 def test_checkpoints_hold_where_stages_began(early: Path):
     later = [0, 3, 5]
-    assert starts(early) == {2: [0], 3: later[:2], 4: later[:2], 5: later, 6: later, 8: later}
+    assert starts(early) == {2: [0], 3: later[:2], 4: later[:2], 5: later, 6: later, 8: [*later, 8]}
 
 
 def test_a_report_of_early_ends_has_no_complaint(early: Path):
@@ -215,7 +214,7 @@ def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
     options = ("--schedule.passes_per_batch", "2", "--optimizer.lr", "8e-4", *LIMIT)
     options += ("--stage_until.limit", "0.03", "--checkpoint.every", "4", *NO_STAGE_END[-2:])
     finished(tmp_path / "whole", *options)
-    assert starts(tmp_path / "whole")[12] == [0, 2, 4, 7, 10]
+    assert starts(tmp_path / "whole")[12] == [0, 2, 4, 7, 10, 12]
     killed(tmp_path / "run", "gradient", 9, *options)
     assert checkpoints(tmp_path / "run") == [4, 8]  # update 8 is a batch's first pass
     assert command("train", tmp_path / "run").status == 0
@@ -276,14 +275,12 @@ def test_a_stage_goes_on_where_nothing_is_above_the_limit(made: int, metrics: di
 # ---- defects ----
 
 
-@pytest.mark.xfail(strict=True, reason="no update tells tv_sequence, so its limit ends no stage")
 def test_a_limit_on_the_variation_of_responses_ends_stages(tmp_path: Path):
     """Responses have six tokens: what is above 0.02 a token is above it a response."""
     finished(tmp_path / "run", *EARLY, "--stage_until.name", "tv_sequence", *LIMIT[2:])
     assert any(line["kind"] == "stage_end" for line in read_metrics(tmp_path / "run"))
 
 
-@pytest.mark.xfail(strict=True, reason="a stage cut short by the run's end keeps none of its last")
 def test_samples_are_kept_of_the_last_update_of_every_stage_of_planned_length(early: Path):
     assert (early / "samples/update-000006.json").exists()  # the last stage's first
     assert (early / "samples/update-000008.json").exists()

@@ -1,9 +1,9 @@
 """Several methods from one checkpoint on the same stored rollouts, side by side.
 
 What stands below RUN/bakeoff/stage-000/METHOD is a run like any other, whose rollouts, scores, plan
-and first checkpoint are links to those of the run it was begun from. Its updates come in the same
-order, with the same learning rates. So it is resumed, evaluated and reported like any other. It makes all the updates that the stage was planned for, where that one ended early
-too.
+and first checkpoint are links to those of the run it was begun from. So it is resumed, evaluated
+and reported like any other. Its updates come in the same order, with the same learning rates; it
+makes all that the stage was planned for, also where the stage ended early.
 """
 
 from __future__ import annotations

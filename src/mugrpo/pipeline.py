@@ -135,8 +135,9 @@ def sample_stage(run: Run, stage: int) -> None:
 
 
 def generate_stage(run: Run, stage: int) -> None:
-    """Publish the stage's missing rollout shards, those that another policy made among them."""
+    """Publish the stage's missing rollout shards, in place of those that another policy made."""
     shards = ShardSet(run.dir.rollouts(stage), "rollouts")
+    forget_others(run, stage, shards)
     parts = stage_shards(run, stage)
     made = [is_made(run, stage, shards, shard) for shard in range(len(parts))]
     missing = [shard for shard, there in enumerate(made) if not there]
@@ -179,6 +180,16 @@ def generate_stage(run: Run, stage: int) -> None:
         sampler.make_shard(shards, shard, groups, on_decoded, **notes)
         refresh_seconds = None  # once a refresh
     run.progress.end()
+
+
+def forget_others(run: Run, stage: int, rollouts: ShardSet) -> None:
+    """Take rollouts that another policy made, and their scores, out of the stage."""
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    for shard in rollouts.numbers():
+        if not is_made(run, stage, rollouts, shard):
+            rollouts.forget(shard)
+            if shard in scores:
+                scores.forget(shard)
 
 
 def score_stage(run: Run, stage: int, *, again: bool = False) -> None:

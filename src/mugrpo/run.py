@@ -74,7 +74,7 @@ class Run:
         return judge_fingerprint(self.config, self.problems)
 
     def judge_of(self, stage: int) -> str | None:
-        """Whose scores count: in a stage that is trained on already, or is another run's, anybody's."""
+        """Whose scores count: in a stage that is trained on or another run's already, anybody's."""
         if self.dir.origin.exists():
             return None
         trained = self.schedule.first_update(stage + 1) <= self.newest_update

@@ -49,8 +49,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     if ends := of("stage_end"):
         unused = sum(line["unused_rollouts"] for line in ends)
         text.append(
-            f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates that "
-            "were not made"
+            f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates "
+            "that were not made"
         )
     skipped = sum(line["skipped"] for line in updates)
     if skipped:

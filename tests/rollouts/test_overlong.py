@@ -163,11 +163,6 @@ def test_accuracy_is_what_it_was_and_reward_is_less(
 # ---- defects ----
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="DAPO takes 1 from what is longer than the longest, as rollouts are that were made "
-    "before max_new_tokens was lowered, or elsewhere",
-)
 def test_nothing_loses_more_than_1(folder: Folder):
     folder.write(long(14))
     (score,) = folder.score(Fixed(Score(Status.RIGHT, 1.0)), overlong_buffer=SHARE)

@@ -98,11 +98,6 @@ def test_further_groups_never_take_a_full_batch_away(problems, more):
     assert len(after) >= len(before)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="first-fit can leave batches short though the groups would fill them all: a stage with "
-    "when_short = 'fill' then stops for want of groups that it has",
-)
 def test_groups_that_can_be_dealt_into_full_batches_are():
     """Problems 0, 1, 2, 2 make [0, 2] and [1, 2]."""
     assert len(batches(numbered(0, 1, 2, 2), 2)) == 2
