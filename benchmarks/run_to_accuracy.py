@@ -57,6 +57,7 @@ def main(given: Sequence[str] | None = None) -> Any:
     add_engine_options(made)
     made.add_argument("--every", type=int, default=16, help="updates between evaluations")
     made.add_argument("--updates", type=int, default=256, help="of each run, a multiple of 4")
+    made.add_argument("--trl-batch", type=int, help="TRL's responses at a time (default: all)")
     options = made.parse_args(given)
     more = [f"--evaluation.every={options.every}", "--samples.every=0", "--checkpoint.every=0"]
     if options.tiny:
@@ -75,7 +76,9 @@ def main(given: Sequence[str] | None = None) -> Any:
             f"--seed={repetition}",
         ]
         kind = "mugrpo" if name == OURS else "trl"
-        outcome = run_process(kind, ROOT / "configs" / config, [*schedule, *more])
+        batch = ["--trl-batch", str(options.trl_batch)] if options.trl_batch else []
+        path = ROOT / "configs" / config
+        outcome = run_process(kind, path, [*schedule, *more], batch if kind == "trl" else [])
         outcomes[name].append(outcome)
         return Measured(outcome.seconds)
 

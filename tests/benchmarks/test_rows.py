@@ -94,7 +94,7 @@ def test_trls_reward_is_the_tasks_and_0_where_truncated():
 @pytest.mark.parametrize(
     "name", ["run_same_schedule", "run_to_accuracy", "schedules", "stage_length"]
 )
-def test_rows_of_whole_runs(name, tmp_path, capsys):
+def test_rows_of_whole_runs(name, tmp_path, capfd):
     command = __import__(name)
     document = command.main(["--tiny", "--output", str(tmp_path / "row.json")])
     for side in document["sides"].values():
