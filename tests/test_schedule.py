@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mugrpo.config.run import ScheduleOptions
-from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.errors import UsageError
 from mugrpo.records import FinishReason, Problem
 from mugrpo.rollouts.generate import Sampler
@@ -189,9 +189,9 @@ class EchoEngine:
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
+    ) -> Iterator[Decoded]:
         done = Completion(np.array([1], np.int32), np.zeros(1, np.float32), FinishReason.STOP)
-        yield [done] * len(requests)
+        yield Decoded([(index, done) for index in range(len(requests))], len(requests))
 
 
 def test_rollout_seeds_do_not_depend_on_how_a_stage_is_cut_into_shards():

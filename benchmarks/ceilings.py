@@ -1,0 +1,150 @@
+"""What the machine can do at a model's own shapes, and the floor of a phase that follows.
+
+Matmul rates are measured with the weights cold, as in a model: repeated calls go through copies
+that together do not fit the caches. A floor is the counted work at these rates, nothing else: no
+Python, no norms, no softmax, no padding, every slot filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import torch
+
+from cost_model import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
+
+COLD_BYTES = 192 * 2**20  # copies of a matrix together, beyond what caches hold
+LONGEST = 0.3  # seconds spent on one rate
+
+
+@dataclass
+class Ceilings:
+    """Measured rates, kept by shape. `longest` bounds the seconds spent on each."""
+
+    longest: float = LONGEST
+    cold_bytes: int = COLD_BYTES
+    gflops: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _copy: float = 0.0
+
+    def matmul(self, form: str, m: int, k: int, n: int) -> float:
+        """FLOP/s of one of a linear layer's three products at M tokens.
+
+        "forward" is [M,K] x [K,N], "inputs" its gradient [M,N] x [N,K], "weights" [N,M] x [M,K].
+        """
+        key = (form, m, k, n)
+        if key not in self.gflops:
+            copies = max(1, min(64, self.cold_bytes // (4 * k * n)))
+            weights = cycle([torch.randn(n, k) for _ in range(copies)])
+            x_mk, g_mn = torch.randn(m, k), torch.randn(m, n)
+            call: dict[str, Callable[[], object]] = {
+                "forward": lambda: torch.nn.functional.linear(x_mk, next(weights)),
+                "inputs": lambda: g_mn @ next(weights),
+                "weights": lambda: torch.mm(g_mn.T, x_mk, out=next(weights)),
+            }
+            self.gflops[key] = 2.0 * m * k * n / self._seconds(call[form])
+        return self.gflops[key]
+
+    def copy(self) -> float:
+        """Bytes a second that cross the bus in a copy of fp32 numbers: read and written."""
+        if not self._copy:
+            source = torch.randn(max(1, self.cold_bytes // 8))
+            target = torch.empty_like(source)
+            self._copy = 2.0 * 4 * source.numel() / self._seconds(lambda: target.copy_(source))
+        return self._copy
+
+    @property
+    def peak(self) -> float:
+        """The best rate that was measured, taken for what has no rate of its own (attention)."""
+        return max(self.gflops.values())
+
+    def _seconds(self, call: Callable[[], object]) -> float:
+        """The best of several calls: a ceiling is what the machine can do at all."""
+        call()
+        best, end, calls = float("inf"), time.perf_counter() + self.longest, 0
+        while calls < 3 or time.perf_counter() < end:
+            began = time.perf_counter()
+            call()
+            best, calls = min(best, time.perf_counter() - began), calls + 1
+        return best
+
+    def described(self) -> dict[str, float]:
+        """For the record: GFLOP/s by "form MxKxN", and GB/s."""
+        rates = {f"{f} {m}x{k}x{n}": r / 1e9 for (f, m, k, n), r in self.gflops.items()}
+        return {**rates, "copy GB/s": self.copy() / 1e9}
+
+
+def products(
+    ceilings: Ceilings, linear: Linear, tokens: float, m: int, forms: Sequence[str]
+) -> float:
+    """Seconds of a layer's products over `tokens`, made `m` at a time."""
+    m = max(1, m)
+    flop = 2.0 * tokens * linear.k * linear.n * linear.count
+    return sum(flop / ceilings.matmul(form, m, linear.k, linear.n) for form in forms)
+
+
+def passes(
+    ceilings: Ceilings, shape: Shape, work: Work, m: int, forms: Sequence[str] = ("forward",)
+) -> float:
+    """Seconds of one pass, or with more forms of forward and backward, `m` tokens at a time."""
+    seconds = sum(products(ceilings, lin, work.tokens, m, forms) for lin in shape.linears)
+    share = work.positions / work.tokens if work.tokens else 0.0
+    at_once = max(1, round(m * share))
+    seconds += products(ceilings, shape.head, work.positions, at_once, forms)
+    return seconds + shape.attention_flop(work.pairs) * len(forms) / ceilings.peak
+
+
+def generation_floor(
+    ceilings: Ceilings, shape: Shape, groups: Sequence[Group], slots: int, *, shared: bool = True
+) -> dict[str, float]:
+    """Seconds of prefill and decode of `groups` with `slots` sequences in every step.
+
+    Reading the cache is part of decode's attention; the slower of its operations and bytes counts.
+    """
+    filled, steps = prefill(groups, shared=shared), decoded(groups)
+    prefilled = passes(ceilings, shape, filled, min(filled.tokens, 2048)) if groups else 0.0
+    decode = passes(ceilings, shape, Work(steps.tokens, 0, steps.positions), slots)
+    flop = shape.attention_flop(steps.pairs) / ceilings.peak
+    decode += max(flop, shape.kv_bytes(steps.pairs) / ceilings.copy())
+    return {"prefill": prefilled, "decode": decode, "total": prefilled + decode}
+
+
+def update_floor(
+    ceilings: Ceilings, shape: Shape, groups: Sequence[Group], m: int
+) -> dict[str, float]:
+    """Seconds of forward, backward and the optimizer's step over `groups`, `m` tokens at a time.
+
+    The cheaper of shared and repeated prompts counts.
+    """
+    forms = ("forward", "inputs", "weights")
+    either = []
+    for shared in (True, False):
+        work = passed(groups, shared=shared)
+        either.append(passes(ceilings, shape, work, min(m, max(1, work.tokens)), forms))
+    step = shape.adamw()
+    stepped = max(step.bytes / ceilings.copy(), step.flop / ceilings.peak)
+    return {
+        "shared": either[0],
+        "plain": either[1],
+        "adamw": stepped,
+        "total": min(either) + stepped,
+    }
+
+
+def counted(shape: Shape, groups: Sequence[Group]) -> dict[str, float]:
+    """GFLOP of the phases with and without shared prompts, for the record."""
+    rows: dict[str, float] = {}
+    for name, shared in (("shared", True), ("plain", False)):
+        work = passed(groups, shared=shared)
+        cost: Cost = shape.forward(work.tokens, work.pairs, work.positions)
+        filled = prefill(groups, shared=shared)
+        rows[f"forward {name}"] = cost.flop / 1e9
+        rows[f"forward and backward {name}"] = 3 * cost.flop / 1e9
+        rows[f"prefill {name}"] = (
+            shape.forward(filled.tokens, filled.pairs, filled.positions).flop / 1e9
+        )
+    steps = decoded(groups)
+    rows["decode"] = shape.forward(steps.tokens, steps.pairs, steps.positions).flop / 1e9
+    return rows

@@ -1,0 +1,95 @@
+"""A whole run to the same accuracy, against TRL: `python benchmarks/run_to_accuracy.py`.
+
+The embedded task. Ours is Mu-GRPO, configs/demo.toml; TRL's is GRPO with mu = 4 under
+configs/demo_grpo.toml, with as many updates, the same batch, learning rate and held-out problems.
+The accuracy to reach is the one that TRL's run ends with; TRL's time is that of its first
+evaluation that is as high. Times to 0.8 and 0.9 are reported where both sides reach them. Each
+repetition has another seed. Evaluations, the same on both sides, and imports are outside the clock.
+A ratio of 0 says that ours did not get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outcomes import Outcome, engine_overrides, run_process
+from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
+from workloads import add_engine_options
+
+OURS, PEER = "mugrpo", "TRL"
+LEVELS = (0.8, 0.9)
+TITLE = "Whole run to the same accuracy, Mu-GRPO"
+
+
+def to_level(outcomes: Sequence[Outcome], levels: Sequence[float]) -> list[Measured]:
+    """Seconds to the repetition's level; with no work done where it was not reached."""
+    found = []
+    for outcome, level in zip(outcomes, levels, strict=True):
+        seconds = outcome.seconds_to(level)
+        got_there = seconds is not None
+        notes = {"accuracy": level, "curve": outcome.evaluations, "phases": outcome.phases}
+        found.append(Measured(seconds or outcome.seconds, float(got_there), notes))
+    return found
+
+
+def row(outcomes: dict[str, list[Outcome]], details: dict[str, Any], tiny: bool) -> Row:
+    """The times to TRL's last accuracy, and to the fixed ones that every run reached."""
+    ends = [outcome.last_accuracy for outcome in outcomes[PEER]]
+    found = {name: to_level(outcomes[name], ends) for name in (OURS, PEER)}
+    ratios = [Ratio(OURS, PEER, f"{TITLE}, against TRL's GRPO", 3.0)]
+    reached: dict[str, list[Any]] = {}
+    for level in LEVELS:
+        levels = [level] * len(ends)
+        timed = {name: to_level(outcomes[name], levels) for name in (OURS, PEER)}
+        for name, values in timed.items():
+            reached[f"{name} to {level}"] = [m.seconds if m.work else None for m in values]
+        if all(m.work for values in timed.values() for m in values):
+            names = [f"{name} to {level}" for name in (OURS, PEER)]
+            found |= dict(zip(names, timed.values(), strict=True))
+            ratios.append(Ratio(*names, f"Whole run to {level}, Mu-GRPO, against TRL's GRPO"))
+    details = {**details, "seconds_to": reached, "accuracy_to_reach": ends}
+    return Row("run_to_accuracy", TITLE, "runs/s", found, ratios, details, tiny)
+
+
+def main(given: Sequence[str] | None = None) -> Any:
+    made = parser(__doc__)
+    add_engine_options(made)
+    made.add_argument("--every", type=int, default=16, help="updates between evaluations")
+    made.add_argument("--updates", type=int, default=256, help="of each run, a multiple of 4")
+    made.add_argument("--trl-batch", type=int, help="TRL's responses at a time (default: all)")
+    options = made.parse_args(given)
+    more = [f"--evaluation.every={options.every}", "--samples.every=0", "--checkpoint.every=0"]
+    if options.tiny:
+        options.updates, options.repetitions = 4, 1
+        more = ["--evaluation.every=2", "--samples.every=0", "--checkpoint.every=0"]
+        more += ["--task.eval_problems=8", "--rollouts.max_new_tokens=42"]
+        more += ["--schedule.problems_per_update=2", "--schedule.group_size=2"]
+    more += engine_overrides(options)
+    per_stage = max(4, options.updates // 4)
+    outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
+
+    def side(name: str, config: str, stage: int, repetition: int) -> Measured:
+        schedule = [
+            f"--schedule.stages={options.updates // stage}",
+            f"--schedule.batches_per_stage={stage}",
+            f"--seed={repetition}",
+        ]
+        kind = "mugrpo" if name == OURS else "trl"
+        batch = ["--trl-batch", str(options.trl_batch)] if options.trl_batch else []
+        path = ROOT / "configs" / config
+        outcome = run_process(kind, path, [*schedule, *more], batch if kind == "trl" else [])
+        outcomes[name].append(outcome)
+        return Measured(outcome.seconds)
+
+    sides = {
+        OURS: lambda repetition: side(OURS, "demo.toml", per_stage, repetition),
+        PEER: lambda repetition: side(PEER, "demo_grpo.toml", 4, repetition),
+    }
+    alternate(sides, options.repetitions)
+    details = {"updates": options.updates, "updates_per_stage": per_stage, "overrides": more}
+    return publish(row(outcomes, details, options.tiny), options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Two things measured side by side: alternating in one run, medians with spread, JSON and a table.
+
+A machine's speed drifts and its cores are shared, so a figure of one run says nothing about one of
+another; the ratio of two sides that took turns does. Every repetition calls each side once, in
+turning order, and gives one ratio; the median of the ratios counts, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "transformers", "trl", "accelerate")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One call of a side: `work` units done in `seconds`; `notes` are kept beside them."""
+
+    seconds: float
+    work: float = 1.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.work / self.seconds
+
+
+Side = Callable[[int], Measured]  # called with the repetition's number, from 0
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster `side` is than `peer`, and how many the target asks for."""
+
+    side: str
+    peer: str
+    label: str
+    target: float | None = None
+    kind: str = "peer"  # or "floor": a share of what the machine allows
+
+
+def alternate(
+    sides: Mapping[str, Side],
+    repetitions: int,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> dict[str, list[Measured]]:
+    """Each side called once a repetition, the order turned round from one to the next."""
+    found: dict[str, list[Measured]] = {name: [] for name in sides}
+    for repetition in range(repetitions):
+        order = list(sides.items())
+        for name, side in order if repetition % 2 == 0 else reversed(order):
+            gc.collect()  # not in the middle of somebody's turn
+            measured = side(repetition)
+            found[name].append(measured)
+            say(f"{repetition + 1}/{repetitions}  {name}: {measured.seconds:.2f} s")
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "values": list(values),
+    }
+
+
+def compared(found: Mapping[str, Sequence[Measured]], ratio: Ratio) -> dict[str, Any]:
+    """The ratio of each repetition, and their spread."""
+    pairs = zip(found[ratio.side], found[ratio.peer], strict=True)
+    values = spread([side.rate / peer.rate for side, peer in pairs])
+    names = {"side": ratio.side, "peer": ratio.peer, "label": ratio.label, "kind": ratio.kind}
+    return {**names, "target": ratio.target, **values}
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured."""
+    import torch
+
+    found = {"python": platform.python_version(), "date": date.today().isoformat()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "absent"
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+        **found,
+    }
+
+
+def processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+@dataclass
+class Row:
+    """A benchmark's outcome, as it is kept in benchmarks/results/NAME.json."""
+
+    name: str
+    title: str
+    unit: str  # of the sides' rates
+    found: Mapping[str, Sequence[Measured]]
+    ratios: Sequence[Ratio]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    tiny: bool = False
+
+    def document(self) -> dict[str, Any]:
+        sides = {
+            name: {
+                "rate": spread([m.rate for m in measured]),
+                "seconds": spread([m.seconds for m in measured]),
+                "notes": [dict(m.notes) for m in measured],
+            }
+            for name, measured in self.found.items()
+        }
+        return {
+            "name": self.name,
+            "title": self.title,
+            "unit": self.unit,
+            "tiny": self.tiny,
+            "command": " ".join(["python", *map(relative, sys.argv)]),
+            "repetitions": max(map(len, self.found.values())),
+            "machine": machine(),
+            "sides": sides,
+            "ratios": [compared(self.found, ratio) for ratio in self.ratios],
+            "details": dict(self.details),
+        }
+
+
+def relative(argument: str) -> str:
+    """A path below the repository without what is above it."""
+    return argument.replace(f"{ROOT}{os.sep}", "")
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """What a person reads, in Markdown."""
+    lines = [
+        f"{document['title']}",
+        "",
+        f"| side | {document['unit']} | seconds |",
+        "| - | - | - |",
+    ]
+    for name, side in document["sides"].items():
+        lines.append(f"| {name} | {shown(side['rate'])} | {shown(side['seconds'])} |")
+    lines.append("")
+    for ratio in document["ratios"]:
+        aim = "" if ratio["target"] is None else f"; target {ratio['target']:g}"
+        lines.append(f"{ratio['label']}: {shown(ratio)}{aim}")
+    return "\n".join(lines)
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    return f"{values['median']:.4g} ({values['min']:.4g} to {values['max']:.4g})"
+
+
+def parser(description: str, repetitions: int = 3) -> argparse.ArgumentParser:
+    """What every row's command takes."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--repetitions", type=int, default=repetitions, help="turns of each side")
+    made.add_argument("--tiny", action="store_true", help="seconds: shows that it runs, no more")
+    made.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results)")
+    return made
+
+
+def publish(row: Row, output: Path | None) -> dict[str, Any]:
+    """Print the table and write the JSON; a tiny run is written only where it is told to."""
+    document = row.document()
+    print(table(document))
+    if output is None and not row.tiny:
+        output = RESULTS / f"{row.name}.json"
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"\nwritten: {relative(str(output.absolute()))}")
+    return document
+
+
+def timed(work: Callable[[], float], **notes: Any) -> Measured:
+    """`work` returns how many units it did."""
+    began = time.perf_counter()
+    units = work()
+    return Measured(time.perf_counter() - began, units, notes)

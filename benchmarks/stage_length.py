@@ -1,0 +1,66 @@
+"""Time per update in a long stage and in short ones: `python benchmarks/stage_length.py`.
+
+Mu-GRPO on the embedded model, 4 problems x 4 responses an update: one stage of 1024 updates, and
+stages of 4 updates. The learning rate is next to nothing, so that the responses of every stage are
+of one kind. An update's time is that of reading its rollouts and of the update itself; the first
+updates of a process are left out, and so are generation and loading. The last hundred updates of
+the long stage are compared with its first hundred in the notes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from outcomes import engine_overrides, quiet, run_process
+from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
+from workloads import add_engine_options
+
+LONG, SHORT = "one long stage", "stages of 4 updates"
+WARM_UP = 8  # updates
+
+
+def per_update(seconds: Sequence[float]) -> Measured:
+    """Updates made and their seconds, without the first ones."""
+    kept = seconds[WARM_UP:] or seconds
+    part = max(1, min(100, len(kept) // 2))
+    notes = {
+        "median": statistics.median(kept),
+        "first": statistics.median(kept[:part]),
+        "last": statistics.median(kept[-part:]),
+    }
+    return Measured(sum(kept), len(kept), notes)
+
+
+def main(given: Sequence[str] | None = None) -> Any:
+    made = parser(__doc__)
+    add_engine_options(made)
+    made.add_argument("--long", type=int, default=1024, help="updates of the long stage")
+    made.add_argument("--short-updates", type=int, default=128, help="in stages of 4, together")
+    options = made.parse_args(given)
+    problems, size = 4, 4
+    if options.tiny:
+        options.long, options.short_updates, options.repetitions = 16, 8, 1
+        problems, size = 2, 2
+
+    def side(updates: int, per_stage: int) -> Measured:
+        overrides = [*quiet(updates, per_stage, problems, size), "--optimizer.lr=1e-9"]
+        overrides += ["--checkpoint.stage_end=false", *engine_overrides(options)]
+        outcome = run_process("mugrpo", ROOT / "configs" / "demo.toml", overrides)
+        return per_update(outcome.update_seconds)
+
+    sides = {
+        LONG: lambda _: side(options.long, options.long),
+        SHORT: lambda _: side(options.short_updates, 4),
+    }
+    found = alternate(sides, options.repetitions)
+    title = f"Updates/s in a stage of {options.long}"
+    ratios = [Ratio(LONG, SHORT, f"{title}, against stages of 4", 0.9)]
+    details = {"long": options.long, "short_updates": options.short_updates}
+    row = Row("stage_length", title, "updates/s", found, ratios, details, options.tiny)
+    return publish(row, options.output)
+
+
+if __name__ == "__main__":
+    main()

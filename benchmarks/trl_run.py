@@ -1,0 +1,137 @@
+"""TRL's GRPO as a whole run under one of our configs: the peer of `mugrpo train`.
+
+Model, problems in our order, verifier, batch, group size, lengths, objective, optimizer and
+learning rate are the config's; generation, padding, old log-probabilities and the shuffle of a
+generation's responses over its updates are TRL's own. No logging, no checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from mugrpo.config.load import load_config
+from mugrpo.config.run import RunConfig
+from mugrpo.engines import make_engine
+from mugrpo.policy import Policy, load_tokenizer, model_path
+from mugrpo.records import Problem, Status
+from mugrpo.rollouts.generate import Sampler
+from mugrpo.schedule import Schedule
+from mugrpo.tasks import make_task
+from mugrpo.tasks.base import Task
+from outcomes import Outcome
+from trl_peer import GRPOTrainer, grpo_config, plain_rows, quiet, reward_of
+from workloads import encoder, judged
+
+
+class TimedGRPO(GRPOTrainer):
+    """Says where its time went."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        super().__init__(*arguments, **options)
+
+    def _timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = call(*arguments)
+        self.spent[name] += time.perf_counter() - began
+        return result
+
+    def _generate_single_turn(self, *arguments: Any) -> Any:
+        return self._timed("generate", super()._generate_single_turn, *arguments)
+
+    def _generate_and_score_completions(self, *arguments: Any) -> Any:
+        return self._timed("rollouts", super()._generate_and_score_completions, *arguments)
+
+    def training_step(self, *arguments: Any) -> Any:
+        return self._timed("step", super().training_step, *arguments)
+
+    def phases(self) -> dict[str, float]:
+        """ "old logprobs and rewards" is what follows generation; the rest is the optimizer."""
+        rollouts, generate = self.spent["rollouts"], self.spent["generate"]
+        return {
+            "generate": generate,
+            "old logprobs and rewards": rollouts - generate,
+            "forward and backward": self.spent["step"] - rollouts,
+        }
+
+
+class Accuracy(TrainerCallback):
+    """Evaluates TRL's model as `mugrpo.evaluate` does ours: engine, problems, seeds, verifier."""
+
+    def __init__(self, outcome: Outcome, config: RunConfig, task: Task, tokenizer: Any) -> None:
+        self.outcome, self.config, self.task, self.tokenizer = outcome, config, task, tokenizer
+        self.problems: list[Problem] = list(task.eval_problems())
+
+    def on_train_begin(self, _: Any, __: Any, ___: Any, *, model: Any, **____: Any) -> None:
+        self._evaluate(model, 0)
+
+    def on_step_end(self, _: Any, state: Any, __: Any, *, model: Any, **___: Any) -> None:
+        update, total = state.global_step, self.config.schedule.total_updates
+        if update % self.config.evaluation.every == 0 or update == total:
+            self._evaluate(model, update)
+
+    def _evaluate(self, model: Any, update: int) -> None:
+        began = time.perf_counter()
+        was_training = model.training
+        policy = Policy(model, self.tokenizer, self.config.model)
+        sampler = Sampler(
+            make_engine(policy, self.config.engine),
+            encoder(policy, self.config),
+            seed=self.config.seed,
+            stage="evaluation",
+            group_size=self.config.evaluation.samples,
+            temperature=self.config.evaluation.temperature,
+            max_new_tokens=self.config.rollouts.max_new_tokens,
+            policy_step=update,
+        )
+        rollouts = sampler.sample([(problem, 0) for problem in self.problems], lambda batch: None)
+        scores = judged(self.task, policy, self.config, self.problems, rollouts)
+        right = sum(score.status is Status.RIGHT for score in scores)
+        model.train(was_training)
+        spent = time.perf_counter() - began
+        self.outcome.evaluated(update, right / len(scores), spent)
+        print(f"TRL, update {update}: accuracy {right / len(scores):.3f}", flush=True)
+
+
+def problems_in_order(config: RunConfig, task: Task) -> list[Problem]:
+    """One for each group of the run, as our schedule draws them."""
+    problems = task.train_problems()
+    schedule = Schedule(config.schedule, len(problems), config.seed)
+    groups = config.schedule.stages * config.schedule.groups_per_stage
+    return [problems[index] for index, _ in islice(schedule.stream(0), groups)]
+
+
+def theirs(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
+    """The run; its clock begins behind the imports."""
+    outcome = Outcome()
+    config = load_config(options.config, overrides)
+    assert config.task.name == "chain", "these runs are of the embedded task"
+    task, tokenizer = make_task(config.task), load_tokenizer(config.model)
+    model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype="float32")
+    arguments = grpo_config(
+        config,
+        batch=options.trl_batch or config.schedule.rollouts_per_update,
+        updates=config.schedule.total_updates,
+        folder=str(options.run_dir),
+    )
+    watch = [Accuracy(outcome, config, task, tokenizer)] if config.evaluation.every else []
+    trainer = TimedGRPO(
+        model=model,
+        args=arguments,
+        reward_funcs=reward_of(task, task.train_problems(), [tokenizer.eos_token_id]),
+        train_dataset=plain_rows(problems_in_order(config, task)),
+        processing_class=tokenizer,
+        callbacks=watch,
+    )
+    with quiet():
+        trainer.train()
+    outcome.ended()
+    outcome.phases = trainer.phases()
+    return outcome

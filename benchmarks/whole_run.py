@@ -1,0 +1,84 @@
+"""A whole training run as a process of its own: ours, or TRL's GRPO on the same task.
+
+    python benchmarks/whole_run.py mugrpo OUT.json CONFIG --run-dir DIR [--a.b VALUE ...]
+    python benchmarks/whole_run.py trl OUT.json CONFIG --run-dir DIR [--trl-batch N] [--a.b ...]
+
+Both read one of our config files. OUT.json tells the seconds from behind the imports (lazy ones
+too) to the end, loading of the model included, and each evaluation with the seconds of training
+before it; those of evaluations are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outcomes import Outcome
+
+
+def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
+    """`mugrpo train`, in this process."""
+    from mugrpo.pipeline import train
+    from mugrpo.progress import Progress
+    from mugrpo.report.costs import phase_seconds, spans
+    from mugrpo.report.read import read_runs
+    from mugrpo.run import open_run
+
+    outcome = Outcome()
+    with open_run(
+        options.config, overrides=overrides, run_dir=options.run_dir, progress=Progress()
+    ) as run:
+        append = run.metrics.append
+
+        def stamped(kind: str, update: int, **values: Any) -> None:
+            append(kind, update, **values)
+            if kind == "evaluation":
+                outcome.evaluated(update, values["accuracy"], values["time/evaluate"])
+
+        run.metrics.append = stamped  # type: ignore[method-assign]
+        train(run)
+    outcome.ended()
+    done = read_runs([options.run_dir])[0]
+    outcome.phases = phase_seconds(spans(done))
+    outcome.update_seconds = [line["time/update"] + line["time/read"] for line in done.updates]
+    return outcome
+
+
+def import_everything() -> None:
+    """What both sides use of torch and transformers, which import half of themselves when used."""
+    import torch
+
+    from mugrpo.config.run import ModelOptions
+    from mugrpo.policy import load_policy
+
+    load_policy(ModelOptions())
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.AdamW([parameter]).step()
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    made.add_argument("side", choices=("mugrpo", "trl"))
+    made.add_argument("out", type=Path)
+    made.add_argument("config", type=Path)
+    made.add_argument("--run-dir", type=Path, required=True)
+    made.add_argument("--trl-batch", type=int, help="TRL's responses at a time")
+    options, overrides = made.parse_known_args()
+    import_everything()
+    if options.side == "mugrpo":
+        import mugrpo.pipeline  # noqa: F401 - before the clock
+
+        outcome = ours(options, overrides)
+    else:
+        from trl_run import theirs  # TRL's imports
+
+        outcome = theirs(options, overrides)
+    options.out.write_text(json.dumps(vars(outcome)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Floors are arithmetic on rates: with rates that are set, their seconds are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from ceilings import Ceilings, generation_floor, update_floor
+from cost_model import Group, Shape, decoded, passed, prefill
+
+SHAPE = Shape(
+    hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32, tied=True
+)
+GROUPS = [Group(5, [2, 7, 7]), Group(9, [1, 1, 3])]
+
+
+class Known(Ceilings):
+    """A machine of one FLOP a second, with a bus that is next to infinitely fast."""
+
+    peak = 1.0
+
+    def matmul(self, form, m, k, n):
+        return 1.0
+
+    def copy(self):
+        return 1e30
+
+
+def flop(work):
+    return SHAPE.forward(work.tokens, work.pairs, work.positions).flop
+
+
+def test_at_one_flop_a_second_a_floor_is_the_count():
+    floor = update_floor(Known(), SHAPE, GROUPS, 64)
+    assert floor["shared"] == pytest.approx(3 * flop(passed(GROUPS, shared=True)))
+    assert floor["plain"] == pytest.approx(3 * flop(passed(GROUPS, shared=False)))
+    assert floor["adamw"] == pytest.approx(SHAPE.adamw().flop)
+    assert floor["total"] == pytest.approx(floor["shared"] + floor["adamw"])
+
+    made = generation_floor(Known(), SHAPE, GROUPS, 4)
+    assert made["prefill"] == pytest.approx(flop(prefill(GROUPS, shared=True)))
+    assert made["decode"] == pytest.approx(flop(decoded(GROUPS)))
+
+
+def test_a_slow_bus_makes_decode_wait_for_its_cache():
+    class Slow(Known):
+        def copy(self):
+            return 0.5
+
+    steps = decoded(GROUPS)
+    made = generation_floor(Slow(), SHAPE, GROUPS, 4)
+    linear = flop(steps) - SHAPE.attention_flop(steps.pairs)
+    assert made["decode"] == pytest.approx(linear + SHAPE.kv_bytes(steps.pairs) / 0.5)
+
+
+def test_rates_are_measured_once_a_shape():
+    ceilings = Ceilings(longest=0.001, cold_bytes=2**14)
+    rates = [ceilings.matmul(form, 3, 8, 16) for form in ("forward", "inputs", "weights")]
+    assert all(rate > 0 for rate in rates) and ceilings.peak == max(rates)
+    assert ceilings.matmul("forward", 3, 8, 16) == rates[0]
+    assert set(ceilings.described()) == {
+        "forward 3x8x16",
+        "inputs 3x8x16",
+        "weights 3x8x16",
+        "copy GB/s",
+    }
