@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
     PreTrainedTokenizerBase,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
@@ -34,7 +37,10 @@ PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
 
 
 def tiny_config(form: str) -> Any:
-    """The config of a tiny model: with grouped queries, tied embeddings, biases or dropout."""
+    """The config of a tiny model: with grouped queries, tied embeddings, biases or dropout.
+
+    Of gemma3 one layer, of mistral both look back over a window of five tokens.
+    """
     shared = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.2}
     if form == "gpt2":
         return GPT2Config(
@@ -47,7 +53,19 @@ def tiny_config(form: str) -> Any:
             attn_pdrop=0.5,
             **shared,
         )
-    return {"llama": LlamaConfig, "qwen2": Qwen2Config}[form](
+    forms = {
+        "llama": LlamaConfig,
+        "qwen2": Qwen2Config,
+        "qwen3": Qwen3Config,
+        "gemma3": Gemma3TextConfig,
+        "mistral": MistralConfig,
+    }
+    if form in ("gemma3", "mistral"):
+        shared["sliding_window"] = 5
+    if form == "gemma3":
+        shared["layer_types"] = ["sliding_attention", "full_attention"]
+    return forms[form](
+        head_dim=8,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -64,6 +64,8 @@ PURE = (
     "mugrpo.optimize.advantages",
     "mugrpo.optimize.bound",
     "mugrpo.optimize.corrections",
+    "mugrpo.optimize.cut",
+    "mugrpo.optimize.hidden_states",
     "mugrpo.optimize.logprobs",
     "mugrpo.optimize.lr",
     "mugrpo.optimize.masks",

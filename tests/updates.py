@@ -11,6 +11,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.trainer import Experience, Trainer
 from mugrpo.policy import Policy, load_policy
 from tests.builders import verdict
@@ -43,6 +44,8 @@ def hand_batch(
         advantages=advantages,
         varied=torch.ones(rows, dtype=torch.bool) if varied is None else varied,
         stored=stored,
+        layout=Layout(False, rows * (width + 1), rows * (width + 1), 0),
+        prompts=None,
     )
 
 

@@ -42,6 +42,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.precision = options.precision
         self.update = 0
+        self.can_share_prompts: bool | None = None  # not tried yet
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size

@@ -86,7 +86,13 @@ class Run:
 
     @cached_property
     def trainer(self) -> Trainer:
-        return Trainer(self.policy, self.config)
+        trainer = Trainer(self.policy, self.config)
+        if self.config.optimizer.share_prompts and not trainer.share:
+            self.progress.say(
+                "the model's form, or gradient checkpointing, lets no responses share a prompt: "
+                "each is computed with its own"
+            )
+        return trainer
 
     @cached_property
     def metrics(self) -> MetricsLog:

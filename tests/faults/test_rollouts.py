@@ -109,6 +109,8 @@ def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
         run_dir,
         "--rewards.truncated",
         truncated,
+        "--optimizer.share_prompts",
+        "false",
     ]
     words += ["--schedule.stages", 1, "--evaluation.every", 0, "--rollouts.temperature", 3]
     ended = command(*words)

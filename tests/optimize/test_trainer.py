@@ -36,6 +36,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 MAX_NEW_TOKENS = 48
+COST = ("time/", "padding_share", "computed_tokens", "shared_prompt_share")
+ALONE = {"share_prompts": False}  # computed tokens are then those of the responses' rows
 
 
 def with_stored(experience: Experience) -> Experience:
@@ -200,7 +202,7 @@ def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience
     )
     assert cut["padding_share"] < whole["padding_share"]
     assert_same_gradients(apart, together, rtol=1e-3)
-    told = {key for key in whole if not key.startswith(("time/", "padding"))}
+    told = {key for key in whole if not key.startswith(COST)}
     assert {key: cut[key] for key in told} == pytest.approx(
         {key: whole[key] for key in told}, rel=1e-3, abs=1e-6
     )
@@ -211,6 +213,40 @@ def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
     _, small = step(experience, config_of(optimizer={"logprob_chunk_tokens": 5}))
     _, large = step(experience, config_of(optimizer={"logprob_chunk_tokens": 4096}))
     assert_same_gradients(small, large)
+
+
+@pytest.mark.parametrize("name", [*METHODS, *OTHERS, "kl"])
+def test_sharing_prompts_changes_no_gradient_of_any_method(experience, name):
+    kl = {"reference": {"name": "kl", "coefficient": 0.5}}
+    groups = {**METHODS, **OTHERS, "kl": kl}[name]
+    (shared, together), (alone, apart) = (
+        step(with_stored(experience), config_of(**groups, optimizer={"share_prompts": share}))
+        for share in (True, False)
+    )
+    assert shared["shared_prompt_share"] > 0.1 and alone["shared_prompt_share"] == 0
+    assert_same_gradients(together, apart, rtol=1e-5)
+    told = {key for key in shared if not key.startswith(COST)}
+    assert {key: shared[key] for key in told} == pytest.approx(
+        {key: alone[key] for key in told}, rel=1e-3, abs=1e-6
+    )
+
+
+def test_tokens_that_were_computed_and_shared_by_hand(experience):
+    # One group: its prompt of 16 tokens once, and of each response all tokens but the last.
+    one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
+    prompt = len(one.rollouts[0].prompt_ids)
+    lengths = [len(r.response_ids) for r in one.rollouts]
+    metrics, _ = step(one, config_of())
+    assert prompt == 16 and len(set(lengths)) > 1
+    computed = prompt + sum(lengths) - 4
+    assert metrics["computed_tokens"] == computed
+    padded = prompt + 4 * (max(lengths) - 1)
+    assert metrics["padding_share"] == pytest.approx(1 - computed / padded)
+    alone = 4 * prompt + sum(lengths)
+    assert metrics["shared_prompt_share"] == pytest.approx(1 - computed / alone)
+    metrics, _ = step(one, config_of(optimizer=ALONE))
+    assert metrics["computed_tokens"] == alone and metrics["shared_prompt_share"] == 0
+    assert metrics["padding_share"] == pytest.approx(1 - alone / (4 * (prompt + max(lengths))))
 
 
 # kl-surrogate's penalty is masked by not computing its responses.
@@ -224,12 +260,12 @@ GROUP_ADVANTAGES = [
 @pytest.mark.parametrize("name", [*METHODS, *GROUP_ADVANTAGES])
 def test_not_computing_responses_of_advantage_zero_changes_no_gradient(experience, name):
     experience, groups = with_stored(experience), {**METHODS, **OTHERS}[name]
-    few, skipped = step(experience, config_of(**groups))
+    few, skipped = step(experience, config_of(**groups, optimizer=ALONE))
     everything = mock.patch.object(
         UpdateLoss, "has_gradient", lambda _, responses: torch.ones_like(responses.varied)
     )
     with everything:
-        every, computed = step(experience, config_of(**groups))
+        every, computed = step(experience, config_of(**groups, optimizer=ALONE))
     size = [len(r.prompt_ids) + len(r.response_ids) for r in experience.rollouts]
     assert every["computed_tokens"] == sum(size)
     assert few["computed_tokens"] == sum(size) - sum(size[8:12])  # group 2 has no variance
@@ -271,7 +307,8 @@ def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, r
         part(every, [0, 1, 2, 3], rewards),
         stored={name: rows[:4] for name, rows in every.stored.items()},
     )
-    metrics, _ = step(case, config_of(reference={"name": "kl", "coefficient": 0.5}))
+    kl = {"name": "kl", "coefficient": 0.5}
+    metrics, _ = step(case, config_of(reference=kl, optimizer=ALONE))
     assert metrics["zero_variance_share"] == 0
     sizes = [len(r.prompt_ids) + len(r.response_ids) for r in case.rollouts]
     assert metrics["computed_tokens"] == sum(sizes)

@@ -167,7 +167,10 @@ class OptimizerOptions(Options):
     max_grad_norm: float = Field(1.0, gt=0)
     """The gradient's norm is clipped to this."""
     micro_batch_tokens: int = Field(4096, ge=1)
-    """Padded tokens in a micro-batch at most; one response longer than this goes alone."""
+    """Padded tokens through the model in a micro-batch at most (a response's copy of a shared
+    prompt's keys and values counts as an eighth of them); one response longer goes alone."""
+    share_prompts: bool = True
+    """Compute a prompt once for all its responses where that is cheaper: the same gradients."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
     """Tokens whose logits exist at once: memory is this x vocabulary x 4 bytes."""
     nonfinite_limit: int = Field(3, ge=1)

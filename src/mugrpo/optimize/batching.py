@@ -1,4 +1,4 @@
-"""Responses become padded micro-batches of bounded size. B responses, L tokens, T response tokens.
+"""Responses become padded micro-batches. B responses, L tokens, T response tokens.
 
 On a CPU length-sorted padding beats packing: a packed mask is dense there.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.optimize.cut import Layout, Row, layout
 from mugrpo.records import Rollout
 
 
@@ -27,21 +28,8 @@ class MicroBatch:
     advantages: torch.Tensor  # [B] float32
     varied: torch.Tensor  # [B] bool, true where the group's rewards are not all equal
     stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs kept beside the rollouts
-
-
-def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of `lengths`, longest first, cut so that rows x longest row <= budget.
-
-    A single row over the budget stands alone. Equal lengths keep their order.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    parts: list[list[int]] = []
-    for index in order:
-        if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= budget:
-            parts[-1].append(index)
-        else:
-            parts.append([index])
-    return parts
+    layout: Layout  # what computing it takes
+    prompts: torch.Tensor | None  # [B] int64, number of a row's prompt where prompts are shared
 
 
 @dataclass(frozen=True)
@@ -63,13 +51,23 @@ class Responses:
     groups: Sequence[Group] = ()  # side by side as the responses are
 
 
+def row_of(rollout: Rollout) -> Row:
+    """What the cut has to know of `rollout`."""
+    prompt = rollout.prompt_ids
+    return Row(prompt.tobytes(), len(prompt), len(rollout.response_ids))
+
+
 def collate(
-    responses: Responses, rows: list[int], *, pad_id: int, device: torch.device
+    responses: Responses, rows: list[int], *, pad_id: int, device: torch.device, share: bool
 ) -> MicroBatch:
-    """The micro-batch of those of `responses` that `rows` names."""
+    """The micro-batch of those of `responses` that `rows` names.
+
+    Where prompts may be shared, `share`, they are if that is cheaper.
+    """
     chosen = [responses.rollouts[row] for row in rows]
-    prompts = np.array([len(r.prompt_ids) for r in chosen])
-    lengths = np.array([len(r.response_ids) for r in chosen])
+    shapes = [row_of(rollout) for rollout in chosen]
+    prompts = np.array([shape.prompt_length for shape in shapes])
+    lengths = np.array([shape.response_length for shape in shapes])
     ids_BL = np.full((len(rows), (prompts + lengths).max()), pad_id, np.int64)
     for b, r in enumerate(chosen):
         ids_BL[b, : prompts[b]] = r.prompt_ids
@@ -78,6 +76,9 @@ def collate(
         name: _padded([logprobs[row] for row in rows]).to(device)
         for name, logprobs in responses.stored.items()
     }
+    way = layout(shapes, share=share)
+    numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(s.prompt for s in shapes))}
+    prompts_B = torch.tensor([numbers[shape.prompt] for shape in shapes], device=device)
     return MicroBatch(
         rows=rows,
         ids=torch.from_numpy(ids_BL).to(device),
@@ -87,6 +88,8 @@ def collate(
         advantages=responses.advantages[rows].to(device, torch.float32),
         varied=responses.varied[rows].to(device),
         stored=stored,
+        layout=way,
+        prompts=prompts_B if way.shared else None,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from mugrpo.optimize.hidden_states import plain_hidden, response_places, shared_hidden
+
 
 class _ChunkedLogprobs(torch.autograd.Function):
     """Saves hidden states and one number a token; the backward pass makes the logits again."""
@@ -91,29 +93,27 @@ def response_logprobs(
     ids_BL: torch.Tensor,
     prompt_lengths_B: torch.Tensor,
     mask_BT: torch.Tensor,
+    prompts_B: torch.Tensor | None = None,
     *,
     temperature: float,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprob and entropy of each response token under `model`, [B, T] both, 0 where masked.
 
-    `ids_BL` holds prompt and response end to end, padded on the right: a causal model never
-    looks at what follows, so no attention mask is needed and the fast kernels stay usable.
+    `ids_BL` holds prompt and response end to end, padded on the right. With `prompts_B`, the
+    number of each row's prompt, a prompt is computed once for all its responses.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
-    hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+    rows = (model, ids_BL, prompt_lengths_B, mask_BT)
+    hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
     if torch.is_autocast_enabled(ids_BL.device.type):  # the engine's head is in this precision
-        hidden_BLH = hidden_BLH.to(torch.get_autocast_dtype(ids_BL.device.type))
-    length = ids_BL.shape[1]
-    rows_B1 = torch.arange(len(ids_BL), device=ids_BL.device)[:, None] * length
-    steps_T = torch.arange(mask_BT.shape[1], device=ids_BL.device)
-    places_N = (rows_B1 + prompt_lengths_B[:, None] + steps_T)[mask_BT]  # of the response tokens
+        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(ids_BL.device.type))
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
-        hidden_BLH.flatten(0, 1).index_select(0, places_N - 1),  # a token is told by the one before
+        hidden_NH,
         head.weight,
         head.bias,
-        ids_BL.flatten()[places_N],
+        ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT)],
         temperature=temperature,
         chunk=chunk,
     )

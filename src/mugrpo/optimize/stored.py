@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
-from mugrpo.optimize.batching import MicroBatch, Responses, collate, split_by_tokens
+from mugrpo.optimize.batching import MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.cut import cut
+from mugrpo.optimize.hidden_states import can_share_prompts
 from mugrpo.optimize.logprobs import response_logprobs
 from mugrpo.policy import Policy
 from mugrpo.records import Rollout
@@ -25,16 +27,28 @@ def batch_logprobs(
             batch.ids,
             batch.prompt_lengths,
             batch.mask,
+            batch.prompts,
             temperature=config.rollouts.temperature,
             chunk=config.optimizer.logprob_chunk_tokens,
         )
 
 
-def plain_batch(policy: Policy, rollouts: Sequence[Rollout], rows: list[int]) -> MicroBatch:
+def shares_prompts(policy: Policy, config: RunConfig) -> bool:
+    """Whether responses to a prompt may share it; what the model can do is tried once."""
+    if not config.optimizer.share_prompts:
+        return False
+    if policy.can_share_prompts is None:
+        policy.can_share_prompts = can_share_prompts(policy.model)
+    return policy.can_share_prompts
+
+
+def plain_batch(
+    policy: Policy, rollouts: Sequence[Rollout], rows: list[int], *, share: bool
+) -> MicroBatch:
     """A micro-batch for its logprobs alone."""
     nothing = torch.zeros(len(rollouts))
     responses = Responses(rollouts, nothing, nothing.bool(), {})
-    return collate(responses, rows, pad_id=policy.pad_id, device=policy.device)
+    return collate(responses, rows, pad_id=policy.pad_id, device=policy.device, share=share)
 
 
 @torch.no_grad()
@@ -46,10 +60,11 @@ def rollout_logprobs(
 ) -> list[NDArray[np.float32]]:
     """The logprobs of each rollout's response under `policy`, in the order of `rollouts`."""
     found: dict[int, NDArray[np.float32]] = {}
-    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in rollouts]
-    for rows in split_by_tokens(lengths, config.optimizer.micro_batch_tokens):
+    share = shares_prompts(policy, config)
+    shapes = [row_of(rollout) for rollout in rollouts]
+    for rows in cut(shapes, config.optimizer.micro_batch_tokens, share=share):
         check()
-        batch = plain_batch(policy, rollouts, rows)
+        batch = plain_batch(policy, rollouts, rows, share=share)
         logprobs_BT, _ = batch_logprobs(policy, batch, config)
         for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
             found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()

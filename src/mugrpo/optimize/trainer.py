@@ -21,11 +21,12 @@ from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
 from mugrpo.optimize import advantages
-from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, split_by_tokens
+from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.cut import cut
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from mugrpo.optimize.stored import batch_logprobs, plain_batch
+from mugrpo.optimize.stored import batch_logprobs, plain_batch, shares_prompts
 from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy
 from mugrpo.records import Rollout, Score, Status
@@ -52,6 +53,7 @@ class Trainer:
         self.config = config
         self.options = config.optimizer
         self.loss = UpdateLoss.of(config)
+        self.share = shares_prompts(policy, config)
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # a process begins with another state each time
@@ -106,12 +108,6 @@ class Trainer:
         if self.config.step.name == "ess":
             lr *= math.sqrt(ess)
         grad_norm, applied = self._apply(lr, loss)
-        padded = sum(batch.ids.numel() for batch in batches)
-        computed = sum(
-            len(rollouts[r].prompt_ids) + len(rollouts[r].response_ids)
-            for batch in batches
-            for r in batch.rows
-        )
         statuses = [score.status for score in experience.scores]
         rewards = [score.reward for score in experience.scores if score.reward is not None]
         return {
@@ -121,8 +117,7 @@ class Trainer:
             "skipped": int(not applied),
             "batch_reward": sum(rewards) / len(rewards) if rewards else None,
             "tokens": tokens,
-            "computed_tokens": computed,
-            "padding_share": 1 - computed / padded if padded else 0.0,
+            **_cost(batches),
             "zero_variance_share": 1 - responses.varied.double().mean().item(),
             "effective_sample_share": ess,
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
@@ -139,7 +134,8 @@ class Trainer:
     @torch.no_grad()
     def logprob_gap(self, rollouts: Sequence[Rollout]) -> float:
         """Largest |trainer logprob - behavior logprob| over `rollouts`: the canary's measure."""
-        batch = plain_batch(self.policy, rollouts, list(range(len(rollouts))))
+        rows = list(range(len(rollouts)))
+        batch = plain_batch(self.policy, rollouts, rows, share=self.share)
         logprobs_BT, _ = self.logprobs(batch)
         return (logprobs_BT - batch.behavior_logprobs)[batch.mask].abs().max().item()
 
@@ -195,13 +191,13 @@ class Trainer:
 
     def _micro_batches(self, responses: Responses) -> list[MicroBatch]:
         rows: list[int] = self.loss.has_gradient(responses).nonzero()[:, 0].tolist()
-        rollouts = responses.rollouts
-        lengths = [len(rollouts[i].prompt_ids) + len(rollouts[i].response_ids) for i in rows]
-        parts = split_by_tokens(lengths, self.options.micro_batch_tokens)
+        shapes = [row_of(responses.rollouts[row]) for row in rows]
+        parts = cut(shapes, self.options.micro_batch_tokens, share=self.share)
         return [self._collate(responses, [rows[i] for i in part]) for part in parts]
 
     def _collate(self, responses: Responses, rows: list[int]) -> MicroBatch:
-        return collate(responses, rows, pad_id=self.policy.pad_id, device=self.policy.device)
+        pad_id, device = self.policy.pad_id, self.policy.device
+        return collate(responses, rows, pad_id=pad_id, device=device, share=self.share)
 
     @torch.no_grad()
     def _prepass(self, batches: list[MicroBatch]) -> list[dict[str, torch.Tensor]]:
@@ -260,3 +256,15 @@ class Trainer:
         self.update += 1
         self.policy.update = self.update
         return norm, applied
+
+
+def _cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
+    """Tokens that went through the model, padding not counted; and what that is a part of."""
+    computed = sum(batch.layout.computed for batch in batches)
+    padded = sum(batch.layout.padded for batch in batches)
+    alone = sum(int(batch.prompt_lengths.sum() + batch.mask.sum()) for batch in batches)
+    return {
+        "computed_tokens": computed,
+        "padding_share": 1 - computed / padded if padded else 0.0,
+        "shared_prompt_share": 1 - computed / alone if alone else 0.0,
+    }
