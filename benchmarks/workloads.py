@@ -124,16 +124,16 @@ def sampled(
 ) -> tuple[list[Completion], int]:
     """All completions through the config's engine, and the largest batch it handed over."""
     engine = make_engine(policy, config.engine)
-    completions: list[Completion] = []
+    made: dict[int, Completion] = {}
     largest = 0
-    for batch in engine.generate(
+    for decoded in engine.generate(
         asked,
         temperature=config.rollouts.temperature,
         max_new_tokens=config.rollouts.max_new_tokens,
     ):
-        completions += batch
-        largest = max(largest, len(batch))
-    return completions, largest
+        made.update(decoded.completions)
+        largest = max(largest, len(decoded.completions))
+    return [made[index] for index in range(len(asked))], largest
 
 
 @dataclass(frozen=True)
