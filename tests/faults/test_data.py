@@ -16,7 +16,6 @@ from unittest import mock
 import datasets
 import numpy as np
 import pytest
-import torch
 import transformers.utils.hub
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -25,8 +24,8 @@ from huggingface_hub.errors import (
 )
 
 from mugrpo import policy
-from mugrpo.engines.base import Completion
-from mugrpo.engines.hf import HFEngine
+from mugrpo.engines import continuous
+from mugrpo.engines.base import Decoded
 from mugrpo.tasks.chain import running_states
 from tests.faults.harm import edited, refused, resume_words, stopped
 from tests.runs import Command, Ended, mugrpo, read_metrics, shards, state, write_config
@@ -463,14 +462,17 @@ def test_row_16_all_rewards_equal_is_a_warning_with_the_share(case: Case):
 def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What is added to the engine's logprobs; empty: nothing."""
     by: list[float] = []
-    completions = HFEngine._completions
+    advance = continuous._Sequences.advance
 
-    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
-        made = completions(engine, *tensors)
+    def shifted(sequences: continuous._Sequences) -> Decoded:
+        made = advance(sequences)
         more = np.float32(sum(by))
-        return [dataclasses.replace(c, logprobs=c.logprobs + more) for c in made]
+        return Decoded(
+            [(i, dataclasses.replace(c, logprobs=c.logprobs + more)) for i, c in made.completions],
+            made.slots,
+        )
 
-    monkeypatch.setattr(HFEngine, "_completions", shifted)
+    monkeypatch.setattr(continuous._Sequences, "advance", shifted)
     return by
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.builders import plain_logprobs, stale
-from tests.updates import config_of
+from tests.updates import config_of, hand_batch
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.optimize.batching import MicroBatch
@@ -84,17 +85,8 @@ def test_nothing_is_chosen_of_an_update_without_a_gradient(experience):
 def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> MicroBatch:
     width = max(lengths)
     mask = torch.tensor([[place < length for place in range(width)] for length in lengths])
-    count = len(rows)
-    return MicroBatch(
-        rows=rows,
-        ids=torch.zeros(count, width + 2, dtype=torch.int64),
-        prompt_lengths=torch.full((count,), 2),
-        mask=mask,
-        behavior_logprobs=torch.zeros(count, width),
-        advantages=torch.tensor(advantages),
-        varied=torch.ones(count, dtype=torch.bool),
-        stored={},
-    )
+    made = hand_batch(torch.zeros(mask.shape), torch.tensor(advantages), mask)
+    return replace(made, rows=rows)
 
 
 def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
