@@ -26,7 +26,7 @@ LAYER_0 = {
     "shards",
     "stopping",
 }
-LAYER_1 = {"tasks", "pretrained", "policy", "attention", "engines"}
+LAYER_1 = {"tasks", "pretrained", "policy", "engines"}
 BELOW_3 = LAYER_0 | LAYER_1 | {"rollouts", "optimize"}
 
 # What each module or package directly under mugrpo may import, besides itself.
@@ -34,9 +34,8 @@ MAY_IMPORT = {
     **dict.fromkeys(LAYER_0, LAYER_0),
     "tasks": LAYER_0,
     "pretrained": LAYER_0,
-    "attention": set(),
     "policy": LAYER_0 | {"pretrained"},
-    "engines": LAYER_0 | {"policy", "attention"},
+    "engines": LAYER_0 | {"policy"},
     "rollouts": LAYER_0 | LAYER_1,
     "optimize": LAYER_0 | LAYER_1,
     "repair": LAYER_0,

@@ -35,7 +35,7 @@ def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
     made = generated(any_policy, requests, batch_size=12, temperature=temperature)
     for request, completion in zip(requests, made, strict=True):
         expected = plain_logprobs(any_policy, request.prompt_ids, completion.ids, temperature)
-        np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=2e-5)
+        np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
 
 
 def test_a_response_does_not_depend_on_the_batch_it_is_in(any_policy):

@@ -1,12 +1,11 @@
 """Continuous batching over a Hugging Face model: a slot is filled again as soon as it is free.
 
-The prompt that a group's responses share goes through the model once; what it leaves in the cache
-is copied into the slot of each response. A step decodes one token of every active slot, attending
-to no more places than the longest of them has. Active slots are always the first ones: where one
-ends, the last takes its place.
+The prompt that a group's responses share goes through the model once, and is kept once in the
+cache. A step decodes one token of every active slot. Active slots are always the first ones: where
+one ends, the last takes its place.
 
 Suffixes: A active slots, S slots, T response tokens, U prompts, P prompt tokens (left-padded),
-L places of the cache, V vocabulary.
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from mugrpo.attention import masks_of
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.packed import packed
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
-from mugrpo.engines.slots import KeysValues, SlotCache
+from mugrpo.engines.slots import ATTENTION, KeysValues, SlotCache
 from mugrpo.policy import Policy
 from mugrpo.records import FinishReason
 
@@ -51,8 +50,9 @@ class ContinuousEngine:
     ) -> Iterator[Decoded]:
         """See `Engine.generate`; what is finished is handed over at every step."""
         batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens)
-        while batch.busy:
-            yield batch.advance()
+        with _evaluating(self.policy), packed(self.policy, batch.slots):
+            while batch.busy:
+                yield batch.advance()
 
 
 def unfit(policy: Policy) -> str | None:
@@ -63,12 +63,11 @@ def unfit(policy: Policy) -> str | None:
     prompts = [np.arange(length, dtype=np.int32) % policy.vocab_size for length in (3, 5)]
     cache = SlotCache(2)
     try:
-        with _evaluating(policy):
-            made = prefill(policy, prompts)
-            for row, prompt in enumerate(made):
-                cache.begin(torch.tensor([row], device=policy.device), prompt.layers)
+        with _evaluating(policy), torch.inference_mode():
+            for row, prompt in enumerate(prefill(policy, prompts)):
+                cache.begin(np.array([row]), prompt.layers)
             tokens = torch.tensor([1, 2], device=policy.device) % policy.vocab_size
-            slots_AV = decode(policy, cache, tokens, np.array([3, 5]))
+            slots_AV = decode(policy, cache, tokens, np.array([0, 0]))
             for row, prompt_ids in enumerate(prompts):
                 ids = [*prompt_ids.tolist(), int(tokens[row])]
                 with policy.autocast():
@@ -86,9 +85,21 @@ def _evaluating(policy: Policy) -> Iterator[None]:
     """Gradient checkpointing, which is on in training only, would refuse the cache."""
     was_training = policy.model.training
     policy.model.eval()
-    with torch.inference_mode():
+    try:
         yield
-    policy.model.train(was_training)
+    finally:
+        policy.model.train(was_training)
+
+
+@contextmanager
+def _attention(config: Any) -> Iterator[None]:
+    """Let models of `config` attend to slots; their own attention is for prompts."""
+    own = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
 
 
 @torch.inference_mode()
@@ -122,23 +133,20 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
 
 @torch.inference_mode()
 def decode(
-    policy: Policy, cache: SlotCache, token_A: torch.Tensor, place_A: np.ndarray
+    policy: Policy, cache: SlotCache, token_A: torch.Tensor, response_A: np.ndarray
 ) -> torch.Tensor:
-    """The logits [A, V] behind a further token of each of the first A slots, at `place_A`."""
-    places_A = torch.from_numpy(place_A).to(policy.device)
-    live = int(place_A.max()) + 1
-    cache.aim(places_A, live)
-    distance_AL = places_A[:, None] - torch.arange(live, device=policy.device)
-    with policy.autocast():
+    """The logits [A, V] behind a further token of each of the first A slots.
+
+    `response_A` says which of its response's tokens it is, from 0.
+    """
+    place_A = cache.aim(response_A, policy.device)
+    with policy.autocast(), _attention(policy.model.config):
         logits: torch.Tensor = policy.model(
             input_ids=token_A[:, None],
-            attention_mask=masks_of(
-                policy.model.config, (distance_AL >= 0)[:, None], distance_AL[:, None]
-            ),
-            position_ids=places_A[:, None],
-            past_key_values=cache,
-            use_cache=True,
+            position_ids=place_A[:, None],
+            use_cache=False,
             logits_to_keep=1,
+            slots=cache,
         ).logits
     return logits[:, -1]
 
@@ -167,7 +175,6 @@ class _Sequences:
         self.ready: dict[bytes, Prefilled] = {}  # prompts of waiting requests
         # What steers is on the host, what is computed with on the device.
         self.request_S = np.zeros(self.slots, np.int64)
-        self.prompt_S = np.zeros(self.slots, np.int64)  # prompt tokens
         self.made_S = np.zeros(self.slots, np.int64)  # response tokens so far
         shape = (self.slots, max_new_tokens)
         self.uniforms_ST = torch.zeros(shape, dtype=torch.float64, device=policy.device)
@@ -178,19 +185,18 @@ class _Sequences:
     def busy(self) -> bool:
         return self.active > 0 or self.next < len(self.requests)
 
+    @torch.inference_mode()
     def advance(self) -> Decoded:
         """Fill the free slots, then decode one token of every active one."""
-        with _evaluating(self.policy):
-            begun = self._admit()
-            finished = self._take_finished() if begun else []  # by their first token
-            if not self.active:
-                return Decoded(finished, begun)
-            rows = np.arange(self.active)
-            last_A = self.ids_ST[rows, self.made_S[rows] - 1]
-            place_A = self.prompt_S[rows] + self.made_S[rows] - 1
-            self._draw(rows, decode(self.policy, self.cache, last_A, place_A))
-            finished += self._take_finished()
-            return Decoded(finished, begun + self.slots)
+        begun = self._admit()
+        finished = self._take_finished() if begun else []  # by their first token
+        if not self.active:
+            return Decoded(finished, begun)
+        rows = np.arange(self.active)
+        fed_A = self.made_S[rows] - 1
+        self._draw(rows, decode(self.policy, self.cache, self.ids_ST[rows, fed_A], fed_A))
+        finished += self._take_finished()
+        return Decoded(finished, begun + self.slots)
 
     def _admit(self) -> int:
         """Begin waiting requests in the free slots, and draw their first tokens."""
@@ -206,11 +212,11 @@ class _Sequences:
                 count += 1
             rows = np.arange(self.active, self.active + count)
             self.request_S[rows] = np.arange(self.next, self.next + count)
-            self.prompt_S[rows], self.made_S[rows] = len(request.prompt_ids), 0
+            self.made_S[rows] = 0
             seeds = [r.seed for r in self.requests[self.next : self.next + count]]
             drawn = torch.from_numpy(uniforms(seeds, self.limit))
             self.uniforms_ST[rows] = drawn.to(self.policy.device)
-            self.cache.begin(torch.from_numpy(rows).to(self.policy.device), self.ready[key].layers)
+            self.cache.begin(rows, self.ready[key].layers)
             self._draw(rows, self.ready[key].logits.expand(count, -1))
             self.active += count
             self.next += count
@@ -269,11 +275,10 @@ class _Sequences:
         gaps = np.flatnonzero(ended_A[:left])
         movers = left + np.flatnonzero(~ended_A[left:])
         self.active = left
-        if not len(gaps):
-            return
-        for host in (self.request_S, self.prompt_S, self.made_S):
+        for host in (self.request_S, self.made_S):
             host[gaps] = host[movers]
-        for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):
-            device[gaps] = device[movers]
-        source, target = (torch.from_numpy(rows).to(self.policy.device) for rows in (movers, gaps))
-        self.cache.move(source, target, int((self.prompt_S[gaps] + self.made_S[gaps]).max()))
+        if len(gaps):
+            for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):
+                device[gaps] = device[movers]
+        live = int(self.made_S[:left].max(initial=0))
+        self.cache.close(movers, gaps, left, live)

@@ -39,19 +39,20 @@ def sample(
     scaled_BV = logits_BV.float()
     scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
     probabilities_BV = torch.softmax(scaled_BV, -1)
-    blocks_BN = F.pad(_block_sums(probabilities_BV).double().cumsum(-1), (1, 0))
+    block = min(_BLOCK, probabilities_BV.shape[-1])
+    blocks_BN = F.pad(_block_sums(probabilities_BV, block).double().cumsum(-1), (1, 0))
     target_B1 = uniforms_B[:, None] * blocks_BN[:, -1:]
     block_B1 = _first_above(blocks_BN[:, 1:], target_B1)
     start_B1, end_B1 = blocks_BN.gather(-1, block_B1), blocks_BN.gather(-1, block_B1 + 1)
-    places_BK = block_B1 * _BLOCK + torch.arange(_BLOCK, device=block_B1.device)
+    places_BK = block_B1 * block + torch.arange(block, device=block_B1.device)
     inside_BK = places_BK < probabilities_BV.shape[-1]
     of_block_BK = probabilities_BV.gather(-1, places_BK.where(inside_BK, 0)).double() * inside_BK
     within_BK = of_block_BK.cumsum(-1)
     # The block's sum was in float32: its tokens share what it has by their own sum.
     share_B1 = (target_B1 - start_B1) / (end_B1 - start_B1)
-    last_B1 = _BLOCK - 1 - (of_block_BK > 0).flip(-1).int().argmax(-1, keepdim=True)
+    last_B1 = block - 1 - (of_block_BK > 0).flip(-1).int().argmax(-1, keepdim=True)
     place_B1 = _first_above(within_BK, share_B1 * within_BK[:, -1:]).minimum(last_B1)
-    token_B1 = block_B1 * _BLOCK + place_B1
+    token_B1 = block_B1 * block + place_B1
     token_B1 = token_B1.clamp(max=probabilities_BV.shape[-1] - 1)
     return token_B1.squeeze(-1), probabilities_BV.gather(-1, token_B1).log().squeeze(-1)
 
@@ -65,10 +66,10 @@ def refuse_nan(logprobs_B: torch.Tensor, policy: Policy) -> None:
         )
 
 
-def _block_sums(probabilities_BV: torch.Tensor) -> torch.Tensor:
-    """Of each _BLOCK tokens, the last block shorter where the vocabulary asks for it; [B, N]."""
-    whole = probabilities_BV.shape[-1] // _BLOCK * _BLOCK
-    sums_BN: torch.Tensor = probabilities_BV[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+def _block_sums(probabilities_BV: torch.Tensor, block: int) -> torch.Tensor:
+    """Of each `block` tokens, the last block shorter where the vocabulary asks for it; [B, N]."""
+    whole = probabilities_BV.shape[-1] // block * block
+    sums_BN: torch.Tensor = probabilities_BV[:, :whole].unflatten(-1, (-1, block)).sum(-1)
     if whole == probabilities_BV.shape[-1]:
         return sums_BN
     return torch.cat([sums_BN, probabilities_BV[:, whole:].sum(-1, keepdim=True)], -1)

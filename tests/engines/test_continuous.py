@@ -1,0 +1,222 @@
+"""What continuous batching adds to what every engine promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
+from transformers import AutoModelForCausalLM, Gemma2Config
+
+from mugrpo.config.engines import ContinuousOptions, HFOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines import continuous, make_engine
+from mugrpo.engines.base import Request
+from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.engines.hf import HFEngine
+from mugrpo.engines.packed import packed
+from mugrpo.engines.slots import BLOCK, SlotCache
+from mugrpo.policy import Policy, load_policy
+
+LONG = 2 * BLOCK + 5  # response tokens: three blocks
+
+
+def groups_of(policy: Policy, size: int) -> list[Request]:
+    """`size` requests of each of PROMPTS, side by side."""
+    prompts = [encoded(policy, prompt) for prompt in PROMPTS for _ in range(size)]
+    return [Request(ids, seed) for seed, ids in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("form", ["qwen3", "gemma3", "mistral", "llama", "gpt2"])
+@pytest.mark.parametrize(("size", "slots"), [(5, 7), (1, 4), (5, 64)])
+def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, slots):
+    """Groups that do not fit the slots, prompts without a mate, and all at once.
+
+    Windows of five tokens (gemma3, mistral) end within a block, at its edge and in the prompt.
+    """
+    policy = tiny_policy(form)
+    requests = groups_of(policy, size)
+    made = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
+    plain = HFEngine(policy, HFOptions(batch_size=64))
+    (batch,) = plain.generate(requests, temperature=1.0, max_new_tokens=LONG)
+    assert max(len(c.ids) for c in made) > BLOCK
+    for request, completion, (_, expected) in zip(requests, made, batch.completions, strict=True):
+        np.testing.assert_array_equal(completion.ids, expected.ids)
+        logprobs = plain_logprobs(policy, request.prompt_ids, completion.ids).detach()
+        np.testing.assert_allclose(completion.logprobs, logprobs, atol=5e-5)
+
+
+def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch):
+    policy = tiny_policy("llama")
+    seen: list[bytes] = []
+    prefill = continuous.prefill
+
+    def counted(policy, prompts):
+        seen.extend(prompt.tobytes() for prompt in prompts)
+        return prefill(policy, prompts)
+
+    monkeypatch.setattr(continuous, "prefill", counted)
+    generated(policy, groups_of(policy, 6), batch_size=4, max_new_tokens=8)
+    assert sorted(seen) == sorted({encoded(policy, prompt).tobytes() for prompt in PROMPTS})
+
+
+def test_what_was_computed_is_counted():
+    """Three responses of four tokens in two slots, and two prompts.
+
+    Each admission draws a first token; two slots then decode 3 steps for the first two responses,
+    and 3 more for the third, beside which one slot is empty: 3 + 2 x (3 + 3) tokens.
+    """
+    policy = tiny_policy("llama")
+    policy.stop_ids = []
+    one, other = encoded(policy, PROMPTS[0]), encoded(policy, PROMPTS[1])
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=2))
+    requests = [Request(one, 0), Request(one, 1), Request(other, 2)]
+    decoded = list(engine.generate(requests, temperature=1.0, max_new_tokens=4))
+    assert sum(d.slots for d in decoded) == 3 + 2 * 6
+    assert [i for d in decoded for i, _ in d.completions] == [0, 1, 2]
+
+
+def test_weights_that_change_between_generations_are_the_ones_used():
+    policy = tiny_policy("llama")
+    requests = groups_of(policy, 2)
+    generated(policy, requests, max_new_tokens=6)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(0.7)
+    for request, completion in zip(
+        requests, generated(policy, requests, max_new_tokens=6), strict=True
+    ):
+        expected = plain_logprobs(policy, request.prompt_ids, completion.ids).detach()
+        np.testing.assert_allclose(completion.logprobs, expected, atol=5e-5)
+
+
+def test_packed_layers_give_the_same_and_are_plain_again_afterwards():
+    policy = tiny_policy("qwen2")  # with biases
+    ids = torch.tensor([encoded(policy, PROMPTS[0]).tolist()])
+    with torch.inference_mode():
+        plain = policy.model(ids).logits
+        with packed(policy, 16):
+            assert all(
+                "forward" in vars(m) for m in policy.model.modules() if type(m) is torch.nn.Linear
+            )
+            torch.testing.assert_close(policy.model(ids).logits, plain, atol=1e-5, rtol=1e-5)
+        assert not any("forward" in vars(m) for m in policy.model.modules())
+        torch.testing.assert_close(policy.model(ids).logits, plain, atol=0, rtol=0)
+
+
+def test_the_models_own_attention_is_back_after_an_error(monkeypatch):
+    policy = tiny_policy("llama")
+    own = policy.model.config._attn_implementation
+    monkeypatch.setattr(SlotCache, "attend", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generated(policy, groups_of(policy, 1), max_new_tokens=3)
+    assert policy.model.config._attn_implementation == own
+    assert not any("forward" in vars(m) for m in policy.model.modules())
+
+
+def test_bf16_logprobs_are_as_near_to_the_exact_ones_as_the_plain_engines():
+    policy = load_policy(ModelOptions(precision="bf16"))
+    requests = groups_of(policy, 3)
+    plain = HFEngine(policy, HFOptions(batch_size=64))
+    (batch,) = plain.generate(requests, temperature=1.0, max_new_tokens=48)
+
+    def error(completions) -> float:
+        gaps = [
+            completion.logprobs
+            - plain_logprobs(policy, request.prompt_ids, completion.ids).detach().numpy()
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+        return float(np.abs(np.concatenate(gaps)).mean())
+
+    ours, theirs = error(generated(policy, requests)), error([c for _, c in batch.completions])
+    assert 0 < ours < 1.25 * theirs < 0.05
+
+
+def test_a_model_that_asks_for_another_attention_is_sampled_in_static_batches():
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        bos_token_id=None,
+        eos_token_id=1,
+        attn_logit_softcapping=50.0,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    policy = Policy(model, chain_tokenizer(), ModelOptions())
+    said: list[str] = []
+    engine = make_engine(policy, ContinuousOptions(slots=8), said.append)
+    assert isinstance(engine, HFEngine) and engine.options.batch_size == 8
+    assert said == [
+        "this model is sampled in static batches: in slots ValueError: attention with softcap"
+    ]
+
+
+# ---- the cache against attention over whole sequences ----
+
+HEADS, SIZE, QUERIES = 2, 4, 3
+
+
+class Reference:
+    """Every sequence's keys and values in lists of its own."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # [H, tokens, D] both, by slot
+
+    def attend(self, query_AHQD, key_AHD, value_AHD, window):
+        found = []
+        for a, (keys, values) in enumerate(self.kept):
+            keys = torch.cat([keys, key_AHD[a, :, None]], 1)
+            values = torch.cat([values, value_AHD[a, :, None]], 1)
+            self.kept[a] = keys, values
+            seen = slice(None) if window is None else slice(-window, None)
+            weights = torch.softmax(query_AHQD[a] @ keys[:, seen].transpose(1, 2), -1)
+            found.append(weights @ values[:, seen])
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize("window", [None, 3, BLOCK + 2])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_slots_attend_as_sequences_of_their_own_do(window, seed):
+    """Sequences that begin in groups, end at random and move, over several blocks."""
+    random, slots, layers = np.random.default_rng(seed), 9, 2
+    torch.manual_seed(seed)
+    cache, references = SlotCache(slots), [Reference() for _ in range(layers)]
+    made = np.zeros(0, np.int64)  # response tokens of the active slots
+    for _ in range(4 * BLOCK):
+        while len(made) < slots and random.random() < 0.5:
+            count = int(random.integers(1, slots - len(made) + 1))
+            length = int(random.integers(1, 12))
+            prompt = [(torch.randn(HEADS, length, SIZE),) * 2 for _ in range(layers)]
+            cache.begin(np.arange(len(made), len(made) + count), prompt)
+            for reference, layer in zip(references, prompt, strict=True):
+                reference.kept += [layer] * count
+            made = np.append(made, np.zeros(count, np.int64))
+        if not len(made):
+            continue
+        positions = cache.aim(made, torch.device("cpu"))
+        lengths = [len(keys[0]) for keys, _ in references[0].kept]
+        assert positions.tolist() == lengths  # a position is the number of tokens before
+        for layer, reference in enumerate(references):
+            query = torch.randn(len(made), HEADS, QUERIES, SIZE)
+            key, value = torch.randn(2, len(made), HEADS, SIZE)
+            expected = reference.attend(query, key, value, window)
+            found = cache.attend(layer, query, key, value, window)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        made += 1
+        ended = random.random(len(made)) < 0.02
+        left = len(made) - int(ended.sum())
+        gaps, movers = np.flatnonzero(ended[:left]), left + np.flatnonzero(~ended[left:])
+        made[gaps] = made[movers]
+        made = made[:left]
+        for reference in references:
+            for gap, mover in zip(gaps, movers, strict=True):
+                reference.kept[gap] = reference.kept[mover]
+            del reference.kept[left:]
+        cache.close(movers, gaps, left, int(made.max(initial=0)))
+        assert len(cache.length_U) <= left  # prompts without a slot are given up
+    assert cache.layers[0].responses[0].shape[0] > 1  # blocks
