@@ -39,13 +39,24 @@ class Ceilings:
             copies = max(1, min(64, self.cold_bytes // (4 * k * n)))
             weights = cycle([torch.randn(n, k) for _ in range(copies)])
             x_mk, g_mn = torch.randn(m, k), torch.randn(m, n)
-            call: dict[str, Callable[[], object]] = {
-                "forward": lambda: torch.nn.functional.linear(x_mk, next(weights)),
-                "inputs": lambda: g_mn @ next(weights),
-                "weights": lambda: torch.mm(g_mn.T, x_mk, out=next(weights)),
+            calls: dict[str, list[Callable[[], object]]] = {
+                "forward": [
+                    lambda: torch.nn.functional.linear(x_mk, next(weights)),
+                    *self._packed(x_mk, n, copies),
+                ],
+                "inputs": [lambda: g_mn @ next(weights), *self._packed(g_mn, k, copies)],
+                "weights": [lambda: torch.mm(g_mn.T, x_mk, out=next(weights))],
             }
-            self.gflops[key] = 2.0 * m * k * n / self._seconds(call[form])
+            self.gflops[key] = 2.0 * m * k * n / min(map(self._seconds, calls[form]))
         return self.gflops[key]
+
+    def _packed(self, x: torch.Tensor, n: int, copies: int) -> list[Callable[[], object]]:
+        """The product with weights that oneDNN has rearranged, where it is there."""
+        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return []
+        weights = [torch.randn(n, x.shape[1]) for _ in range(copies)]
+        turns = cycle([torch.ops.mkldnn._reorder_linear_weight(w, len(x)) for w in weights])
+        return [lambda: torch.ops.mkldnn._linear_pointwise(x, next(turns), None, "none", [], "")]
 
     def copy(self) -> float:
         """Bytes a second that cross the bus in a copy of fp32 numbers: read and written."""
