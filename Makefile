@@ -11,7 +11,7 @@ BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
   objective-cost chain-model golden wheel clean benchmarks \
-  benchmark-picture $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -67,6 +67,9 @@ $(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
 
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
+
+bench-gpu: .venv/installed  ## generation and updates on one big GPU (less than nine minutes)
+	PYTHON=$(BIN)/python benchmarks/gpu.sh $(BENCH_OPTIONS)
 
 benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after another (about four hours)
 

@@ -15,6 +15,7 @@ from itertools import cycle
 import torch
 
 from cost_model import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
+from device import clocked
 
 COLD_BYTES = 192 * 2**20  # copies of a matrix together, beyond what caches hold
 LONGEST = 0.3  # seconds spent on one rate
@@ -26,6 +27,8 @@ class Ceilings:
 
     longest: float = LONGEST
     cold_bytes: int = COLD_BYTES
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
     gflops: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _copy: float = 0.0
 
@@ -36,9 +39,9 @@ class Ceilings:
         """
         key = (form, m, k, n)
         if key not in self.gflops:
-            copies = max(1, min(64, self.cold_bytes // (4 * k * n)))
-            weights = cycle([torch.randn(n, k) for _ in range(copies)])
-            x_mk, g_mn = torch.randn(m, k), torch.randn(m, n)
+            copies = max(1, min(64, self.cold_bytes // (self.dtype.itemsize * k * n)))
+            weights = cycle([self._random(n, k) for _ in range(copies)])
+            x_mk, g_mn = self._random(m, k), self._random(m, n)
             calls: dict[str, list[Callable[[], object]]] = {
                 "forward": [
                     lambda: torch.nn.functional.linear(x_mk, next(weights)),
@@ -52,18 +55,19 @@ class Ceilings:
 
     def _packed(self, x: torch.Tensor, n: int, copies: int) -> list[Callable[[], object]]:
         """The product with weights that oneDNN has rearranged, where it is there."""
-        if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        here = x.device.type == "cpu" and x.dtype is torch.float32
+        if not here or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return []
-        weights = [torch.randn(n, x.shape[1]) for _ in range(copies)]
+        weights = [self._random(n, x.shape[1]) for _ in range(copies)]
         turns = cycle([torch.ops.mkldnn._reorder_linear_weight(w, len(x)) for w in weights])
         return [lambda: torch.ops.mkldnn._linear_pointwise(x, next(turns), None, "none", [], "")]
 
     def copy(self) -> float:
-        """Bytes a second that cross the bus in a copy of fp32 numbers: read and written."""
+        """Bytes a second that cross the bus in a copy: read and written."""
         if not self._copy:
-            source = torch.randn(max(1, self.cold_bytes // 8))
+            source = self._random(max(1, self.cold_bytes // (2 * self.dtype.itemsize)))
             target = torch.empty_like(source)
-            self._copy = 2.0 * 4 * source.numel() / self._seconds(lambda: target.copy_(source))
+            self._copy = 2.0 * source.nbytes / self._seconds(lambda: target.copy_(source))
         return self._copy
 
     @property
@@ -71,14 +75,16 @@ class Ceilings:
         """The best rate that was measured, taken for what has no rate of its own (attention)."""
         return max(self.gflops.values())
 
+    def _random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, device=self.device, dtype=self.dtype)
+
     def _seconds(self, call: Callable[[], object]) -> float:
         """The best of several calls: a ceiling is what the machine can do at all."""
         call()
         best, end, calls = float("inf"), time.perf_counter() + self.longest, 0
         while calls < 3 or time.perf_counter() < end:
-            began = time.perf_counter()
-            call()
-            best, calls = min(best, time.perf_counter() - began), calls + 1
+            _, seconds = clocked(call, torch.device(self.device))
+            best, calls = min(best, seconds), calls + 1
         return best
 
     def described(self) -> dict[str, float]:

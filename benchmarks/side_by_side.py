@@ -14,7 +14,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -58,10 +57,16 @@ def alternate(
     sides: Mapping[str, Side],
     repetitions: int,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    time_left: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[Measured]]:
-    """Each side called once a repetition, the order turned round from one to the next."""
+    """Each side called once a repetition, the order turned round from one to the next.
+
+    No repetition but the first begins without `time_left`.
+    """
     found: dict[str, list[Measured]] = {name: [] for name in sides}
     for repetition in range(repetitions):
+        if repetition and not time_left():
+            break
         order = list(sides.items())
         for name, side in order if repetition % 2 == 0 else reversed(order):
             gc.collect()  # not in the middle of somebody's turn
@@ -103,6 +108,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         **found,
     }
 
@@ -178,14 +184,16 @@ def shown(values: Mapping[str, Any]) -> str:
     return f"{values['median']:.4g} ({values['min']:.4g} to {values['max']:.4g})"
 
 
-def parser(description: str, repetitions: int = 3) -> argparse.ArgumentParser:
+def parser(
+    description: str, repetitions: int = 3, output: str = "the JSON file"
+) -> argparse.ArgumentParser:
     """What every row's command takes."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--repetitions", type=int, default=repetitions, help="turns of each side")
     made.add_argument("--tiny", action="store_true", help="seconds: shows that it runs, no more")
-    made.add_argument("--output", type=Path, help="the JSON file (default: benchmarks/results)")
+    made.add_argument("--output", type=Path, help=f"{output} (default: benchmarks/results)")
     return made
 
 
@@ -200,10 +208,3 @@ def publish(row: Row, output: Path | None) -> dict[str, Any]:
         output.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {relative(str(output.absolute()))}")
     return document
-
-
-def timed(work: Callable[[], float], **notes: Any) -> Measured:
-    """`work` returns how many units it did."""
-    began = time.perf_counter()
-    units = work()
-    return Measured(time.perf_counter() - began, units, notes)
