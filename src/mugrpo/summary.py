@@ -58,8 +58,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     lowered = [line["micro_batch_tokens"] for line in updates if "micro_batch_tokens" in line]
     if lowered:
         text.append(
-            f"memory      {len(lowered)} updates with micro_batch_tokens lowered, to "
-            f"{min(lowered)} at least"
+            f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
+            f"{min(lowered)}"
         )
     return "\n".join(text)
 
