@@ -349,6 +349,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "checkpoint.every",
         "checkpoint.stage_end",
         "checkpoint.keep",
+        "optimizer.halve_on_out_of_memory",
         "evaluation.every",
         "evaluation.samples",
         "evaluation.temperature",

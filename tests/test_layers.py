@@ -26,7 +26,7 @@ LAYER_0 = {
     "shards",
     "stopping",
 }
-LAYER_1 = {"tasks", "pretrained", "policy", "engines"}
+LAYER_1 = {"tasks", "pretrained", "policy", "engines", "memory"}
 BELOW_3 = LAYER_0 | LAYER_1 | {"rollouts", "optimize"}
 
 # What each module or package directly under mugrpo may import, besides itself.
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     **dict.fromkeys(LAYER_0, LAYER_0),
     "tasks": LAYER_0,
     "pretrained": LAYER_0,
+    "memory": LAYER_0,
     "policy": LAYER_0 | {"pretrained"},
     "engines": LAYER_0 | {"policy"},
     "rollouts": LAYER_0 | LAYER_1,

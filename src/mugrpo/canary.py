@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mugrpo.errors import RunStopped
+from mugrpo.memory import out_of_memory_explained
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.run import Run
 
@@ -17,7 +18,8 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
     if not options.canary_responses:
         return None
     problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
-    rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
+    with out_of_memory_explained("generation", options.way_out_of_memory):
+        rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
     gap = run.trainer.logprob_gap(rollouts)
     tolerance = run.config.canary_tolerance
     if gap > run.config.engine.canary_warning * tolerance:

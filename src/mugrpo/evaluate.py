@@ -8,6 +8,7 @@ from typing import Any
 
 from mugrpo.engines.base import Decoded
 from mugrpo.errors import UsageError
+from mugrpo.memory import out_of_memory_explained
 from mugrpo.publishing import publish_folder
 from mugrpo.records import Status
 from mugrpo.rollouts.generate import Sampler
@@ -72,7 +73,8 @@ def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> No
 
     total = len(run.eval_problems) * sampler.group_size
     run.progress.begin(f"update {update}  evaluate", "rollouts", total)
-    sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_decoded)
+    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+        sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_decoded)
     run.progress.end()
 
 

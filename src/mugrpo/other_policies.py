@@ -44,7 +44,7 @@ def logprobs_stage(run: Run, stage: int) -> None:
         run.progress.begin(f"stage {stage + 1}  {name}", "shards", len(missing))
         for shard in missing:
             made = list(read_rollouts(rollouts, shard))
-            found = rollout_logprobs(policy, made, run.config, run.stop.check)
+            found = rollout_logprobs(policy, made, run.config, run.budget, run.stop.check)
             sha256 = rollouts.entry(shard)["sha256"]
             write_logprobs(kept, shard, found, rollouts_sha256=sha256, policy_step=update)
             run.progress.advance(1)
@@ -115,7 +115,7 @@ class StoredLogprobs:
         rollouts = [rollout_from_row(row) for row in self._rollouts.rows(places)]
         run = self._run
         policy = run.frozen_policy(begins)
-        found = rollout_logprobs(policy, rollouts, run.config, run.stop.check)
+        found = rollout_logprobs(policy, rollouts, run.config, run.budget, run.stop.check)
         notes = {"policy_step": begins, "period": self._period}
         write_logprobs(self._kept, period, found, **notes)
 

@@ -25,6 +25,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
 from mugrpo.experience import StageReader
+from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.other_policies import logprobs_stage
 from mugrpo.planning import is_made, plan_stage, stage_shards
@@ -177,7 +178,8 @@ def generate_stage(run: Run, stage: int) -> None:
     for shard in missing:
         groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
         notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds, "policy_step": first_update}
-        sampler.make_shard(shards, shard, groups, on_decoded, **notes)
+        with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+            sampler.make_shard(shards, shard, groups, on_decoded, **notes)
         refresh_seconds = None  # once a refresh
     run.progress.end()
 

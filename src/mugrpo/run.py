@@ -14,6 +14,7 @@ from mugrpo.engines import make_engine
 from mugrpo.engines.base import Engine
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.metrics import MetricsLog
+from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.policy import (
     Policy,
@@ -85,8 +86,13 @@ class Run:
         return make_engine(self.policy, self.config.engine, self.progress.say)
 
     @cached_property
+    def budget(self) -> TokenBudget:
+        """What the micro-batches of all policies may hold."""
+        return TokenBudget(self.config.optimizer, self.progress.say)
+
+    @cached_property
     def trainer(self) -> Trainer:
-        trainer = Trainer(self.policy, self.config)
+        trainer = Trainer(self.policy, self.config, self.budget)
         if self.config.optimizer.share_prompts and not trainer.share:
             self.progress.say(
                 "the model's form, or gradient checkpointing, lets no responses share a prompt: "

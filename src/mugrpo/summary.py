@@ -55,6 +55,12 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     skipped = sum(line["skipped"] for line in updates)
     if skipped:
         text.append(f"skipped     {skipped} updates with a non-finite loss or gradient")
+    lowered = [line["micro_batch_tokens"] for line in updates if "micro_batch_tokens" in line]
+    if lowered:
+        text.append(
+            f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
+            f"{min(lowered)}"
+        )
     return "\n".join(text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from mugrpo.config.options import HARMLESS, NamedOptions
 class EngineOptions(NamedOptions):
     """What every engine is asked for."""
 
+    memory_option: ClassVar[str]  # the option that decides how much memory generation takes
+
     canary_responses: int = Field(4, ge=0)
     """Responses whose logprobs are compared with the trainer's at each refresh; 0 turns it off."""
     canary_tolerance: float | None = Field(None, gt=0)
@@ -20,10 +22,17 @@ class EngineOptions(NamedOptions):
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance from which the canary warns."""
 
+    @property
+    def way_out_of_memory(self) -> str:
+        """What to do where generation runs out of memory."""
+        now = getattr(self, self.memory_option)
+        return f"lower --engine.{self.memory_option} (now {now}, with --force)"
+
 
 class ContinuousOptions(EngineOptions):
     """Continuous batching with the trainer's own Hugging Face model, in process."""
 
+    memory_option = "slots"
     name: Literal["continuous"] = "continuous"
     """Which engine."""
     slots: int = Field(128, ge=1)
@@ -35,6 +44,7 @@ class ContinuousOptions(EngineOptions):
 class HFOptions(EngineOptions):
     """The trainer's own Hugging Face model in static batches, in process: plain and slower."""
 
+    memory_option = "batch_size"
     name: Literal["hf"] = "hf"
     """Which engine."""
     batch_size: int = Field(128, ge=1)

@@ -169,6 +169,9 @@ class OptimizerOptions(Options):
     micro_batch_tokens: int = Field(4096, ge=1)
     """Padded tokens through the model in a micro-batch at most (a response's copy of a shared
     prompt's keys and values counts as an eighth of them); one response longer goes alone."""
+    halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
+    """Where a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
+    (the same gradient but for rounding); off: stop and say what to lower."""
     share_prompts: bool = True
     """Compute a prompt once for all its responses where that is cheaper: the same gradients."""
     logprob_chunk_tokens: int = Field(1024, ge=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,6 +92,18 @@ def collate(
         layout=way,
         prompts=prompts_B if way.shared else None,
     )
+
+
+def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
+    """Tokens that went through the model, padding not counted; and what that is a part of."""
+    computed = sum(batch.layout.computed for batch in batches)
+    padded = sum(batch.layout.padded for batch in batches)
+    alone = sum(int(batch.prompt_lengths.sum() + batch.mask.sum()) for batch in batches)
+    return {
+        "computed_tokens": computed,
+        "padding_share": 1 - computed / padded if padded else 0.0,
+        "shared_prompt_share": 1 - computed / alone if alone else 0.0,
+    }
 
 
 def _padded(rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
 from mugrpo.optimize.batching import MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.budget import TokenBudget, computing
 from mugrpo.optimize.cut import cut
 from mugrpo.optimize.hidden_states import can_share_prompts
 from mugrpo.optimize.logprobs import response_logprobs
@@ -56,16 +57,25 @@ def rollout_logprobs(
     policy: Policy,
     rollouts: Sequence[Rollout],
     config: RunConfig,
+    budget: TokenBudget | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> list[NDArray[np.float32]]:
-    """The logprobs of each rollout's response under `policy`, in the order of `rollouts`."""
-    found: dict[int, NDArray[np.float32]] = {}
+    """The logprobs of each rollout's response under `policy`, in the order of `rollouts`.
+
+    `check` is called before each micro-batch; without a `budget` they are of the configured size.
+    """
     share = shares_prompts(policy, config)
     shapes = [row_of(rollout) for rollout in rollouts]
-    for rows in cut(shapes, config.optimizer.micro_batch_tokens, share=share):
-        check()
-        batch = plain_batch(policy, rollouts, rows, share=share)
-        logprobs_BT, _ = batch_logprobs(policy, batch, config)
-        for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
-            found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()
-    return [found[row] for row in range(len(rollouts))]
+
+    def computed(tokens: int) -> list[NDArray[np.float32]]:
+        found: dict[int, NDArray[np.float32]] = {}
+        for rows in cut(shapes, tokens, share=share):
+            check()
+            batch = plain_batch(policy, rollouts, rows, share=share)
+            with computing(batch):
+                logprobs_BT, _ = batch_logprobs(policy, batch, config)
+            for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
+                found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()
+        return [found[row] for row in range(len(rollouts))]
+
+    return (budget or TokenBudget(config.optimizer)).fitted(computed)

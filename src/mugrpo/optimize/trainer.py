@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
+from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize import advantages
-from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, cost, row_of
+from mugrpo.optimize.budget import TokenBudget, computing
 from mugrpo.optimize.cut import cut
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from mugrpo.optimize.stored import batch_logprobs, plain_batch, shares_prompts
+from mugrpo.optimize.stored import batch_logprobs, rollout_logprobs, shares_prompts
 from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy
 from mugrpo.records import Rollout, Score, Status
@@ -44,14 +47,22 @@ class Experience:
 
 Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
 
+_LARGE_STATE = (
+    "weights, gradients and AdamW's moments take 16 bytes a parameter, whatever the options; take "
+    "a smaller model or more memory"
+)
+
 
 class Trainer:
     """The policy with its optimizer. `update` counts updates made, applied or not."""
 
-    def __init__(self, policy: Policy, config: RunConfig) -> None:
+    def __init__(
+        self, policy: Policy, config: RunConfig, budget: TokenBudget | None = None
+    ) -> None:
         self.policy = policy
         self.config = config
         self.options = config.optimizer
+        self.budget = budget or TokenBudget(config.optimizer)
         self.loss = UpdateLoss.of(config)
         self.share = shares_prompts(policy, config)
         self.update = 0
@@ -78,7 +89,8 @@ class Trainer:
         The gradient is that of the whole update's loss: its denominator counts every response,
         so the cut into micro-batches changes nothing but rounding. Responses without gradient
         (advantage 0, where the objective gives them none) are not computed. A non-finite loss or
-        gradient is counted in `skipped` and never reaches the weights.
+        gradient is counted in `skipped` and never reaches the weights. Where memory runs out all of
+        it is computed anew in smaller micro-batches, see `TokenBudget`, or RunStopped is raised.
         """
         began = time.monotonic()
         rollouts = experience.rollouts
@@ -90,19 +102,11 @@ class Trainer:
             responses=len(rollouts),
             max_new_tokens=self.config.rollouts.max_new_tokens,
         )
-        batches = self._micro_batches(responses)
-        extras = self._prepass(batches)
-        statistics = TokenStatistics(self.loss.metrics)
-        loss = 0.0
-        for batch, extra in zip(batches, extras, strict=True):
-            logprobs_BT, entropy_BT = self.logprobs(batch)
-            loss_BT, metrics = self.loss(batch, logprobs_BT, extra)
-            part = reduced_loss(loss_BT, batch.mask, self.config.reduction, divisor)
-            part.backward()
-            loss += part.item()
-            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
-            if watch is not None:
-                watch(batch, logprobs_BT, metrics)
+        batches, loss, statistics, shown = self.budget.fitted(
+            partial(self._gradient, responses, divisor, watch)
+        )
+        for show in shown:
+            show()
         ess = statistics.effective_sample_share()
         lr = self._learning_rate()
         if self.config.step.name == "ess":
@@ -117,7 +121,8 @@ class Trainer:
             "skipped": int(not applied),
             "batch_reward": sum(rewards) / len(rewards) if rewards else None,
             "tokens": tokens,
-            **_cost(batches),
+            **cost(batches),
+            **({"micro_batch_tokens": self.budget.tokens} if self.budget.lowered else {}),
             "zero_variance_share": 1 - responses.varied.double().mean().item(),
             "effective_sample_share": ess,
             "failed_share": sum(s.failed for s in statuses) / len(statuses),
@@ -131,13 +136,11 @@ class Trainer:
         """Logprobs and entropy of the batch's response tokens under the policy now, [B, T]."""
         return batch_logprobs(self.policy, batch, self.config)
 
-    @torch.no_grad()
     def logprob_gap(self, rollouts: Sequence[Rollout]) -> float:
         """Largest |trainer logprob - behavior logprob| over `rollouts`: the canary's measure."""
-        rows = list(range(len(rollouts)))
-        batch = plain_batch(self.policy, rollouts, rows, share=self.share)
-        logprobs_BT, _ = self.logprobs(batch)
-        return (logprobs_BT - batch.behavior_logprobs)[batch.mask].abs().max().item()
+        ours = rollout_logprobs(self.policy, rollouts, self.config, self.budget)
+        theirs = [rollout.behavior_logprobs for rollout in rollouts]
+        return float(np.abs(np.concatenate(ours) - np.concatenate(theirs)).max())
 
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
@@ -189,10 +192,36 @@ class Trainer:
             experience.rollouts, torch.cat(found), torch.cat(varied), experience.stored, groups
         )
 
-    def _micro_batches(self, responses: Responses) -> list[MicroBatch]:
+    def _gradient(
+        self, responses: Responses, divisor: int, watch: Watch | None, budget: int
+    ) -> tuple[list[MicroBatch], float, TokenStatistics, list[Callable[[], None]]]:
+        """Leave the gradient of the update's loss, in micro-batches of `budget` tokens.
+
+        It begins from zero: what a backward pass that ran out of memory left does not count.
+        Returns the micro-batches, the loss, its statistics, and calls that show all to `watch`.
+        """
+        self.optimizer.zero_grad()
+        batches = self._micro_batches(responses, budget)
+        extras = self._prepass(batches)
+        statistics = TokenStatistics(self.loss.metrics)
+        loss = 0.0
+        shown: list[Callable[[], None]] = []
+        for batch, extra in zip(batches, extras, strict=True):
+            with computing(batch):
+                logprobs_BT, entropy_BT = self.logprobs(batch)
+                loss_BT, metrics = self.loss(batch, logprobs_BT, extra)
+                part = reduced_loss(loss_BT, batch.mask, self.config.reduction, divisor)
+                part.backward()
+                loss += part.item()
+                statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+            if watch is not None:
+                shown.append(partial(watch, batch, logprobs_BT.detach(), metrics))
+        return batches, loss, statistics, shown
+
+    def _micro_batches(self, responses: Responses, budget: int) -> list[MicroBatch]:
         rows: list[int] = self.loss.has_gradient(responses).nonzero()[:, 0].tolist()
         shapes = [row_of(responses.rollouts[row]) for row in rows]
-        parts = cut(shapes, self.options.micro_batch_tokens, share=self.share)
+        parts = cut(shapes, budget, share=self.share)
         return [self._collate(responses, [rows[i] for i in part]) for part in parts]
 
     def _collate(self, responses: Responses, rows: list[int]) -> MicroBatch:
@@ -210,8 +239,12 @@ class Trainer:
             widened = [torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors]
             return torch.cat(widened)
 
+        logprobs = []
+        for batch in batches:
+            with computing(batch):
+                logprobs.append(self.logprobs(batch)[0])
         results = self.loss.prepass(
-            stacked([self.logprobs(batch)[0] for batch in batches]),
+            stacked(logprobs),
             {
                 "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
                 "advantages": torch.cat([batch.advantages for batch in batches]),
@@ -239,6 +272,7 @@ class Trainer:
             final_share=self.options.final_lr_share,
         )
 
+    @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:
         """Clip and step where everything is finite; returns the gradient's norm and whether."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -256,15 +290,3 @@ class Trainer:
         self.update += 1
         self.policy.update = self.update
         return norm, applied
-
-
-def _cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """Tokens that went through the model, padding not counted; and what that is a part of."""
-    computed = sum(batch.layout.computed for batch in batches)
-    padded = sum(batch.layout.padded for batch in batches)
-    alone = sum(int(batch.prompt_lengths.sum() + batch.mask.sum()) for batch in batches)
-    return {
-        "computed_tokens": computed,
-        "padding_share": 1 - computed / padded if padded else 0.0,
-        "shared_prompt_share": 1 - computed / alone if alone else 0.0,
-    }
