@@ -1,7 +1,8 @@
-"""Memory that ran out: how it is told from other errors, and how it ends a run."""
+"""Memory that is kept, and memory that ran out: how that is told, and how it ends a run."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,20 @@ _TEXTS = (
     "STATUS_ALLOC_FAILED",
     "bad_alloc",
 )
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep memory for its next use that it would give back to the system.
+
+    glibc gives every large block back at once and gets the next one page by page, each page to be
+    zeroed first: a quarter of the time of an update on a CPU. Other C libraries are left alone.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, -1)
+        mallopt(_MMAP_MAX, 0)
 
 
 def out_of_memory(error: BaseException) -> bool:

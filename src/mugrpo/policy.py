@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.errors import UsageError
+from mugrpo.memory import keep_freed_memory
 from mugrpo.pretrained import PACKAGED, converted
 from mugrpo.publishing import sha256_of
 
@@ -133,7 +134,10 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
 
 
 def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
-    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had."""
+    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had.
+
+    On a CPU the process keeps the memory that it frees from here on.
+    """
     model, tokenizer = _load_model(model_path(options)), load_tokenizer(options)
     for parameter in model.parameters():  # safetensors hands out unaligned memory; resume is exact
         parameter.data = parameter.data.clone()
@@ -142,6 +146,8 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
         raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        keep_freed_memory()
     policy = Policy(model.to(device), tokenizer, options)
     if policy.pads_with_eos:
         notify("the tokenizer names no padding token; padding with the end-of-sequence token")

@@ -15,7 +15,10 @@ from mugrpo.optimize.hidden_states import plain_hidden, response_places, shared_
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Saves hidden states and one number a token; the backward pass makes the logits again."""
+    """Saves hidden states and one number a token; the backward pass makes the logits again.
+
+    Not those of the last chunk, whose memory the backward pass would take first thing.
+    """
 
     @staticmethod
     def forward(
@@ -34,11 +37,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
             normalizer_C = logits_CV.logsumexp(-1)
             chosen_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-            probabilities_CV = (logits_CV - normalizer_C[:, None]).exp()
+            probabilities_CV = (logits_CV - normalizer_C[:, None]).exp_()
             logprobs.append(chosen_C - normalizer_C)
             entropies.append(normalizer_C - (probabilities_CV * logits_CV).sum(-1))
             normalizers.append(normalizer_C)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, torch.cat(normalizers))
+        ctx.save_for_backward(
+            hidden_NH, weight_VH, bias_V, targets_N, torch.cat(normalizers), probabilities_CV
+        )
         ctx.temperature, ctx.chunk = temperature, chunk
         entropy_N = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy_N)
@@ -47,15 +52,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
-        hidden_NH, weight_VH, bias_V, targets_N, normalizer_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_weight_VH = torch.zeros_like(weight_VH)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(targets_N), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_NH[part]
-            logits_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature)
-            grad_CV = (logits_CV - normalizer_N[part, None]).exp().neg_()
+            if start + ctx.chunk < len(targets_N):
+                logits_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature)
+                grad_CV = (logits_CV - normalizer_N[part, None]).exp_().neg_()
+            else:
+                grad_CV = last_CV.neg()
             grad_CV[torch.arange(len(hidden_CH), device=grad_CV.device), targets_N[part]] += 1
             grad_CV *= grads[0][part, None] / ctx.temperature
             grad_CV = grad_CV.to(hidden_CH.dtype)

@@ -79,6 +79,7 @@ class Trainer:
             betas=self.options.betas,
             eps=self.options.eps,
             weight_decay=self.options.weight_decay,
+            fused=policy.device.type == "cpu",  # one pass over memory instead of six
         )
 
     def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
