@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 FILES = sorted((SOURCE / "mugrpo").rglob("*.py"))
 
 LAYER_0 = {
+    "attention",
     "config",
     "errors",
     "metrics",
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "tasks": LAYER_0,
     "pretrained": LAYER_0,
     "memory": LAYER_0,
-    "policy": LAYER_0 | {"pretrained"},
+    "policy": LAYER_0 | {"pretrained", "memory"},
     "engines": LAYER_0 | {"policy"},
     "rollouts": LAYER_0 | LAYER_1,
     "optimize": LAYER_0 | LAYER_1,
@@ -61,6 +62,7 @@ MAY_IMPORT = {
 
 # The mathematics: of mugrpo, these import each other and nothing else.
 PURE = (
+    "mugrpo.attention",
     "mugrpo.optimize.advantages",
     "mugrpo.optimize.bound",
     "mugrpo.optimize.corrections",

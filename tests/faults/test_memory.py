@@ -46,7 +46,7 @@ CPU = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
     "tried to allocate 1600000000 bytes. Error code 12 (Cannot allocate memory)"
 )
-BUDGET = 400  # the 12 responses with a gradient, of 12 to 64 tokens, make two micro-batches or more
+BUDGET = 250  # the 12 responses with a gradient, of 12 to 64 tokens, make two micro-batches or more
 
 
 def fail_at(
@@ -252,7 +252,7 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
         PLACES[place](patch, policy)
         metrics, gradients = step(experience, config_with(BUDGET), policy)
     lowered = metrics.pop("micro_batch_tokens")
-    assert BUDGET / 4 < lowered <= BUDGET / 2
+    assert BUDGET / 5 < lowered <= BUDGET / 2
     smaller, exactly = step(experience, config_with(lowered))
     assert same_but_for_time(metrics, smaller)
     assert all(torch.equal(gradient, exactly[name]) for name, gradient in gradients.items())
@@ -443,7 +443,7 @@ def test_without_halving_a_run_stops_and_goes_on_with_the_lower_budget(
     lower = (*resume_words(ended), "--optimizer.micro_batch_tokens", 60, "--force")
     assert command(*lower).status == 0
     assert before.items() < shards(run_dir).items()
-    assert updates(run_dir)[5]["padding_share"] != updates(reference)[5]["padding_share"]
+    assert updates(run_dir)[5]["computed_tokens"] > updates(reference)[5]["computed_tokens"]
     assert_close_to(run_dir, reference)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,7 +122,7 @@ def test_padding_reaches_no_position_beyond_the_models_context(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_models_with_a_cache_can_share(form):
+def test_models_with_attention_alone_can_share(form):
     assert can_share_prompts(tiny_policy(form).model)
 
 
@@ -156,27 +155,29 @@ def test_nor_where_rotary_embeddings_depend_on_the_length():
 
 
 class Wrapped(nn.Module):
-    """A causal model whose base takes only what `takes` names, or forgets a cache's gradient."""
+    """A causal model whose base does with packed tokens what it should not."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
         self.inner = tiny_policy("llama").model
         self.config, self.device, self.fault = self.inner.config, self.inner.device, fault
 
-    def base_model(self, past_key_values: Any = None, **kwargs: Any) -> Any:
-        if self.fault == "refuses" and kwargs["use_cache"]:
-            raise TypeError("no cache")
-        if self.fault == "forgets" and past_key_values is not None:
-            past_key_values = None
-        if self.fault == "detaches" and past_key_values is not None:
-            for layer in past_key_values.layers:
-                layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
-        if self.fault == "returns none":
-            made = self.inner.base_model(past_key_values=past_key_values, **kwargs)
-            return SimpleNamespace(last_hidden_state=made.last_hidden_state, past_key_values=None)
-        return self.inner.base_model(past_key_values=past_key_values, **kwargs)
+    def base_model(self, packing: Any = None, **kwargs: Any) -> Any:
+        if packing is None:
+            return self.inner.base_model(**kwargs)
+        if self.fault == "refuses":
+            raise TypeError("no packing")
+        if self.fault == "takes no notice":
+            self.config._attn_implementation = "sdpa"
+            return self.inner.base_model(**kwargs)
+        made = self.inner.base_model(packing=packing, **kwargs)
+        if self.fault == "detaches":
+            made.last_hidden_state = made.last_hidden_state.detach().requires_grad_()
+        return made
 
 
-@pytest.mark.parametrize("fault", ["refuses", "forgets", "detaches", "returns none", "nothing"])
+@pytest.mark.parametrize("fault", ["refuses", "takes no notice", "detaches", "nothing"])
 def test_what_a_model_cannot_do_is_found_out(fault):
-    assert can_share_prompts(Wrapped(fault)) == (fault == "nothing")
+    model = Wrapped(fault)
+    assert can_share_prompts(model) == (fault == "nothing")
+    assert model.config._attn_implementation == "sdpa"

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from mugrpo.attention import attending
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.packed import packed
@@ -91,17 +92,6 @@ def _evaluating(policy: Policy) -> Iterator[None]:
         policy.model.train(was_training)
 
 
-@contextmanager
-def _attention(config: Any) -> Iterator[None]:
-    """Let models of `config` attend to slots; their own attention is for prompts."""
-    own = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = own
-
-
 @torch.inference_mode()
 def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
     """Each prompt's keys and values in every layer, and the logits behind it."""
@@ -140,7 +130,7 @@ def decode(
     `response_A` says which of its response's tokens it is, from 0.
     """
     place_A = cache.aim(response_A, policy.device)
-    with policy.autocast(), _attention(policy.model.config):
+    with policy.autocast(), attending(policy.model.config, ATTENTION):
         logits: torch.Tensor = policy.model(
             input_ids=token_A[:, None],
             position_ids=place_A[:, None],

@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
+from mugrpo.attention import refuse_unknown
+
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, [H, tokens, D] both
 Places = NDArray[np.int64]
 
 BLOCK = 24  # places of a block
 ATTENTION = "mugrpo_slots"  # the name under which models find `attention`
-_UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some models want of attention besides
 
 
 @dataclass
@@ -229,9 +230,8 @@ def attention(
     `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]. Raises ValueError where the
     model asks for what is not known here.
     """
-    unknown = [name for name in _UNKNOWN if more.get(name) is not None]
-    if unknown or query.shape[2] != 1:
-        raise ValueError(f"attention with {', '.join(unknown) or 'several tokens'}")
+    refuse_unknown(more)
+    assert query.shape[2] == 1, "a step decodes one token a slot"
     A, heads, _, D = query.shape
     H = key.shape[1]
     scaled = query * (D**-0.5 if scaling is None else scaling)

@@ -1,7 +1,7 @@
 """The cut of an update's responses into micro-batches, by counting what goes through the model.
 
 A micro-batch is computed in the cheaper of two ways: each response behind its own copy of the
-prompt, or each distinct prompt once and its responses on top of it.
+prompt, padded; or each distinct prompt once and its responses on top of it, laid end to end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import NamedTuple
 # A shared prompt's keys and values are copied for each response. Of what a token takes on its way
 # through a layer (about 20 numbers kept for each of the hidden state's) a copy is two to three.
 _COPY = 1 / 8
-# A second pass costs something however small it is; sharing is not worth it for a few tokens.
-_PASS = 32
 
 
 class Row(NamedTuple):
@@ -32,12 +30,12 @@ class Layout:
     shared: bool
     computed: int  # go through the model and are no padding
     padded: int  # go through the model
-    copied: int  # columns of shared prompts, once for each row
+    copied: int  # tokens of shared prompts, once for each row
 
     @property
     def cost(self) -> float:
         """Tokens through the model, or as good as."""
-        return self.padded + self.shared * (_PASS + _COPY * self.copied)
+        return self.padded + _COPY * self.copied
 
 
 def layout(rows: Sequence[Row], *, share: bool) -> Layout:
@@ -49,13 +47,9 @@ def layout(rows: Sequence[Row], *, share: bool) -> Layout:
     if not share:
         return plain
     distinct = {row.prompt: row.prompt_length for row in rows}
-    steps = max(responses) - 1  # the last token of a response tells nothing
-    shared = Layout(
-        True,
-        sum(distinct.values()) + sum(responses) - len(rows),
-        len(distinct) * max(prompts) + len(rows) * steps,
-        len(rows) * max(prompts),
-    )
+    # The last token of a response tells nothing.
+    computed = sum(distinct.values()) + sum(responses) - len(rows)
+    shared = Layout(True, computed, computed, len(rows) * max(prompts))
     return min(plain, shared, key=lambda way: way.cost)
 
 
@@ -64,16 +58,9 @@ def cut(rows: Sequence[Row], budget: int, *, share: bool) -> list[list[int]]:
 
     A single row over the budget stands alone.
     """
-    lengths = [row.prompt_length + row.response_length for row in rows]
-    by_length = split_by_tokens(lengths, budget)
-    if not share:
-        return by_length
-    by_prompt = split_by_prompt(rows, budget)
-
-    def cost(parts: list[list[int]]) -> float:
-        return sum(layout([rows[i] for i in part], share=True).cost for part in parts)
-
-    return min(by_length, by_prompt, key=cost)
+    if share:
+        return split_by_prompt(rows, budget)
+    return split_by_tokens([row.prompt_length + row.response_length for row in rows], budget)
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:

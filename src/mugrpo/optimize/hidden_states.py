@@ -1,15 +1,23 @@
 """The hidden states that tell response tokens: a row at a time, or each prompt computed once.
 
 Suffixes: B responses, U distinct prompts, L prompt and response tokens (right-padded), P prompt
-tokens (left-padded), T response tokens, S response tokens but the last, N response tokens of all
-responses laid end to end, H hidden size.
+tokens (right-padded), T response tokens, S response tokens but the last, K prompt and response
+tokens that a response looks at (P + S), N response tokens of all responses laid end to end, M
+tokens that go through the model, laid end to end, H hidden size, Q query heads, D head dimension.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from mugrpo.attention import attending, refuse_unknown
+
+_PACKED = "mugrpo_packed"  # the name under which models find `packed_attention`
 
 
 def response_places(
@@ -44,51 +52,161 @@ def shared_hidden(
 ) -> torch.Tensor:
     """What `plain_hidden` returns, each of the prompts that `prompts_B` numbers computed once.
 
-    The prompts fill a cache of keys and values, and each response goes on from a copy of its
-    prompt's, through which its gradient flows back. A response's last token tells nothing and is
-    not computed. Prompts are padded on the left, as in generation: then a distance in columns is
-    one in positions, and the masks that a model makes for itself hold, of whatever window.
+    Prompts and responses are laid end to end, without padding; only attention takes them apart. A
+    response's last token tells nothing and is not computed.
     """
     assert prompts_B.shape == prompt_lengths_B.shape
+    packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B)
+    with attending(model.config, _PACKED):
+        hidden_MH = model.base_model(
+            input_ids=packing.ids[None],
+            position_ids=packing.positions[None],
+            use_cache=False,
+            packing=packing,
+        ).last_hidden_state[0]
     rows_B = torch.arange(len(prompts_B), device=ids_BL.device)
-    rows_U = rows_B.new_zeros(int(prompts_B.max()) + 1).scatter(0, prompts_B, rows_B)
-    lengths_U1 = prompt_lengths_B[rows_U, None]
-    longest = int(lengths_U1.max())
-    places_UP = torch.arange(longest, device=ids_BL.device) - (longest - lengths_U1)
-    real_UP = (places_UP >= 0).long()
-    padded = not bool(real_UP.all())  # otherwise no mask: the fast kernels stay usable
-    places_UP = places_UP.clamp(min=0)
-    prompts = model.base_model(
-        input_ids=ids_BL[rows_U].gather(1, places_UP),
-        attention_mask=real_UP if padded else None,
-        position_ids=places_UP,
-        use_cache=True,
-    )
-    hidden_BTH = prompts.last_hidden_state[:, -1:].index_select(0, prompts_B)
-    if mask_BT.shape[1] > 1:
-        steps_S = torch.arange(mask_BT.shape[1] - 1, device=ids_BL.device)
-        places_BS = (prompt_lengths_B[:, None] + steps_S).clamp(max=ids_BL.shape[1] - 1)
-        real = torch.cat([real_UP[prompts_B], torch.ones_like(places_BS)], 1)
-        cache = prompts.past_key_values
-        cache.reorder_cache(prompts_B)
-        responses = model.base_model(
-            input_ids=ids_BL.gather(1, places_BS),
-            attention_mask=real if padded else None,
-            position_ids=places_BS,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        hidden_BTH = torch.cat([hidden_BTH, responses.last_hidden_state], 1)
-    hidden_NH: torch.Tensor = hidden_BTH[mask_BT]
+    last_B1 = packing.prompt[prompts_B, prompt_lengths_B[rows_B] - 1][:, None]
+    before_BT = torch.cat([last_B1, packing.response], 1)  # the token before each response token
+    hidden_NH: torch.Tensor = hidden_MH.index_select(0, before_BT[mask_BT])
     return hidden_NH
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Tokens laid end to end, prompts first, and where attention finds them again."""
+
+    ids: torch.Tensor  # [M]
+    positions: torch.Tensor  # [M]
+    prompt: torch.Tensor  # [U, P], where in M a prompt's tokens are, 0 in padding
+    response: torch.Tensor  # [B, S], where in M a response's tokens are, 0 in padding
+    looked: torch.Tensor  # [B, K], where in M is what a response looks at
+    back: torch.Tensor  # [M], where a token is among [U, P] and [B, S], both flattened
+    visible: torch.Tensor  # [B, S, K] bool
+    distance: torch.Tensor  # [B, S, K] positions between a token and what it looks at
+    masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by window
+
+    @classmethod
+    def of(
+        cls,
+        ids_BL: torch.Tensor,
+        prompt_lengths_B: torch.Tensor,
+        mask_BT: torch.Tensor,
+        prompts_B: torch.Tensor,
+    ) -> Packing:
+        """Of rows as `shared_hidden` takes them."""
+        device = ids_BL.device
+        rows_B = torch.arange(len(prompts_B), device=device)
+        rows_U = rows_B.new_zeros(int(prompts_B.max()) + 1).scatter(0, prompts_B, rows_B)
+        lengths_U = prompt_lengths_B[rows_U]
+        places_P = torch.arange(int(lengths_U.max()), device=device)
+        steps_S = torch.arange(mask_BT.shape[1] - 1, device=device)
+        real_UP = places_P < lengths_U[:, None]
+        real_BS = mask_BT[:, 1:]
+        places_BS = (prompt_lengths_B[:, None] + steps_S).clamp(max=ids_BL.shape[1] - 1)
+        prompts = int(real_UP.sum())
+        prompt_UP = (real_UP.flatten().cumsum(0) - 1).view(real_UP.shape).where(real_UP, 0)
+        response_BS = (real_BS.flatten().cumsum(0) - 1 + prompts).view(real_BS.shape)
+        response_BS = response_BS.where(real_BS, 0)
+        causal_SS = steps_S <= steps_S[:, None]
+        return cls(
+            ids=torch.cat(
+                [ids_BL[rows_U, : len(places_P)][real_UP], ids_BL.gather(1, places_BS)[real_BS]]
+            ),
+            positions=torch.cat([places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]),
+            prompt=prompt_UP,
+            response=response_BS,
+            looked=torch.cat([prompt_UP[prompts_B], response_BS], 1),
+            back=torch.cat([real_UP.flatten(), real_BS.flatten()]).nonzero()[:, 0],
+            visible=torch.cat(
+                [
+                    real_UP[prompts_B][:, None].expand(-1, len(steps_S), -1),
+                    causal_SS.expand(len(rows_B), -1, -1),
+                ],
+                2,
+            ),
+            distance=torch.cat(
+                [
+                    (prompt_lengths_B[:, None] + steps_S)[:, :, None] - places_P,
+                    (steps_S[:, None] - steps_S).expand(len(rows_B), -1, -1),
+                ],
+                2,
+            ),
+        )
+
+    def seen(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Masks of prompts (None: causal) and of responses, for layers that see `window` tokens."""
+        if window is None:
+            return None, self.visible[:, None]
+        if window not in self.masks:
+            places_P = torch.arange(self.prompt.shape[1], device=self.prompt.device)
+            distance_PP = places_P[:, None] - places_P
+            near_PP = (distance_PP >= 0) & (distance_PP < window)
+            near_BSK = self.visible & (self.distance < window)
+            self.masks[window] = near_PP, near_BSK[:, None]
+        return self.masks[window]
+
+
+def packed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packing: Packing,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of tokens laid end to end, as Hugging Face models call it; [1, M, Q, D].
+
+    `query`, `key` and `value` are [1, heads, M, D]. Raises ValueError where the model asks for what
+    is not known here.
+    """
+    refuse_unknown(more)
+    query_MQD, key_MQD, value_MQD = (one[0].transpose(0, 1) for one in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]  # heads that share keys and values
+    of_prompts, of_responses = packing.seen(sliding_window)
+
+    def taken(of_tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """[M, heads, D] -> [rows, heads, columns, D]"""
+        chosen = of_tokens.index_select(0, places.flatten())
+        heads, size = chosen.shape[1:]
+        return chosen.view(*places.shape, heads, size).transpose(1, 2)
+
+    def attended(
+        queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Flattened [rows, columns], by [Q, D]."""
+        made = F.scaled_dot_product_attention(
+            taken(query_MQD, queries),
+            taken(key_MQD, keys),
+            taken(value_MQD, keys),
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        flat: torch.Tensor = made.transpose(1, 2).flatten(0, 1)
+        return flat
+
+    parts = [attended(packing.prompt, packing.prompt, of_prompts)]
+    if packing.response.numel():
+        parts.append(attended(packing.response, packing.looked, of_responses))
+    return torch.cat(parts).index_select(0, packing.back)[None], None
+
+
+AttentionInterface.register(_PACKED, packed_attention)
 
 
 def can_share_prompts(model: Any) -> bool:
     """Whether `shared_hidden` gives what `plain_hidden` gives: tried on tiny rows, in fp32.
 
-    Not so for models that keep no cache of keys and values, or one without gradients. Rotary
+    Not so for models that mix tokens by other means than attention, or ask for more of it. Rotary
     embeddings that depend on the sequence's length would differ only past a length that is not
-    tried; under gradient checkpointing a model keeps no cache.
+    tried; gradient checkpointing would compute again with the model's own attention.
     """
     rope = str(getattr(model.config, "rope_parameters", None))
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
