@@ -64,6 +64,6 @@ def test_rows_of_one_prompt_have_its_number_where_sharing_is_cheaper():
     common = {"pad_id": 7, "device": torch.device("cpu")}
     batch = collate(responses, [1, 3, 4, 0], **common, share=True)
     assert batch.prompts is not None and batch.prompts.tolist() == [0, 1, 0, 1]
-    assert batch.layout == Layout(True, 50 + 60 + 4, 2 * 60 + 4, 4 * 60)
+    assert batch.layout == Layout(True, 50 + 60 + 4, 50 + 60 + 4, 4 * 60)
     assert collate(responses, [1, 3, 4, 0], **common, share=False).prompts is None
     assert collate(responses, [1, 0], **common, share=True).prompts is None  # nothing to share
