@@ -1,6 +1,6 @@
-"""Responses become padded micro-batches. B responses, L tokens, T response tokens.
+"""Responses become micro-batches. B responses, L tokens, T response tokens.
 
-On a CPU length-sorted padding beats packing: a packed mask is dense there.
+Their numbers are padded tensors; how the model computes them is the layout's (see `cut`).
 """
 
 from __future__ import annotations
