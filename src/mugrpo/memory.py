@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,7 +30,8 @@ def keep_freed_memory() -> None:
     glibc gives every large block back at once and gets the next one page by page, each page to be
     zeroed first: a quarter of the time of an update on a CPU. Other C libraries are left alone.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    linux = sys.platform.startswith("linux")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if linux else None
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
