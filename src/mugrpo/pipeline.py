@@ -159,6 +159,7 @@ def generate_stage(run: Run, stage: int) -> None:
         temperature=run.config.rollouts.temperature,
         max_new_tokens=run.config.rollouts.max_new_tokens,
         policy_step=first_update,
+        expected=run.expected_lengths(stage),
     )
     gap = canary(run, sampler, parts[0])  # of the same responses, wherever this goes on from
     refresh_seconds: float | None = time.monotonic() - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -27,10 +27,12 @@ from mugrpo.progress import Progress
 from mugrpo.provenance import judge_fingerprint, provenance_of, settled_config
 from mugrpo.publishing import publish_json, sealed_folder_fault, set_aside
 from mugrpo.records import Problem
+from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.score import Scorer
 from mugrpo.run_dir import RunDir
 from mugrpo.schedule import Schedule
+from mugrpo.shards import ShardSet
 from mugrpo.sinks import Sinks
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
@@ -52,6 +54,7 @@ class Run:
     stop: StopFlag
     checkpoint_seconds: float = 0.0  # spent since the last update's metrics line
     _frozen: Policy | None = None
+    _lengths: tuple[int, ExpectedLengths] = field(default_factory=lambda: (0, ExpectedLengths()))
 
     @cached_property
     def policy(self) -> Policy:
@@ -111,6 +114,16 @@ class Run:
         return Sinks(
             self.config.sinks, self.dir.root, config, self.newest_update, self.progress.say
         )
+
+    def expected_lengths(self, stage: int) -> ExpectedLengths:
+        """What the stages before `stage` tell of the lengths of its responses."""
+        learned, expected = self._lengths
+        if learned > stage:
+            learned, expected = 0, ExpectedLengths()
+        for earlier in range(learned, stage):
+            expected.learn(ShardSet(self.dir.rollouts(earlier), "rollouts"))
+        self._lengths = (stage, expected)
+        return expected
 
     @property
     def newest_update(self) -> int:

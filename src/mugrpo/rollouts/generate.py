@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.records import Problem, Rollout
+from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.schedule import rollout_seed
 from mugrpo.shards import ShardSet, write_rollouts
@@ -18,7 +19,8 @@ class Sampler:
     """Makes rollouts of groups: `group_size` responses to each problem.
 
     `stage` is the stage's number or "evaluation", and with `seed` decides the random numbers;
-    `policy_step` is the updates that the engine's weights have seen.
+    `policy_step` is the updates that the engine's weights have seen. Groups whose responses are
+    `expected` to be the longest are generated first.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class Sampler:
         temperature: float,
         max_new_tokens: int,
         policy_step: int,
+        expected: ExpectedLengths | None = None,
     ) -> None:
+        self.expected = expected or ExpectedLengths()
         self.engine = engine
         self.encode = encode
         self.seed = seed
@@ -52,18 +56,25 @@ class Sampler:
 
         With `samples`, only so many of each group.
         """
+        size = samples or self.group_size
         keys, requests = [], []
+        expected = []
         for problem, occurrence in groups:
             prompt_ids = self.encode(problem)
-            for sample in range(samples or self.group_size):
+            expected.append(self.expected.of(problem.id, len(prompt_ids)))
+            for sample in range(size):
                 seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
                 keys.append((problem.id, occurrence, sample))
                 requests.append(Request(prompt_ids, seed))
+        longest_first = sorted(range(len(groups)), key=lambda group: -expected[group])
+        order = [group * size + sample for group in longest_first for sample in range(size)]
         completions: dict[int, Completion] = {}
         for decoded in self.engine.generate(
-            requests, temperature=self.temperature, max_new_tokens=self.max_new_tokens
+            [requests[index] for index in order],
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
         ):
-            completions.update(decoded.completions)
+            completions.update((order[place], made) for place, made in decoded.completions)
             on_decoded(decoded)
         in_order = [completions[index] for index in range(len(requests))]
         return [

@@ -1,0 +1,120 @@
+"""Long responses begin first, as far as earlier stages tell which these are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.builders import rollout
+
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.progress import Progress
+from mugrpo.records import FinishReason, Problem
+from mugrpo.rollouts.generate import Sampler
+from mugrpo.rollouts.lengths import ExpectedLengths
+from mugrpo.run import open_run
+from mugrpo.shards import ShardSet, read_rollouts, write_rollouts
+
+
+def completion(length: int) -> Completion:
+    return Completion(np.ones(length, np.int32), np.zeros(length, np.float32), FinishReason.STOP)
+
+
+def shard_of(folder: Path, lengths: Sequence[tuple[str, int, int]], shard: int = 0) -> ShardSet:
+    """Of rollouts by problem, tokens of the prompt and tokens of the response."""
+    shards = ShardSet(folder, "rollouts")
+    rows = [
+        rollout(problem, sample, np.ones(prompt, np.int32), completion(response))
+        for sample, (problem, prompt, response) in enumerate(lengths)
+    ]
+    write_rollouts(shards, shard, rows)
+    return shards
+
+
+class Recorder:
+    """Answers with the request's seed, as many tokens as it has asked requests before it."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[Decoded]:
+        for place, request in enumerate(requests):
+            self.prompts.append(int(request.prompt_ids[0]))
+            ids = np.array([request.seed % 1000] * (place + 1), np.int32)
+            made = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
+            yield Decoded([(place, made)], 1)
+
+
+def sampler(engine: Recorder, expected: ExpectedLengths | None) -> Sampler:
+    return Sampler(
+        engine,
+        lambda problem: np.array([int(problem.id)] * int(problem.id), np.int32),
+        seed=0,
+        stage="1",
+        group_size=2,
+        temperature=1.0,
+        max_new_tokens=9,
+        policy_step=0,
+        expected=expected,
+    )
+
+
+def test_a_problems_mean_and_for_new_ones_the_line_through_all(tmp_path):
+    """Prompts of 1, 1, 3 tokens with responses of 2, 4, 8: means 3 and 8, a line of slope 2.5."""
+    expected = ExpectedLengths()
+    assert expected.of("a", 7) == 0
+    expected.learn(shard_of(tmp_path, [("a", 1, 2), ("a", 1, 4), ("b", 3, 8)]))
+    assert expected.of("a", 7) == 3
+    assert expected.of("b", 7) == 8
+    assert expected.of("c", 5) == pytest.approx(13)
+    assert expected.of("c", 1) == pytest.approx(3)
+
+
+def test_prompts_of_one_length_suggest_the_mean(tmp_path):
+    expected = ExpectedLengths()
+    expected.learn(shard_of(tmp_path, [("a", 4, 2), ("b", 4, 5)]))
+    assert expected.of("c", 4) == expected.of("c", 9) == 3.5
+
+
+def test_a_damaged_shard_is_done_without(tmp_path):
+    shards = shard_of(tmp_path, [("a", 1, 2)])
+    shard_of(tmp_path, [("b", 1, 6)], shard=1)
+    shards = ShardSet(tmp_path, "rollouts")
+    shards.path(1).write_bytes(shards.path(1).read_bytes()[:-1])
+    expected = ExpectedLengths()
+    expected.learn(shards)
+    assert expected.of("a", 1) == expected.of("b", 1) == 2
+
+
+def test_longest_first_and_every_rollout_in_its_place(tmp_path):
+    """Groups 1, 2, 3, 4 with responses of 5, 9, 7 tokens known, and 4 on their line: 5 + 2 x 1."""
+    expected = ExpectedLengths()
+    expected.learn(shard_of(tmp_path, [("1", 1, 5), ("2", 2, 9), ("3", 3, 7)]))
+    assert expected.of("4", 4) == pytest.approx(9)
+    problems = [(Problem(str(i), "", ""), 0) for i in (1, 2, 3, 4)]
+    ordered, plain = Recorder(), Recorder()
+    rows = sampler(ordered, expected).sample(problems, lambda _: None)
+    assert ordered.prompts == [2, 2, 4, 4, 3, 3, 1, 1]
+    assert [r.problem_id for r in rows] == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    assert [len(r.response_ids) for r in rows] == [7, 8, 1, 2, 5, 6, 3, 4]
+    in_order = sampler(plain, None).sample(problems, lambda _: None)
+    assert plain.prompts == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [r.seed for r in rows] == [r.seed for r in in_order]
+    assert [r.response_ids[0] for r in rows] == [r.seed % 1000 for r in rows]
+
+
+def test_a_stage_goes_by_the_stages_before_it(reference: Path):
+    with open_run(reference, progress=Progress()) as run:
+        shards = ShardSet(run.dir.rollouts(0), "rollouts")
+        lengths: dict[str, list[int]] = {}
+        for shard in shards.numbers():
+            for one in read_rollouts(shards, shard):
+                lengths.setdefault(one.problem_id, []).append(len(one.response_ids))
+        for stage in (1, 0, 1):
+            expected = run.expected_lengths(stage)
+            for problem, known in lengths.items():
+                assert expected.of(problem, 1) == (pytest.approx(np.mean(known)) if stage else 0)
