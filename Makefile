@@ -10,7 +10,7 @@ SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
-  objective-cost chain-model golden wheel clean benchmarks \
+  objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
@@ -76,8 +76,8 @@ benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after anot
 benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
 	$(BIN)/python benchmarks/plot.py
 
-chain-model: .venv/installed  ## make the embedded model's weights again (about two minutes)
-	$(BIN)/python scripts/make_chain_model.py
+chain-model letters-model: %-model: .venv/installed  ## an embedded model's weights, made again
+	$(BIN)/python scripts/make_embedded_model.py $*
 
 golden: .venv/installed-test  ## record the golden trace again
 	$(BIN)/python -m tests.golden_trace --record

@@ -56,8 +56,9 @@ MAY_IMPORT = {
     "pipeline": BELOW_3
     | {"run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
     "bakeoff": BELOW_3 | {"run", "evaluate", "pipeline", "planning", "provenance", "report"},
+    "study": BELOW_3 | {"run", "report"},
     "cli": BELOW_3
-    | {"run", "evaluate", "pipeline", "repair", "summary", "report", "catalog", "bakeoff"},
+    | {"run", "evaluate", "pipeline", "repair", "summary", "report", "catalog", "bakeoff", "study"},
 }
 
 # The mathematics: of mugrpo, these import each other and nothing else.

@@ -99,6 +99,22 @@ def _bakeoff(options: argparse.Namespace) -> int:
     return 0
 
 
+def _study(options: argparse.Namespace) -> int:
+    from mugrpo.study.command import run_study, show_study
+
+    if options.action == "show":
+        print(show_study(options.target))
+        return 0
+    work = options.work or Path("runs") / "studies" / options.target.stem
+    page, failed = run_study(
+        options.target, work, options.jobs, keep=options.keep, say=print, stop=options.stop
+    )
+    print(page)
+    for sentence in failed:
+        print(f"mugrpo: {sentence}", file=sys.stderr)
+    return 3 if failed else 0
+
+
 def _check_stage(run: Run, stage: int) -> None:
     if not 0 <= stage < run.schedule.stages:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
@@ -222,6 +238,13 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
     )
     report.set_defaults(do=_report, takes_overrides=False)
+    study = commands.add_parser("study", help="run many cells of options and seeds, or show them")
+    study.add_argument("action", choices=("run", "show"), help="run what is missing, or the table")
+    study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
+    study.add_argument("--work", type=Path, help="where runs live (default: runs/studies/NAME)")
+    study.add_argument("--jobs", type=int, help="cells at once (default: one for each core)")
+    study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
+    study.set_defaults(do=_study, takes_overrides=False)
     objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
     objectives.set_defaults(do=_objectives, takes_overrides=False)
     convert = commands.add_parser("convert", help="make a packaged model into a model directory")

@@ -21,7 +21,9 @@ from mugrpo.memory import keep_freed_memory
 from mugrpo.pretrained import PACKAGED, converted
 from mugrpo.publishing import sha256_of
 
-EMBEDDED = {"chain": Path(__file__).parent / "tasks" / "chain_model"}
+EMBEDDED = {
+    name: Path(__file__).parent / "tasks" / f"{name}_model" for name in ("chain", "letters")
+}
 
 _WAY_OUT = (
     "name a directory in Hugging Face form, or a hub id where there is a network (a gated one "

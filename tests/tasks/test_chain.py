@@ -14,7 +14,8 @@ from mugrpo.engines.base import Request
 from mugrpo.errors import UsageError
 from mugrpo.policy import EMBEDDED
 from mugrpo.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.tasks.chain import Chain, demonstration, held_out, running_states
+from mugrpo.tasks.chain import Chain, demonstration, running_states
+from mugrpo.tasks.embedded import held_out
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
 

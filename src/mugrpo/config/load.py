@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import tomllib
 import types
 import typing
@@ -36,14 +37,18 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     Raises UsageError, one line a fault, for unreadable TOML, unknown options, wrong types and
     values out of bounds.
     """
-    raw = apply_overrides(_read_toml(file) if file else {}, overrides)
+    raw = apply_overrides(read_toml(file) if file else {}, overrides)
     return build_config(raw, str(file) if file else "the command line")
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`raw` with the command line's overrides laid over it."""
+    return lay_over(raw, list(parse_overrides(overrides)))
+
+
+def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """`raw` with (dotted name, value) pairs laid over it, choices by name first."""
     raw = copy.deepcopy(raw)
-    pairs = list(parse_overrides(overrides))
     for name, value in sorted(pairs, key=lambda pair: not pair[0].endswith(".name")):
         _set(raw, name, value)
     return raw
@@ -56,6 +61,11 @@ def build_config(raw: dict[str, Any], source: str) -> RunConfig:
     except ValidationError as error:
         lines = [_sentence(".".join(map(str, loc)), e) for loc, e in _flatten(error)]
         raise UsageError(f"{source}: " + "; ".join(lines)) from None
+
+
+def as_override(name: str, value: Any) -> str:
+    """The command line's word for it: `--name=value` with TOML's value."""
+    return f"--{name}={_toml_text(value)}"
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -84,7 +94,7 @@ def describe_options(
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """(dotted name, old, new) where two resolved configs differ; None for "not there"."""
-    flat_old, flat_new = dict(_leaves(old)), dict(_leaves(new))
+    flat_old, flat_new = dict(leaves(old)), dict(leaves(new))
     names = sorted(flat_old.keys() | flat_new.keys())
     pairs = [(name, flat_old.get(name), flat_new.get(name)) for name in names]
     return [(name, a, b) for name, a, b in pairs if a != b]
@@ -97,7 +107,8 @@ def on_resume(name: str) -> str:
     return str(extra["on_resume"]) if isinstance(extra, dict) else "forced"
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """The raw values of `file`; raises UsageError where it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,6 +126,15 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _toml_text(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key)} = {_toml_text(entry)}" for key, entry in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_text, value))}]"
+    return "none" if value is None else json.dumps(value)
 
 
 def _set(raw: dict[str, Any], name: str, value: Any) -> None:
@@ -150,10 +170,11 @@ def _fields(options: type[Options], prefix: str = "") -> Iterator[tuple[str, Fie
             yield from _fields(group, f"{prefix}{name}[].")
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every value in nested tables."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

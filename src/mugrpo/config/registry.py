@@ -10,7 +10,7 @@ from mugrpo.config import objectives as o
 from mugrpo.config import parts, stages
 from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.tasks import ChainOptions, DatasetOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
 
 Group = dict[str, type[NamedOptions]]
 
@@ -20,7 +20,7 @@ def _by_name(*options: type[NamedOptions]) -> Group:
 
 
 CHOICES: dict[str, Group] = {
-    "task": _by_name(ChainOptions, DatasetOptions),
+    "task": _by_name(ChainOptions, LettersOptions, DatasetOptions),
     "engine": _by_name(ContinuousOptions, HFOptions),
     "sampling": _by_name(stages.EveryGroup, stages.DynamicSampling),
     "stage_until": _by_name(stages.AllUpdates, stages.TokenVariation, stages.SequenceVariation),

@@ -28,6 +28,31 @@ class ChainOptions(NamedOptions):
     """Chooses the problems, apart from the run's seed."""
 
 
+class LettersOptions(NamedOptions):
+    """Letters to be put in alphabetical order (embedded, needs no data)."""
+
+    name: Literal["letters"] = "letters"
+    """Which task."""
+    shortest: int = Field(8, ge=2, le=64)
+    """Letters of the shortest prompt."""
+    longest: int = Field(16, ge=2, le=64)
+    """Letters of the longest prompt; a response has as many."""
+    train_problems: int = Field(4096, ge=1)
+    """Distinct problems to train on."""
+    eval_problems: int = Field(512, ge=1)
+    """Distinct held-out problems."""
+    seed: int = Field(0, ge=0)
+    """Chooses the problems, apart from the run's seed."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(
+                f"task.shortest = {self.shortest} is more than task.longest = {self.longest}"
+            )
+        return self
+
+
 class DatasetOptions(NamedOptions):
     """Your own problems, from a file or the hub, with rewards of your choice."""
 

@@ -7,7 +7,7 @@
     html = chart.svg("importance ratios")
 
 Marks are gathered first and drawn in layers at the end, when all of them have decided what the axes
-span. Colors, widths and dashes are classes of style.css: `run-0` to `run-7` are hues that readers
+span. Colors, widths and dashes are classes of charts.css: `run-0` to `run-7` are hues that readers
 with any color vision can tell apart, in light and dark; `dashed`, `dotted`, `thin` and `faint` say
 the rest. None in a series is a gap; so is a value that a log axis has no place for.
 """
@@ -113,8 +113,11 @@ class Chart:
     def empty(self) -> bool:
         return not any(y is not None for mark in self._marks() for _, y in mark.all_points())
 
-    def svg(self, name: str) -> Markup:
-        """The chart; `name` is what a screen reader calls it."""
+    def svg(self, name: str, at: tuple[float, float] | None = None) -> Markup:
+        """The chart; `name` is what a screen reader calls it.
+
+        `at` is where its upper left corner stands in a picture that it is a part of.
+        """
         points = [point for mark in self._marks() for point in mark.all_points()]
         y = self._y_scale([y for _, y in points if y is not None])
         power = 0 if y.log else multiplier(y.low, y.high)
@@ -128,9 +131,10 @@ class Chart:
             *(mark.draw(x, y) for name in _ORDER for mark in self._layers.get(name, [])),
             self._label_layer(x, y),
         ]
-        return tag(
-            "svg", *layers, viewBox=f"0 0 {self.width} {self.height}", role="img", aria_label=name
-        )
+        size = (self.width, self.height)
+        place = dict(zip(("x", "y", "width", "height"), (*at, *size), strict=True)) if at else {}
+        box = f"0 0 {self.width} {self.height}"
+        return tag("svg", *layers, viewBox=box, role="img", aria_label=name, **place)
 
     def _y_scale(self, values: Sequence[float]) -> Scale:
         low, high = domain(values, log=self.y.log, low=self.y.low, high=self.y.high)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import unicodedata
 from collections.abc import Iterable
+from importlib import resources
 
 _VOID = {"meta", "br"}
 
@@ -43,6 +44,11 @@ def text(value: str) -> Markup:
 
 def join(parts: Iterable[Content], between: str = "") -> Markup:
     return Markup(between.join(text(part) for part in parts if part is not None))
+
+
+def style_sheet(file: str) -> str:
+    """One of the style sheets beside this module."""
+    return resources.files("mugrpo.report").joinpath(file).read_text(encoding="utf-8")
 
 
 def number(value: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
-from importlib import resources
 
 from mugrpo.report import breakdown, headline, success
 from mugrpo.report.figures import (
@@ -15,7 +14,7 @@ from mugrpo.report.figures import (
     staleness_figure,
     update_figure,
 )
-from mugrpo.report.markup import Content, Markup, join, tag
+from mugrpo.report.markup import Content, Markup, join, style_sheet, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.tokens import sampled_rollouts
@@ -27,7 +26,7 @@ Figures = Sequence[Markup | None]
 
 def page(runs: Sequence[RunData]) -> str:
     """The whole report. Its policy forbids scripts, other styles and every address."""
-    style = resources.files("mugrpo.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = style_sheet("charts.css") + style_sheet("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     names = ", ".join(run.name for run in runs)

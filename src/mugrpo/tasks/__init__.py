@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.tasks import ChainOptions, DatasetOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
 from mugrpo.tasks.base import Task
 
 
@@ -13,6 +13,10 @@ def make_task(options: NamedOptions) -> Task:
         from mugrpo.tasks.dataset import Dataset  # here, so that reward workers start lighter
 
         return Dataset(options)
+    if isinstance(options, LettersOptions):
+        from mugrpo.tasks.letters import Letters
+
+        return Letters(options)
     from mugrpo.tasks.chain import Chain
 
     assert isinstance(options, ChainOptions), f"no task for {type(options).__name__}"

@@ -10,19 +10,17 @@ that stale prefixes matter, small enough for two CPU cores.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.errors import UsageError
 from mugrpo.records import Answer, Problem, Score, Status
+from mugrpo.tasks.embedded import distinct_prompts
 
 MODULUS = 10
 CHARACTERS = "0123456789+-=,"
 _LAST_STATE = re.compile(r"=(\d)$")
-_HELD_OUT_SHARE = 8  # one prompt in so many is never trained on
 
 
 def running_states(prompt: str) -> list[int]:
@@ -48,11 +46,6 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
         steps.append(f"{state}{sign}{digit}={result}")
         state = result
     return ",".join(steps)
-
-
-def held_out(prompt: str) -> bool:
-    """Whether `prompt` is kept for evaluation, by a stable hash of its text."""
-    return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
 
 class Chain:
@@ -84,21 +77,16 @@ class Chain:
         pass
 
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        """`count` distinct prompts of one side of the split, the same ones at every call."""
-        rng = random.Random(f"chain {self.options.seed} {evaluation}")
-        prompts: dict[str, None] = {}  # insertion-ordered set
-        for _ in range(200 * count):
-            if len(prompts) == count:
-                return [Problem(p, p, str(running_states(p)[-1])) for p in prompts]
-            prompt = self._prompt(rng)
-            if held_out(prompt) == evaluation:
-                prompts[prompt] = None
-        side = "eval" if evaluation else "train"
-        raise UsageError(
-            f"task.{side}_problems = {count}, but chains of {self.options.terms} terms with digits "
-            f"up to {self.options.max_digit} give about {len(prompts)} different {side} problems; "
-            f"ask for fewer, or raise task.terms or task.max_digit"
+        prompts = distinct_prompts(
+            self._prompt,
+            count,
+            seed=f"chain {self.options.seed}",
+            evaluation=evaluation,
+            described=f"chains of {self.options.terms} terms with digits up to "
+            f"{self.options.max_digit}",
+            way_out="raise task.terms or task.max_digit",
         )
+        return [Problem(p, p, str(running_states(p)[-1])) for p in prompts]
 
     def _prompt(self, rng: random.Random) -> str:
         digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]

@@ -1,0 +1,53 @@
+"""What `mugrpo study` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from mugrpo.errors import UsageError
+from mugrpo.run_dir import RunDir
+from mugrpo.stopping import StopFlag
+from mugrpo.study.outcome import Results
+from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
+from mugrpo.study.running import Cells
+from mugrpo.study.spec import load_study
+
+
+def run_study(
+    file: Path,
+    work: Path,
+    jobs: int | None,
+    *,
+    keep: bool,
+    say: Callable[[str], None],
+    stop: StopFlag,
+) -> tuple[Path, list[str]]:
+    """Run the study's missing cells and write its page; returns that, and what failed.
+
+    Raises UsageError for a bad file, for results of other options, and where another process works
+    in `work`; Interrupted where a signal asked for it.
+    """
+    study, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    with RunDir(work).locked():
+        at_work = Cells(Path(study.base), cells, results, work, keep=keep, say=say, stop=stop)
+        try:
+            failed = at_work.run(jobs or os.cpu_count() or 1)
+        finally:
+            page = write_page(study, file, results.rows, len(cells)) if results.rows else None
+    return page or file, failed
+
+
+def show_study(file: Path) -> str:
+    """The study's table, and that of its comparisons, from the finished cells."""
+    study, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    if not results.rows:
+        raise UsageError(f"no cell of {file} is finished; `mugrpo study run {file}` runs them")
+    parts = [f"{study.title}: {len(results.rows)} of {len(cells)} runs", table(study, results.rows)]
+    if study.baseline:
+        name = ", ".join(study.baseline.values())
+        parts += [f"Against {name}, seed by seed:", compared(study, results.rows)]
+    return "\n\n".join(parts)

@@ -1,0 +1,145 @@
+"""What a finished run comes to: a row of the study's table, the curve of its evaluations in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mugrpo.config.load import changes, on_resume
+from mugrpo.errors import UsageError
+from mugrpo.publishing import publish_file
+from mugrpo.report.costs import phase_seconds, spans, training_clock
+from mugrpo.report.read import Line, RunData, number, read_runs
+from mugrpo.study.spec import Cell
+
+# Of the updates between two evaluations: how they are put together.
+_MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")
+_GREATEST = "ratio/negative/max"
+
+Row = dict[str, Any]
+
+
+class Results:
+    """The table at `file`: a row a finished cell, which is all that is needed of its run."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: list[Row] = pq.read_table(file).to_pylist() if file.exists() else []
+
+    def of(self, cell: Cell) -> Row | None:
+        """The cell's row; raises UsageError where it was made with other options."""
+        for row in self.rows:
+            if row["cell"] == cell.name:
+                config = cell.config.model_dump(mode="json")
+                names = [name for name, *_ in changes(json.loads(row["config"]), config)]
+                if differing := [n for n in names if on_resume(n) != "harmless"]:
+                    raise UsageError(
+                        f"{self.file} has {cell} made with other options ({', '.join(differing)}); "
+                        "move the folder away to run the study anew, or give the value a new name"
+                    )
+                return row
+        return None
+
+    def add(self, cell: Cell, run_dir: Path) -> Row:
+        """Put the finished run's row into the table."""
+        values = {f"axis/{axis}": label for axis, label in cell.values.items()}
+        config = json.dumps(cell.config.model_dump(mode="json"), sort_keys=True)
+        (run,) = read_runs([run_dir])
+        row = {"cell": cell.name, **values, "seed": cell.seed, **outcome(run), "config": config}
+        self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
+        columns = dict.fromkeys(name for one in self.rows for name in one)
+        table = pa.table({name: [one.get(name) for one in self.rows] for name in columns})
+        with publish_file(self.file) as file:
+            pq.write_table(table, file, compression="zstd")
+        return row
+
+
+def outcome(run: RunData) -> Row:
+    """The run's numbers, and under "curve" one of them for each evaluation.
+
+    `training_seconds` are those of all phases but evaluation. What other cells shared with this
+    one, the rollouts of its first stage, is counted as if it had been made here.
+    """
+    seconds = phase_seconds(spans(run))
+    curve = _curve(run)
+    known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
+    shares = run.keys("update", suffix="_fraction")
+    return {
+        "accuracy": known[-1] if known else None,
+        "best": max(known, default=None),
+        "mean": sum(known) / len(known) if known else None,
+        "worst_fall": _worst_fall(known),
+        "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
+        **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
+        "updates": len(run.updates),
+        "stages": len(run.refreshes),
+        "rollouts": sum(line["rollouts"] for line in run.refreshes),
+        "skipped": sum(line["skipped"] for line in run.updates),
+        "kl_behavior": _greatest(run.updates, "kl_behavior"),
+        "tv_token": _greatest(run.updates, "tv_token"),
+        _GREATEST: _greatest(run.updates, _GREATEST),
+        **{key: _mean(run.updates, key) for key in shares},
+        "curve": curve,
+    }
+
+
+def rows_of(rows: Sequence[Row], values: dict[str, str]) -> list[Row]:
+    """Those with these values of axes."""
+    return [row for row in rows if all(row[f"axis/{a}"] == v for a, v in values.items())]
+
+
+def quantity(row: Row, name: str) -> float | None:
+    """A number of a row: one of its columns, `updates_to_LEVEL` or `seconds_to_LEVEL`.
+
+    These count to the first evaluation whose accuracy is LEVEL or more; None where none is.
+    """
+    of, between, level = name.partition("_to_")
+    if not between:
+        value: float | None = row.get(name)
+        return value
+    points = (p for p in row["curve"] if (p["accuracy"] or 0.0) >= float(level))
+    return next((float(p["update" if of == "updates" else of]) for p in points), None)
+
+
+def _curve(run: RunData) -> list[Row]:
+    """At each evaluation: accuracy, seconds of training so far, and the updates since the last."""
+    clock = training_clock(run)
+    shares = run.keys("update", suffix="_fraction")
+    points, before = [], -1
+    for line in run.evaluations:
+        update = line["update"]
+        since = [u for u in run.updates if before < u["update"] <= update]
+        points.append(
+            {
+                "update": update,
+                "seconds": clock["evaluation", update],
+                "accuracy": number(line, "accuracy"),
+                **{key: _mean(since, key) for key in (*_MEANS, *shares)},
+                _GREATEST: _greatest(since, _GREATEST),
+            }
+        )
+        before = update
+    return points
+
+
+def _worst_fall(accuracies: Sequence[float]) -> float | None:
+    """The most that accuracy has lost from an evaluation to a later one."""
+    best, worst = 0.0, 0.0
+    for accuracy in accuracies:
+        best = max(best, accuracy)
+        worst = max(worst, best - accuracy)
+    return worst if accuracies else None
+
+
+def _mean(lines: Sequence[Line], key: str) -> float | None:
+    known = [value for line in lines if (value := number(line, key)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _greatest(lines: Sequence[Line], key: str) -> float | None:
+    return max((value for line in lines if (value := number(line, key)) is not None), default=None)

@@ -1,0 +1,171 @@
+"""A study's cells become runs: one thread each, as many at once as there are cores.
+
+    WORK/first-stages/KEY/    a run whose first stage's rollouts and scores several cells share
+    WORK/cells/CELL/          a cell's run, and in CELL.log what it printed
+
+A cell is a run like any other: it can be looked at, and resumed where it was killed. A finished one
+becomes a row of the study's table; of its run only metrics and config are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from threading import Lock
+
+from rich.console import Console
+
+from mugrpo.progress import Progress
+from mugrpo.publishing import publish_folder
+from mugrpo.run import Run, open_run
+from mugrpo.run_dir import RunDir
+from mugrpo.stopping import StopFlag
+from mugrpo.study.outcome import Results
+from mugrpo.study.spec import Cell
+
+_SHARED = ("rollouts", "scores")
+_LOOK = 0.5  # seconds between looks at the stop flag
+
+
+class Cells:
+    """The cells of a study at work under `work`; finished ones go into `results`."""
+
+    def __init__(
+        self,
+        base: Path,
+        cells: Sequence[Cell],
+        results: Results,
+        work: Path,
+        *,
+        keep: bool,
+        say: Callable[[str], None],
+        stop: StopFlag,
+    ) -> None:
+        self.base = base
+        self.cells = cells
+        self.results = results
+        self.work = work
+        self.keep = keep
+        self.say = say
+        self.stop = stop
+        self._alone = Lock()  # this process opens runs and writes results one at a time
+
+    def run(self, at_once: int) -> list[str]:
+        """Run what is not finished. Returns a sentence for each cell that failed.
+
+        Raises Interrupted where a signal asked for it; what is under way is saved before.
+        """
+        pending = [cell for cell in self.cells if self.results.of(cell) is None]
+        self.say(f"{len(self.cells) - len(pending)} of {len(self.cells)} cells are finished")
+        wanted = Counter(cell.first_stage for cell in self.cells)
+        shared = {c.first_stage: c for c in pending if wanted[c.first_stage] > 1}
+        with ThreadPoolExecutor(at_once) as pool:
+            made = list(pool.map(self._first_stage, shared.values()))
+            failed = [] if any(made) else list(pool.map(self._cell, pending))
+        self.stop.check()
+        return [sentence for sentence in (*made, *failed) if sentence]
+
+    def _first_stage(self, cell: Cell) -> str | None:
+        """Make the first stage that `cell` shares with others."""
+        folder = self._shared(cell)
+        with self._alone, self._opened(cell, folder):
+            pass
+        for command in ("generate", "score"):
+            words = [command, str(folder), "--stage", "0"]
+            if fault := self._process(words, folder.with_suffix(".log")):
+                return f"first stage of {cell}: {fault}"
+        return None
+
+    def _cell(self, cell: Cell) -> str | None:
+        if self._stopping():
+            return None
+        folder = self.work / "cells" / cell.name
+        with self._alone, self._opened(cell, folder):
+            if self._shared(cell).exists():
+                share_first_stage(RunDir(self._shared(cell)), RunDir(folder))
+        log = folder.with_name(f"{folder.name}.log")
+        if fault := self._process(["train", str(folder)], log):
+            return f"{cell}: {fault}"
+        if self._stopping():
+            return None
+        with self._alone:
+            row = self.results.add(cell, folder)
+            if not self.keep:
+                for path in (folder / "stages", folder / "checkpoints", folder / "evaluations"):
+                    shutil.rmtree(path, ignore_errors=True)
+            done = sum(self.results.of(one) is not None for one in self.cells)
+            accuracy = "" if row["accuracy"] is None else f" accuracy {row['accuracy']:.3f},"
+            seconds = f"{row['training_seconds']:.0f} s of training"
+            self.say(f"[{done}/{len(self.cells)}] {cell}:{accuracy} {seconds}")
+        return None
+
+    def _stopping(self) -> bool:
+        return self.stop.signal_name is not None
+
+    def _shared(self, cell: Cell) -> Path:
+        return self.work / "first-stages" / cell.first_stage
+
+    def _opened(self, cell: Cell, folder: Path) -> AbstractContextManager[Run]:
+        """Begin the run, or check that it is the cell's."""
+        return open_run(
+            self.base,
+            overrides=cell.overrides,
+            run_dir=folder,
+            progress=Progress(Console(quiet=True)),
+        )
+
+    def _process(self, words: Sequence[str], log: Path) -> str | None:
+        """Run a command of ours to its end; what went wrong, or None.
+
+        A signal to this process is passed on, so that the run is saved.
+        """
+        with open(log, "ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mugrpo.cli", *words],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C comes from here, once
+            )
+            told = False
+            while True:
+                try:
+                    status = process.wait(_LOOK)
+                    break
+                except subprocess.TimeoutExpired:
+                    if self._stopping() and not told:
+                        process.terminate()
+                        told = True
+        if status == 0 or self._stopping():
+            return None
+        return f"{_last_line(log)} ({log})"
+
+
+def share_first_stage(source: RunDir, target: RunDir) -> None:
+    """Give `target` the rollouts and scores of `source`'s first stage, without copying them."""
+    for kind in _SHARED:
+        folder = target.logprobs(0, kind)
+        if not folder.exists():
+            with publish_folder(folder) as unfinished:
+                for file in source.logprobs(0, kind).iterdir():
+                    _link(file, unfinished / file.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file that is never written to again."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,169 @@
+"""A study's file: a base config, axes of options, seeds, and what to show of them.
+
+    title = "Relaxed clipping"
+    question = "Does a wide ratio interval learn faster from stale rollouts?"
+    base = "configs/demo.toml"
+    seeds = [0, 1, 2, 3, 4]
+
+    [axes.interval]
+    narrow = { objective.ratio_clip = [0.8, 1.2] }
+    wide = { objective.ratio_clip = [0, 5] }
+
+A cell is one value of every axis and a seed. Its options are the base's, then the study's `set`,
+then those of its values, laid over it as the command line's are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
+from mugrpo.config.options import Options, tuples
+from mugrpo.config.run import RunConfig
+from mugrpo.errors import UsageError
+
+# What decides the rollouts of a run's first stage and their scores.
+_FIRST_STAGE = ("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling")
+_FIRST_GROUPS = ("batches_per_stage", "problems_per_update", "group_size")
+
+
+class Figure(Options):
+    """A picture of the study."""
+
+    name: str
+    """Of its file."""
+    title: str
+    """What it shows."""
+    kind: Literal["curves", "values"]
+    """A quantity over updates, or one number a cell."""
+    of: str = "accuracy"
+    """The quantity: of a curve, or of a cell."""
+    lines: str | None = None
+    """The axis whose values are the lines; of values, the axis that is told apart by color."""
+    panels: str | None = None
+    """The axis whose values have a panel each."""
+    log: bool = False
+    """A logarithmic axis."""
+
+
+class Study(Options):
+    """What a study's file says."""
+
+    title: str
+    """Its name for readers."""
+    question: str
+    """What it asks."""
+    base: str
+    """The config that all cells rest on."""
+    seeds: tuple[int, ...] = Field(min_length=2)
+    """One run each; an interval needs two."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Options of all cells, laid over the base."""
+    axes: dict[str, Annotated[dict[str, dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
+    """Axis -> value -> the options that make it."""
+    columns: tuple[str, ...] = ("accuracy", "best", "training_seconds")
+    """What the table shows of each arm: columns of the results, or updates_to_0.9, seconds_to_0.9.
+    """
+    baseline: dict[str, str] = Field(default_factory=dict)
+    """Axis -> the value that the others are compared with, seed by seed."""
+    figures: tuple[Figure, ...] = ()
+    """Its pictures."""
+    setting: str = ""
+    """What a reader has to know of it besides the table."""
+    findings: str = ""
+    """What came out, whether the claim holds here, and what would change our mind."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the study."""
+
+    values: dict[str, str]  # axis -> value
+    seed: int
+    config: RunConfig
+    overrides: tuple[str, ...]  # that make it of the base, as the command line has them
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return "/".join([*map(_slug, self.values.values()), f"seed-{self.seed}"])
+
+    @property
+    def first_stage(self) -> str:
+        """Cells with the same have the same rollouts and scores in their first stage."""
+        whole = self.config.model_dump(mode="json")
+        schedule = {name: whole["schedule"][name] for name in _FIRST_GROUPS}
+        decides = {name: whole[name] for name in _FIRST_STAGE} | {"schedule": schedule}
+        text = json.dumps(decides, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        return ", ".join([*self.values.values(), f"seed {self.seed}"])
+
+
+def load_study(file: Path) -> tuple[Study, list[Cell]]:
+    """The study of `file` and its cells, those of one seed side by side.
+
+    Raises UsageError for what is no study, and for a cell whose options are no config.
+    """
+    raw = read_toml(file)
+    try:
+        study = Study.model_validate(tuples(raw))
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"{file} is no study: {'; '.join(faults)}") from None
+    for fault in _faults(study):
+        raise UsageError(f"{file} is no study: {fault}")
+    return study, list(_cells(study, file))
+
+
+def arms(study: Study) -> list[dict[str, str]]:
+    """Every combination of the axes' values, the first axis slowest."""
+    return [dict(zip(study.axes, labels, strict=True)) for labels in product(*study.axes.values())]
+
+
+def _cells(study: Study, file: Path) -> Iterator[Cell]:
+    base = read_toml(Path(study.base))
+    for seed in study.seeds:
+        for values in arms(study):
+            chosen = [study.axes[axis][label] for axis, label in values.items()]
+            pairs = [pair for options in (study.set, *chosen) for pair in leaves(options)]
+            pairs = [*dict(pairs).items(), ("seed", seed)]  # a later one counts
+            source = f"{file}, {', '.join(values.values())}"
+            config = build_config(lay_over(base, pairs), source)
+            overrides = tuple(as_override(name, value) for name, value in pairs)
+            yield Cell(values, seed, config, overrides)
+
+
+def _faults(study: Study) -> Iterator[str]:
+    """What is wrong with names and seeds."""
+    if len(set(study.seeds)) < len(study.seeds):
+        yield f"seeds {list(study.seeds)} repeat themselves"
+    for axis, values in study.axes.items():
+        slugs = [_slug(label) for label in values]
+        for label, slug in zip(values, slugs, strict=True):
+            if not slug or slugs.count(slug) > 1:
+                yield (
+                    f"axes.{axis} has a value {label!r} whose folder would be called {slug!r}, as "
+                    "that of another or nothing; rename it"
+                )
+    for axis, label in study.baseline.items():
+        if label not in study.axes.get(axis, {}):
+            yield f"baseline.{axis} = {label!r} is no value of it"
+    for figure in study.figures:
+        for named in (figure.lines, figure.panels):
+            if named is not None and named not in study.axes:
+                yield f"figure {figure.name}: no axis {named!r}"
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9.+-]+", "-", label.lower()).strip("-.")

@@ -1,0 +1,79 @@
+"""The second embedded task: letters in alphabetical order, without a scratchpad.
+
+    prompt    hgbaccgd:
+    response  abccdggh
+
+The reward is 1 when the whole response is right, else 0. Unlike the chain's, responses are of
+several lengths, and a letter follows from the prompt more than from the letter before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+from mugrpo.config.tasks import LettersOptions
+from mugrpo.records import Answer, Problem, Score, Status
+from mugrpo.tasks.embedded import distinct_prompts
+
+LETTERS = "abcdefghijkl"
+END = ":"
+
+
+def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0) -> str:
+    """The answer to `prompt`; with `rng`, each letter is wrong with probability `wrong_steps`.
+
+    A wrong letter is another one of those that are left, where there is another; what is left goes
+    on in order.
+    """
+    left, answer = sorted(prompt.removesuffix(END)), []
+    while left:
+        others = [letter for letter in left if letter != left[0]]
+        wrong = rng is not None and others and rng.random() < wrong_steps
+        chosen = rng.choice(others) if rng and wrong else left[0]
+        left.remove(chosen)
+        answer.append(chosen)
+    return "".join(answer)
+
+
+class Letters:
+    """The letters task under `options`; asking for more problems than there are is a UsageError."""
+
+    def __init__(self, options: LettersOptions) -> None:
+        self.options = options
+
+    def train_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.train_problems, evaluation=False)
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.eval_problems, evaluation=True)
+
+    def prepare(self) -> None:
+        pass
+
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        for answer in answers:
+            if not answer.text or set(answer.text) - set(LETTERS):
+                yield Score(Status.NO_ANSWER, 0.0)
+                continue
+            right = answer.text == answer.problem.answer
+            status = Status.RIGHT if right else Status.WRONG
+            yield Score(status, float(right), {"answer": answer.text})
+
+    def close(self) -> None:
+        pass
+
+    def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
+        prompts = distinct_prompts(
+            self._prompt,
+            count,
+            seed=f"letters {self.options.seed}",
+            evaluation=evaluation,
+            described=f"{self.options.shortest} to {self.options.longest} letters",
+            way_out="raise task.longest",
+        )
+        return [Problem(p, p, demonstration(p)) for p in prompts]
+
+    def _prompt(self, rng: random.Random) -> str:
+        length = rng.randint(self.options.shortest, self.options.longest)
+        return "".join(rng.choices(LETTERS, k=length)) + END

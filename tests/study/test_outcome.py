@@ -1,0 +1,223 @@
+"""What a run comes to, and the table and page of a study, with numbers by hand."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.errors import UsageError
+from mugrpo.report.read import RunData
+from mugrpo.study.command import show_study
+from mugrpo.study.outcome import Results, outcome, quantity
+from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
+from mugrpo.study.spec import load_study
+
+STUDY = """
+title = "Two methods"
+question = "Which?"
+base = "{base}"
+seeds = [0, 1, 2]
+columns = ["accuracy", "training_seconds", "updates_to_0.9"]
+baseline = {{ method = "plain" }}
+findings = "None."
+[axes.method]
+plain = {{ }}
+other = {{ optimizer.lr = 0.5 }}
+[[figures]]
+name = "curves"
+title = "Accuracy <over> updates"
+kind = "curves"
+lines = "method"
+[[figures]]
+name = "final"
+title = "Accuracy"
+kind = "values"
+lines = "method"
+"""
+
+
+def update(number: int, **values: Any) -> dict[str, Any]:
+    times = {"time/update": 2.0, "time/read": 0.5, "time/checkpoint": 0.0}
+    given = {"kl_behavior": 0.1 * number, "vetoed_fraction": 0.01 * number, **values}
+    return {"kind": "update", "update": number, "skipped": 0, **times, **given}
+
+
+def evaluation(number: int, accuracy: float | None) -> dict[str, Any]:
+    return {"kind": "evaluation", "update": number, "accuracy": accuracy, "time/evaluate": 100.0}
+
+
+def refresh(number: int) -> dict[str, Any]:
+    times = {"time/refresh": 1.0, "time/generate": 3.0, "time/score": 1.0}
+    return {"kind": "refresh", "update": number, "rollouts": 32, **times}
+
+
+def run_data(**lines: list[dict[str, Any]]) -> RunData:
+    kinds: dict[str, Any] = {"refreshes": [], "updates": [], "evaluations": [], **lines}
+    return RunData("run", {}, {}, **kinds)
+
+
+@pytest.fixture
+def run() -> RunData:
+    """Two stages of two updates, evaluated every two: .2, .8, .5; the second update exploded."""
+    ratios = {1: 2.0, 2: 50.0, 3: None, 4: 3.0}
+    return run_data(
+        refreshes=[refresh(0), refresh(2)],
+        updates=[update(n, **{"ratio/negative/max": ratios[n]}) for n in (1, 2, 3, 4)],
+        evaluations=[evaluation(0, 0.2), evaluation(2, 0.8), evaluation(4, 0.5)],
+    )
+
+
+def test_a_runs_numbers_by_hand(run):
+    row = outcome(run)
+    assert (row["accuracy"], row["best"], row["mean"]) == (0.5, 0.8, 0.5)
+    assert row["worst_fall"] == pytest.approx(0.3)
+    # 2 refreshes of 1 + 3 + 1 seconds and 4 updates of 2.5
+    assert row["training_seconds"] == 20.0
+    assert (row["seconds/refresh"], row["seconds/optimize"], row["seconds/evaluate"]) == (
+        2,
+        10,
+        300,
+    )
+    assert (row["updates"], row["stages"], row["rollouts"], row["skipped"]) == (4, 2, 64, 0)
+    assert row["vetoed_fraction"] == pytest.approx(0.025)
+    assert row["kl_behavior"] == pytest.approx(0.4) and row["ratio/negative/max"] == 50.0
+
+
+def test_a_curve_tells_of_the_updates_since_the_evaluation_before(run):
+    points = outcome(run)["curve"]
+    assert [p["update"] for p in points] == [0, 2, 4]
+    assert [p["accuracy"] for p in points] == [0.2, 0.8, 0.5]
+    # nothing; then a refresh of 5 s and two updates of 2.5; then as much again
+    assert [p["seconds"] for p in points] == [0.0, 10.0, 20.0]
+    assert [p["vetoed_fraction"] for p in points] == [None, *map(pytest.approx, (0.015, 0.035))]
+    assert [p["ratio/negative/max"] for p in points] == [None, 50.0, 3.0]
+
+
+def test_what_it_took_to_reach_a_level(run):
+    row = outcome(run)
+    assert quantity(row, "updates_to_0.8") == 2 and quantity(row, "seconds_to_0.8") == 10.0
+    assert quantity(row, "updates_to_0.1") == 0
+    assert quantity(row, "updates_to_0.81") is None and quantity(row, "seconds_to_1") is None
+    assert quantity(row, "best") == 0.8 and quantity(row, "no_such") is None
+
+
+def test_a_run_without_evaluations_has_no_accuracy():
+    row = outcome(run_data(refreshes=[refresh(0)], updates=[update(1)]))
+    assert row["accuracy"] is row["best"] is row["worst_fall"] is None
+    assert row["curve"] == []
+    failed = outcome(run_data(evaluations=[evaluation(0, None)]))
+    assert failed["accuracy"] is None and failed["curve"][0]["accuracy"] is None
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text("[schedule]\nstages = 2\n")
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.format(base=tmp_path / "base.toml"))
+    return study
+
+
+def rows(accuracies: dict[str, list[float]], seconds: dict[str, list[float]]) -> list[Any]:
+    made = []
+    for method, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            run = run_data(evaluations=[evaluation(0, 0.1), evaluation(4, accuracy)])
+            row = {"axis/method": method, "seed": seed, **outcome(run)}
+            row["training_seconds"] = seconds[method][seed]
+            made.append(row)
+    return made
+
+
+@pytest.fixture
+def finished() -> list[Any]:
+    return rows(
+        {"plain": [0.5, 0.6, 0.7], "other": [0.9, 0.9]},
+        {"plain": [10.0, 10.0, 10.0], "other": [20.0, 5.0]},
+    )
+
+
+def test_a_table_by_hand(file, finished):
+    """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. A 0.9 none of them reached."""
+    study, _ = load_study(file)
+    head, _, plain, other = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table(study, finished).splitlines()
+    )
+    assert head[:3] == ["method", "runs", "accuracy on held-out problems"]
+    assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
+    # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
+    assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.706 * 7.5:.1f}", "4 ± 0"]
+
+
+def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
+    """Differences .4 and .3, ratios 2 and 1/2, whose logarithms have mean 0."""
+    study, _ = load_study(file)
+    *_, line = compared(study, finished).splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    half = 12.706 * math.log(2)  # their standard deviation is sqrt 2 log 2
+    assert cells[:3] == ["other", "2", f"+0.350 ± {12.706 * 0.05:.3f}"]
+    assert cells[3].startswith("x 1 (") and cells[4] == ""
+    low, high = cells[3].removeprefix("x 1 (").removesuffix(")").split(" to ")
+    assert float(low) == pytest.approx(math.exp(-half), rel=0.01)
+    assert float(high.replace(",", "")) == pytest.approx(math.exp(half), rel=0.01)
+
+
+def test_a_level_that_some_seeds_reach_says_how_many(file):
+    study, _ = load_study(file)
+    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
+    assert "4 (1 of 2)" in table(study, some)
+
+
+def test_the_page_has_question_table_pictures_and_findings(file, finished):
+    study, cells = load_study(file)
+    page = write_page(study, file, finished, len(cells))
+    text = page.read_text()
+    for part in ("# Two methods", "Which?", "5 of 6 runs", table(study, finished), "None."):
+        assert part in text
+    for name in ("curves", "final"):
+        assert f"({name}.svg)" in text
+        picture = ET.parse(page.with_name(f"{name}.svg")).getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        words = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}text")]
+        assert "plain" in words and "other" in words
+    circles = list(ET.parse(page.with_name("final.svg")).getroot().iter("{*}circle"))
+    assert len(circles) == 5  # every seed is drawn
+
+
+def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):
+    _, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    assert results.of(cells[0]) is None
+    results.add(cells[0], tmp_path)
+    results.add(cells[1], tmp_path)
+    again = Results(results.file)
+    assert again.of(cells[1]) == results.rows[1] and again.of(cells[2]) is None
+    assert again.rows[0]["curve"][1]["accuracy"] == 0.8
+    file.write_text(file.read_text().replace("optimizer.lr = 0.5", "optimizer.lr = 0.25"))
+    _, changed = load_study(file)
+    assert again.of(changed[0]) is not None
+    with pytest.raises(
+        UsageError, match=r"other, seed 0 made with other options \(optimizer\.lr\)"
+    ):
+        again.of(changed[1])
+
+
+def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):
+    _, cells = load_study(file)
+    results = Results(folder_of(file) / RESULTS)
+    bare = run_data(updates=[{k: v for k, v in update(1).items() if k != "vetoed_fraction"}])
+    for cell, made in zip(cells, (bare, run), strict=False):
+        monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _, made=made: [made])
+        results.add(cell, tmp_path)
+    found = [row["vetoed_fraction"] for row in Results(results.file).rows]
+    assert found == [None, pytest.approx(0.025)]
+
+
+def test_nothing_to_show_says_what_to_do(file):
+    with pytest.raises(UsageError, match=r"no cell of .* is finished; `mugrpo study run"):
+        show_study(file)

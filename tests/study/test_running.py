@@ -1,0 +1,159 @@
+"""A study of four tiny cells: stopped after the first, gone on with, and looked at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.runs import ENVIRONMENT, write_config
+
+from mugrpo.cli import main
+from mugrpo.errors import Interrupted, UsageError
+from mugrpo.progress import Progress
+from mugrpo.run import open_run
+from mugrpo.run_dir import RunDir
+from mugrpo.stopping import StopFlag
+from mugrpo.study.command import run_study, show_study
+from mugrpo.study.outcome import Results
+from mugrpo.study.page import RESULTS, folder_of
+from mugrpo.study.running import share_first_stage
+from mugrpo.study.spec import load_study
+
+STUDY = """
+title = "Rates"
+question = "Which?"
+base = "{base}"
+seeds = [10, 11]
+columns = ["accuracy", "training_seconds"]
+[set]
+evaluation.every = 3
+checkpoint.every = 0
+[axes.rate]
+low = {{ optimizer.lr = 1e-9 }}
+high = {{ optimizer.lr = 1e-3 }}
+"""
+
+
+class Studied(NamedTuple):
+    file: Path
+    work: Path
+    first: list[str]  # said until it was stopped
+    second: list[str]
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
+    """Run with one cell at a time, stopped by a signal after the first, and run again."""
+    home = tmp_path_factory.mktemp("study")
+    file = home / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(home)))
+    said: list[list[str]] = [[], []]
+    stop = StopFlag()
+
+    def stopping(sentence: str) -> None:
+        said[0].append(sentence)
+        if sentence.startswith("[1/4]"):
+            stop.signal_name = "SIGTERM"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+        with pytest.raises(Interrupted):
+            run_study(file, home / "work", 1, keep=True, say=stopping, stop=stop)
+        run_study(file, home / "work", 2, keep=True, say=said[1].append, stop=StopFlag())
+    return Studied(file, home / "work", *said)
+
+
+def cells(studied: Studied) -> dict[str, Any]:
+    rows = Results(folder_of(studied.file) / RESULTS).rows
+    return {row["cell"]: row for row in rows}
+
+
+def test_a_finished_cell_is_not_run_again(studied: Studied):
+    assert studied.first[0] == "0 of 4 cells are finished"
+    assert [line[:5] for line in studied.first[1:]] == ["[1/4]"]
+    assert studied.second[0] == "1 of 4 cells are finished"
+    assert sorted(line[:5] for line in studied.second[1:]) == ["[2/4]", "[3/4]", "[4/4]"]
+    assert len(cells(studied)) == 4
+    assert "4 of 4 runs" in show_study(studied.file)
+
+
+def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
+    """`mugrpo train` by hand, without a shared first stage, gives the same accuracies."""
+    study, all_ = load_study(studied.file)
+    cell = next(c for c in all_ if str(c) == "high, seed 11")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    assert main(["train", study.base, "--run-dir", str(tmp_path / "run"), *cell.overrides]) == 0
+    with open_run(tmp_path / "run", progress=Progress()) as run:
+        assert run.config == cell.config
+    by_hand = Results(tmp_path / "cells.parquet").add(cell, tmp_path / "run")
+    shown = cells(studied)[cell.name]
+    for key in ("accuracy", "best", "updates", "stages", "rollouts", "config"):
+        assert by_hand[key] == shown[key]
+    ours, theirs = ([(p["update"], p["accuracy"]) for p in r["curve"]] for r in (by_hand, shown))
+    assert ours == theirs and [u for u, _ in ours] == [0, 3, 6]
+
+
+def test_cells_of_one_seed_have_the_same_first_rollouts_on_disk_once(studied: Studied):
+    def files(rate: str, seed: int, stage: int) -> dict[str, int]:
+        folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").rollouts(stage)
+        return {p.name: p.stat().st_ino for p in sorted(folder.glob("*.parquet"))}
+
+    for seed in (10, 11):
+        assert files("low", seed, 0) == files("high", seed, 0) != {}
+        assert files("low", seed, 1).keys() == files("high", seed, 1).keys() != set()
+        assert files("low", seed, 1) != files("high", seed, 1)
+    assert files("low", 10, 0) != files("low", 11, 0)
+
+
+def test_the_time_of_shared_rollouts_is_every_cells(studied: Studied):
+    for seed in (10, 11):
+        low, high = (cells(studied)[f"{rate}/seed-{seed}"] for rate in ("low", "high"))
+        assert low["seconds/generate"] > 0 and high["seconds/generate"] > 0
+        assert low["rollouts"] == high["rollouts"] == 48
+
+
+def test_a_shared_stage_is_not_taken_twice_nor_the_source_touched(studied: Studied, tmp_path: Path):
+    source = RunDir(studied.work / "cells" / "low" / "seed-10")
+    target = RunDir(tmp_path / "run")
+    share_first_stage(source, target)
+    manifest = target.rollouts(0) / "manifest.json"
+    os.replace(_copy(manifest), manifest)  # as publishing does
+    manifest.write_text("{}")
+    share_first_stage(source, target)
+    assert manifest.read_text() == "{}"
+    assert "shards" in (source.rollouts(0) / "manifest.json").read_text()
+
+
+def _copy(file: Path) -> Path:
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(file.read_bytes())
+    return copy
+
+
+def test_a_cell_that_fails_is_told_and_the_others_go_on(
+    studied: Studied, tmp_path: Path, monkeypatch
+):
+    """A rate of 1e30 leaves no finite loss: that run stops, and no number is made of it."""
+    file = tmp_path / "rates.toml"
+    base = write_config(tmp_path)
+    broken = "1e30, optimizer.nonfinite_limit = 1, rollouts.temperature = 1.2"
+    file.write_text(STUDY.format(base=base).replace("1e-9", broken))
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    said: list[str] = []
+    _, failed = run_study(file, tmp_path / "work", 2, keep=False, say=said.append, stop=StopFlag())
+    assert [sentence[:22] for sentence in failed] == [
+        "low, seed 10: mugrpo: ",
+        "low, seed 11: mugrpo: ",
+    ]
+    assert sum("high, seed" in sentence for sentence in said) == 2
+    assert "| low | 0 |  |  |" in show_study(file)
+
+
+def test_two_cannot_work_in_one_place(studied: Studied):
+    with (
+        RunDir(studied.work).locked(),
+        pytest.raises(UsageError, match="is locked by"),
+    ):
+        run_study(studied.file, studied.work, 1, keep=True, say=print, stop=StopFlag())

@@ -1,0 +1,100 @@
+"""The letters task: problems, verdicts and the shipped weights."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from tests.builders import encoded, generated
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.config.tasks import LettersOptions
+from mugrpo.engines.base import Request
+from mugrpo.errors import UsageError
+from mugrpo.policy import load_policy
+from mugrpo.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.tasks.embedded import held_out
+from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
+
+
+def verdict(problem: Problem, response: str) -> Score:
+    (score,) = Letters(LettersOptions()).score([Answer(problem, response)])
+    return score
+
+
+@pytest.mark.parametrize(
+    ("response", "status", "reward"),
+    [
+        ("abccd", Status.RIGHT, 1.0),
+        ("abcdc", Status.WRONG, 0.0),
+        ("abcd", Status.WRONG, 0.0),
+        ("abccdd", Status.WRONG, 0.0),
+        ("abc:d", Status.NO_ANSWER, 0.0),
+        ("", Status.NO_ANSWER, 0.0),
+    ],
+)
+def test_verdicts_by_hand(response, status, reward):
+    score = verdict(Problem("dcabc:", "dcabc:", "abccd"), response)
+    assert (score.status, score.reward) == (status, reward)
+
+
+def test_answers_are_the_sorted_letters():
+    letters = Letters(LettersOptions(train_problems=200, eval_problems=200))
+    for problem in [*letters.train_problems(), *letters.eval_problems()]:
+        assert problem.prompt.endswith(END)
+        assert problem.answer == "".join(sorted(problem.prompt[:-1]))
+        assert verdict(problem, demonstration(problem.prompt)).reward == 1.0
+
+
+def test_a_wrong_step_takes_another_letter_that_is_left_and_goes_on_in_order():
+    """Of "abc": wrong first takes b or c, then wrong again the greater of two, and the last."""
+    made = Counter(demonstration("cab:", random.Random(seed), 1.0) for seed in range(300))
+    assert set(made) == {"bca", "cba"}
+    assert demonstration("aaa:", random.Random(0), 1.0) == "aaa"
+    for seed in range(50):
+        answer = demonstration("hgbaccgd:", random.Random(seed), 0.3)
+        assert sorted(answer) == sorted("hgbaccgd")
+
+
+def test_the_share_of_wrong_first_steps_is_the_one_asked_for():
+    rng = random.Random(1)
+    wrong = sum(demonstration("bacd:", rng, 0.12)[0] != "a" for _ in range(10_000))
+    # three standard deviations: 3 x sqrt(0.12 x 0.88 / 10000) = 0.0097
+    assert wrong / 10_000 == pytest.approx(0.12, abs=0.0097)
+
+
+def test_problems_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
+    letters = Letters(LettersOptions(shortest=5, longest=7, train_problems=300, eval_problems=100))
+    train, evaluation = (
+        [p.prompt for p in side] for side in (letters.train_problems(), letters.eval_problems())
+    )
+    assert len(set(train)) == 300 and len(set(evaluation)) == 100
+    assert all(map(held_out, evaluation)) and not any(map(held_out, train))
+    assert {len(p) - 1 for p in train} == {5, 6, 7}
+    assert set("".join(train)) == {*LETTERS, END}
+    assert train == [p.prompt for p in letters.train_problems()]
+
+
+def test_asking_for_too_many_or_for_lengths_out_of_order_is_a_sentence():
+    few = Letters(LettersOptions(shortest=2, longest=2, train_problems=144))
+    with pytest.raises(UsageError, match=r"task\.train_problems = 144, but 2 to 2 letters give"):
+        few.train_problems()
+    with pytest.raises(ValueError, match=r"task\.shortest = 9 is more than task\.longest = 8"):
+        LettersOptions(shortest=9, longest=8)
+
+
+def test_the_embedded_model_is_right_about_a_quarter_of_the_time_at_temperature_1():
+    policy = load_policy(ModelOptions(path="letters"))
+    problems = Letters(LettersOptions()).eval_problems()
+    requests = [Request(encoded(policy, p.prompt), i) for i, p in enumerate(problems)]
+    made = generated(policy, requests, batch_size=256)
+    scores = [
+        verdict(p, policy.tokenizer.decode(c.ids, skip_special_tokens=True))
+        for p, c in zip(problems, made, strict=True)
+        if c.finish_reason is FinishReason.STOP
+    ]
+    accuracy = sum(score.reward for score in scores) / len(problems)
+    assert accuracy == pytest.approx(0.26, abs=0.06)
+    answered = [s.status in (Status.RIGHT, Status.WRONG) for s in scores]
+    assert sum(answered) / len(problems) > 0.98
