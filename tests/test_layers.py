@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "pipeline": BELOW_3
     | {"run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
     "bakeoff": BELOW_3 | {"run", "evaluate", "pipeline", "planning", "provenance", "report"},
-    "study": BELOW_3 | {"run", "report"},
+    "study": BELOW_3 | {"run", "pipeline", "report"},
     "cli": BELOW_3
     | {"run", "evaluate", "pipeline", "repair", "summary", "report", "catalog", "bakeoff", "study"},
 }

@@ -174,12 +174,16 @@ def _opened(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    words = ["mugrpo", options.command, str(options.target)]
-    for flag in ("run_dir", "stage", "update", "objectives"):
+    words = [
+        "mugrpo",
+        options.command,
+        *getattr(options, "action", "").split(),
+        str(options.target),
+    ]
+    for flag in ("run_dir", "stage", "update", "objectives", "work", "jobs"):
         if (value := getattr(options, flag, None)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
-    if getattr(options, "again", False):
-        words.append("--again")
+    words += [f"--{flag}" for flag in ("again", "keep") if getattr(options, flag, False)]
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 

@@ -79,6 +79,29 @@ def test_a_finished_cell_is_not_run_again(studied: Studied):
     assert "4 of 4 runs" in show_study(studied.file)
 
 
+def test_the_command_shows_the_table_and_has_nothing_left_to_run(studied: Studied, capsys):
+    assert main(["study", "show", str(studied.file)]) == 0
+    shown = capsys.readouterr().out
+    assert shown == show_study(studied.file) + "\n" and "| high | 2 |" in shown
+    page = folder_of(studied.file) / "README.md"
+    page.unlink()
+    work = ["--work", str(studied.work), "--jobs", "1"]
+    assert main(["study", "run", str(studied.file), *work]) == 0
+    assert capsys.readouterr().out == f"4 of 4 cells are finished\n{page}\n"
+    assert page.read_text().startswith("# Rates")
+
+
+def test_a_stopped_study_says_how_to_go_on(studied: Studied, tmp_path: Path, monkeypatch, capsys):
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    monkeypatch.setattr("mugrpo.study.command.run_study", stopped)
+    assert main(["study", "run", "a.toml", "--work", "w", "--jobs", "1", "--keep"]) == 3
+    said = capsys.readouterr().err
+    assert "stopped by SIGINT" in said
+    assert said.endswith("resume with: mugrpo study run a.toml --work w --jobs 1 --keep\n")
+
+
 def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
     """`mugrpo train` by hand, without a shared first stage, gives the same accuracies."""
     study, all_ = load_study(studied.file)

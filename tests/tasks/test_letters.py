@@ -19,7 +19,8 @@ from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
 
 
 def verdict(problem: Problem, response: str) -> Score:
-    (score,) = Letters(LettersOptions()).score([Answer(problem, response)])
+    answers = [Answer(problem, response, [], FinishReason.STOP)]
+    (score,) = Letters(LettersOptions()).score(answers)
     return score
 
 

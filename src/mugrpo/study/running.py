@@ -22,6 +22,7 @@ from threading import Lock
 
 from rich.console import Console
 
+from mugrpo.pipeline import shards_made
 from mugrpo.progress import Progress
 from mugrpo.publishing import publish_folder
 from mugrpo.run import Run, open_run
@@ -75,8 +76,10 @@ class Cells:
     def _first_stage(self, cell: Cell) -> str | None:
         """Make the first stage that `cell` shares with others."""
         folder = self._shared(cell)
-        with self._alone, self._opened(cell, folder):
-            pass
+        with self._alone, self._opened(cell, folder) as run:
+            made = (shards_made(run, 0, kind) for kind in _SHARED)
+            if all(have == wanted for have, wanted in made):
+                return None
         for command in ("generate", "score"):
             words = [command, str(folder), "--stage", "0"]
             if fault := self._process(words, folder.with_suffix(".log")):
