@@ -207,6 +207,29 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         again.of(changed[1])
 
 
+def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, monkeypatch, run):
+    """What only the two studies' axes call differently is the same run; another seed is not."""
+    _, cells = load_study(file)
+    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    first = Results(folder_of(file) / RESULTS)
+    first.add(cells[1], tmp_path)
+    beside = file.with_name("beside.toml")
+    text = file.read_text().replace("method", "way").replace("other =", "fast =")
+    beside.write_text(text.replace("plain = { }", "plain = { optimizer.lr = 0.25 }"))
+    _, others = load_study(beside)
+    results = Results(folder_of(beside) / RESULTS)
+    assert [str(cell) for cell in results.take_over(others)] == ["fast, seed 0"]
+    row = Results(results.file).of(others[1])
+    assert row is not None and row["axis/way"] == "fast" and "axis/method" not in row
+    assert row["best"] == 0.8 and row["cell"] == others[1].name
+    beside.write_text(
+        beside.read_text().replace("[axes.way]", "[set]\nevaluation.every = 5\n[axes.way]")
+    )
+    _, rarely = load_study(beside)
+    results.file.unlink()
+    assert Results(results.file).take_over(rarely) == []  # its curve would be another
+
+
 def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):
     _, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)

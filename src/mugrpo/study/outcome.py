@@ -25,7 +25,10 @@ Row = dict[str, Any]
 
 
 class Results:
-    """The table at `file`: a row a finished cell, which is all that is needed of its run."""
+    """The table at `file`: a row a finished cell, which is all that is needed of its run.
+
+    A run that another study beside it has finished is not run again: its row is taken over.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -35,9 +38,7 @@ class Results:
         """The cell's row; raises UsageError where it was made with other options."""
         for row in self.rows:
             if row["cell"] == cell.name:
-                config = cell.config.model_dump(mode="json")
-                names = [name for name, *_ in changes(json.loads(row["config"]), config)]
-                if differing := [n for n in names if on_resume(n) != "harmless"]:
+                if differing := _differing(row, cell):
                     raise UsageError(
                         f"{self.file} has {cell} made with other options ({', '.join(differing)}); "
                         "move the folder away to run the study anew, or give the value a new name"
@@ -45,18 +46,40 @@ class Results:
                 return row
         return None
 
+    def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those of `cells` whose run is in the table of another study; they are in this one now."""
+        others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
+        known = [row for file in others if file != self.file for row in Results(file).rows]
+        taken = []
+        for cell in cells:
+            same = (r for r in known if not _differing(r, cell, harmless=False))
+            if row := next(same, None):
+                self._put(cell, {name: row[name] for name in row if not name.startswith("axis/")})
+                taken.append(cell)
+        return taken
+
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table."""
-        values = {f"axis/{axis}": label for axis, label in cell.values.items()}
-        config = json.dumps(cell.config.model_dump(mode="json"), sort_keys=True)
         (run,) = read_runs([run_dir])
-        row = {"cell": cell.name, **values, "seed": cell.seed, **outcome(run), "config": config}
+        config = json.dumps(cell.config.model_dump(mode="json"), sort_keys=True)
+        return self._put(cell, {**outcome(run), "config": config})
+
+    def _put(self, cell: Cell, values: Row) -> Row:
+        axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
+        row = {**values, "cell": cell.name, **axes, "seed": cell.seed}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
         columns = dict.fromkeys(name for one in self.rows for name in one)
         table = pa.table({name: [one.get(name) for one in self.rows] for name in columns})
         with publish_file(self.file) as file:
             pq.write_table(table, file, compression="zstd")
         return row
+
+
+def _differing(row: Row, cell: Cell, *, harmless: bool = True) -> list[str]:
+    """Options of the cell that its row was made with otherwise, the harmless ones where asked."""
+    config = cell.config.model_dump(mode="json")
+    names = [name for name, *_ in changes(json.loads(row["config"]), config)]
+    return [name for name in names if not (harmless and on_resume(name) == "harmless")]
 
 
 def outcome(run: RunData) -> Row:

@@ -64,6 +64,9 @@ class Cells:
         Raises Interrupted where a signal asked for it; what is under way is saved before.
         """
         pending = [cell for cell in self.cells if self.results.of(cell) is None]
+        if taken := self.results.take_over(pending):
+            self.say(f"{len(taken)} cells are runs that another study has finished")
+            pending = [cell for cell in pending if cell not in taken]
         self.say(f"{len(self.cells) - len(pending)} of {len(self.cells)} cells are finished")
         wanted = Counter(cell.first_stage for cell in self.cells)
         shared = {c.first_stage: c for c in pending if wanted[c.first_stage] > 1}
