@@ -18,7 +18,7 @@ from mugrpo.report.markup import Markup, join, tag
 from mugrpo.report.scale import TIMES
 from side_by_side import RESULTS, ROOT
 
-WIDTH, ROW, LEFT, RIGHT, TOP = 900, 30, 400, 150, 46
+WIDTH, ROW, LEFT, RIGHT, TOP = 1040, 30, 540, 150, 46
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2328}.small{font-size:11px;fill:#59636e}"
     ".peer{fill:#2a78d6}.floor{fill:#8b97a5}.target{stroke:#1f2328;stroke-width:2}"
