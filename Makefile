@@ -9,7 +9,7 @@ ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 
-.PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification veto-pair \
+.PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu $(ROWS) $(SCHEDULES)
 
@@ -53,8 +53,8 @@ picture: .venv/installed  ## docs/report.png, the report of the addition run (ne
 verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and ordinary throughput
 	$(BIN)/python benchmarks/verification.py
 
-veto-pair: .venv/installed  ## relaxed clipping with and without the veto (about five minutes)
-	$(BIN)/python benchmarks/veto_pair.py
+study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
+	$(BIN)/mugrpo study run studies/$*.toml
 
 objective-cost: .venv/installed-test  ## what an objective adds to an update (about six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
