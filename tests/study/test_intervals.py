@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mugrpo.study.intervals import Estimate, estimate, t_quantile
+from mugrpo.study.intervals import Estimate, estimate, geometric, t_quantile
 
 
 def test_by_hand():
@@ -15,6 +15,17 @@ def test_by_hand():
     found = estimate([1.0, None, 2.0, 6.0])
     assert found is not None and (found.mean, found.count) == (3.0, 3)
     assert found.half_width == pytest.approx(4.303 * math.sqrt(7 / 3))
+
+
+def test_a_geometric_mean_by_hand():
+    """1 and 100: the logarithms have mean log 10 and standard deviation sqrt 2 log 10."""
+    found = geometric([1.0, None, 100.0, 0.0])
+    assert found is not None
+    factor = 10**12.706
+    assert found == (pytest.approx(10), pytest.approx(10 / factor), pytest.approx(10 * factor), 2)
+    assert geometric([None, 0.0]) is None
+    huge = geometric([1e300, 1e-300])
+    assert huge is not None and math.isfinite(huge[2])
 
 
 def test_one_value_has_no_interval_and_none_no_estimate():

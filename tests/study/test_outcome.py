@@ -164,6 +164,16 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
 
 
+def test_a_column_of_ratios_has_a_geometric_mean(file):
+    file.write_text(file.read_text().replace('"training_seconds"', '"ratio/negative/max"'))
+    study, _ = load_study(file)
+    some = rows({"plain": [0.5, 0.5], "other": [0.5]}, {"plain": [1.0, 1.0], "other": [1.0]})
+    for row, ratio in zip(some, (10.0, 1000.0, 40.0), strict=True):
+        row["ratio/negative/max"] = ratio
+    assert "| 100 (" in table(study, some) and "| 40 |" in table(study, some)
+    assert "| x 4 |" in compared(study, some)
+
+
 def test_a_level_that_some_seeds_reach_says_how_many(file):
     study, _ = load_study(file)
     some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})

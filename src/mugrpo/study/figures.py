@@ -12,7 +12,7 @@ from mugrpo.report.charts import Axis, Chart
 from mugrpo.report.figures import run_css
 from mugrpo.report.markup import Markup, join, style_sheet, tag
 from mugrpo.report.scale import Scale, domain, tick_labels
-from mugrpo.study.intervals import estimate
+from mugrpo.study.intervals import estimate, geometric
 from mugrpo.study.outcome import Row, quantity, rows_of
 from mugrpo.study.spec import Figure, Study, arms
 
@@ -93,9 +93,9 @@ def _estimated(numbers: Sequence[float | None], scale: Scale, y: float, css: str
         tag("circle", cx=scale(value), cy=y, r=2.6, class_=f"dot {css}", opacity=0.45)
         for value in known
     ]
-    if found := estimate(known):
-        middle, half = found.mean, found.half_width or 0.0
-        ends = [scale(max(scale.low, middle - half)), scale(min(scale.high, middle + half))]
+    if found := _interval(known, scale.log):
+        middle, low, high = found
+        ends = [scale(max(scale.low, low)), scale(min(scale.high, high))]
         path = f"M{ends[0]:.1f} {y:.1f}H{ends[1]:.1f}"
         parts.append(tag("path", d=path, class_=f"line {css}"))
         tall = f"M{scale(middle):.1f} {y - 6:.1f}v12"
@@ -104,20 +104,31 @@ def _estimated(numbers: Sequence[float | None], scale: Scale, y: float, css: str
 
 
 def _draw_line(chart: Chart, runs: Sequence[Sequence[Row]], key: str, css: str) -> None:
-    """All that were evaluated at the same updates; what one run lacks, it is left out of."""
+    """Every run, their mean and its interval; what a run lacks at an update, it is left out of."""
     for run in runs:
         chart.line([p["update"] for p in run], [p.get(key) for p in run], css=f"faint {css}")
     updates = sorted({point["update"] for run in runs for point in run})
-    points = {
-        u: estimate([p.get(key) for r in runs for p in r if p["update"] == u]) for u in updates
-    }
-    known = [(u, found) for u, found in points.items() if found]
-    half = [found.half_width or 0.0 for _, found in known]
-    xs, means = [u for u, _ in known], [found.mean for _, found in known]
-    lows = [m - h for m, h in zip(means, half, strict=True)]
-    highs = [m + h for m, h in zip(means, half, strict=True)]
-    chart.band(xs, lows, highs, css=css)
-    chart.line(xs, means, css=f"thick {css}")
+    at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
+    ends = {u: found for u, values in at.items() if (found := _interval(values, chart.y.log))}
+    chart.band(
+        list(ends),
+        [low for _, low, _ in ends.values()],
+        [high for *_, high in ends.values()],
+        css=css,
+    )
+    chart.line(list(ends), [middle for middle, *_ in ends.values()], css=f"thick {css}")
+
+
+def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:
+    """Mean and the ends of its interval; on a logarithmic axis those of the logarithms."""
+    if log:
+        ends = geometric(values)
+        return ends[:3] if ends else None
+    found = estimate(values)
+    if found is None:
+        return None
+    half = found.half_width or 0.0
+    return found.mean, found.mean - half, found.mean + half
 
 
 def _legend(labels: Sequence[str], width: float, top: float) -> tuple[Markup, float]:

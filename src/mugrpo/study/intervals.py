@@ -52,6 +52,21 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     return Estimate(fmean(known), half_width, len(known))
 
 
+def geometric(values: Sequence[float | None]) -> tuple[float, float, float, int] | None:
+    """(mean, low, high, count) of positive values, by an interval of their logarithms."""
+    known = [math.log(value) for value in values if value is not None and value > 0]
+    found = estimate(known)
+    if found is None:
+        return None
+    half = found.half_width or 0.0
+    middle, low, high = (_exp(found.mean + shift) for shift in (0.0, -half, half))
+    return middle, low, high, found.count
+
+
+def _exp(power: float) -> float:
+    return math.exp(min(power, 700.0))  # e^709 is the last that has a number
+
+
 def t_quantile(degrees_of_freedom: int) -> float:
     """The 0.975 quantile; the normal distribution's from 31 degrees of freedom, 2 % too small."""
     return _T[degrees_of_freedom - 1] if degrees_of_freedom <= len(_T) else _NORMAL

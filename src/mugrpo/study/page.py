@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.publishing import publish_file
-from mugrpo.report.scale import duration, plain
+from mugrpo.report.scale import MINUS, duration, plain
 from mugrpo.study import figures
 from mugrpo.study.figures import named
-from mugrpo.study.intervals import Estimate, estimate
+from mugrpo.study.intervals import estimate, geometric
 from mugrpo.study.outcome import Row, quantity, rows_of
 from mugrpo.study.spec import Study, arms
 
@@ -28,16 +27,15 @@ def folder_of(file: Path) -> Path:
 def table(study: Study, rows: Sequence[Row]) -> str:
     """A row an arm: its finished cells, and mean ± half width of the 95 % interval of each column.
 
-    Where not every cell has a number (a level that was not reached), how many have.
+    Of a column of ratios, whose values span decades, the geometric mean and the ends of an interval
+    of the logarithm. Where not every cell has a number (a level was not reached), how many have.
     """
     head = [*study.axes, "runs", *map(named, study.columns)]
     body = []
     for arm in arms(study):
         chosen = rows_of(rows, arm)
-        found = (estimate([quantity(r, c) for r in chosen]) for c in study.columns)
         cells = (
-            _estimated(column, one, len(chosen))
-            for column, one in zip(study.columns, found, strict=True)
+            _told(column, [quantity(row, column) for row in chosen]) for column in study.columns
         )
         body.append([*arm.values(), f"{len(chosen)}", *cells])
     return _markdown(head, body)
@@ -46,7 +44,8 @@ def table(study: Study, rows: Sequence[Row]) -> str:
 def compared(study: Study, rows: Sequence[Row]) -> str:
     """Every other arm against that of the baseline, on the same seeds and the same other axes.
 
-    A time is told as a ratio (an interval of its logarithm), everything else as a difference.
+    A time, and what is a ratio itself, is told as a ratio (an interval of its logarithm), all else
+    as a difference.
     """
     head = [*study.axes, "pairs", *map(named, study.columns)]
     body = []
@@ -95,39 +94,44 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     return folder / PAGE
 
 
-def _estimated(column: str, found: Estimate | None, runs: int) -> str:
+def _told(column: str, values: Sequence[float | None]) -> str:
+    """What a cell of the table says of an arm's `values`."""
+    if _spans_decades(column):
+        return _as_ratio(values)
+    found = estimate(values)
     if found is None:
         return ""
     text = _number(column, found.mean)
     if found.half_width is not None:
         text += f" ± {_number(column, found.half_width)}"
-    return text if found.count == runs else f"{text} ({found.count} of {runs})"
+    return text + _of(found.count, len(values))
+
+
+def _as_ratio(values: Sequence[float | None]) -> str:
+    found = geometric(values)
+    if found is None:
+        return ""
+    middle, low, high, count = found
+    interval = f" ({plain(low)} to {plain(high)})" if count > 1 else ""
+    return f"{plain(middle)}{interval}{_of(count, len(values))}"
+
+
+def _of(count: int, all_: int) -> str:
+    return "" if count == all_ else f" ({count} of {all_})"
 
 
 def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
-    known = list(_both(column, pairs))
-    if not _is_time(column):
-        found = estimate([a - b for a, b in known])
-        sign = "+" if found and found.mean > 0 else ""
-        return sign + _estimated(column, found, len(pairs))
-    found = estimate([math.log(a / b) for a, b in known])
-    if found is None:
-        return ""
-    half = found.half_width or 0.0
-    ends = (plain(math.exp(found.mean + sign * half)) for sign in (-1, 1))
-    text = f"x {plain(math.exp(found.mean))} ({' to '.join(ends)})"
-    return text if found.count == len(pairs) else f"{text} ({found.count} of {len(pairs)})"
+    both = [(quantity(ours, column), quantity(theirs, column)) for ours, theirs in pairs]
+    if _spans_decades(column) or "seconds" in column:
+        ratios = [a / b if a is not None and b else None for a, b in both]
+        text = _as_ratio(ratios)
+        return f"x {text}" if text else ""
+    text = _told(column, [None if a is None or b is None else a - b for a, b in both])
+    return text if not text or text[0] in ("-", MINUS) else f"+{text}"
 
 
-def _both(column: str, pairs: Sequence[tuple[Row, Row]]) -> Iterator[tuple[float, float]]:
-    for ours, theirs in pairs:
-        a, b = quantity(ours, column), quantity(theirs, column)
-        if a is not None and b is not None:
-            yield a, b
-
-
-def _is_time(column: str) -> bool:
-    return "seconds" in column
+def _spans_decades(column: str) -> bool:
+    return column.startswith("ratio/")
 
 
 def _number(column: str, value: float) -> str:
