@@ -28,6 +28,7 @@ NAMES = {
     "tv_token": "total variation, token",
 }
 
+_OF_ONE = ("accuracy", "best", "mean")
 _PANEL, _HEIGHT = 400, 240
 _HEAD, _LEGEND = 44, 22
 _ROW, _LABELS, _DOTS = 24, 300, 460
@@ -38,11 +39,9 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Markup:
     """A quantity at every evaluation: seeds thin, their mean thick, its interval shaded."""
     panels = list(study.axes[figure.panels]) if figure.panels else [""]
     lines = list(study.axes[figure.lines]) if figure.lines else [""]
+    y = _axis(figure, [point.get(figure.of) for row in rows for point in row["curve"]])
     parts = []
     for number, panel in enumerate(panels):
-        share = figure.of in ("accuracy", "vetoed_fraction")
-        low, high = (0.0, 1.0) if figure.of == "accuracy" else (0.0 if share else None, None)
-        y = Axis(named(figure.of), log=figure.log, low=low, high=high)
         chart = Chart(Axis("updates"), y, _PANEL, _HEIGHT)
         for hue, line in enumerate(lines):
             arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
@@ -62,12 +61,9 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Markup:
 def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Markup:
     """One number a cell: a row an arm, its seeds as dots, mean and interval as a bar."""
     chosen = arms(study)
-    known = [found for row in rows if (found := quantity(row, figure.of)) is not None]
-    known = [value for value in known if value > 0 or not figure.log]
-    low, high = domain(known, log=figure.log)
-    if figure.of in ("accuracy", "best", "mean"):
-        low, high = 0.0, 1.0
-    scale = Scale(low, high, _LABELS, _LABELS + _DOTS, figure.log)
+    axis = _axis(figure, [quantity(row, figure.of) for row in rows])
+    assert axis.low is not None and axis.high is not None
+    scale = Scale(axis.low, axis.high, _LABELS, _LABELS + _DOTS, figure.log)
     bottom = _HEAD + _ROW * len(chosen) + 4
     parts = []
     ticks = scale.ticks(6)
@@ -85,6 +81,13 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Markup:
         parts.append(tag("text", ", ".join(arm.values()), x=_LABELS - 14, y=y + 4, class_="end"))
         parts.append(_estimated([quantity(r, figure.of) for r in of_arm], scale, y, css))
     return _picture(figure.title, _LABELS + _DOTS + 30, bottom + 44, *parts)
+
+
+def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
+    """As wide as what was seen: the interval of two seeds may go to the moon."""
+    known = [n for n in numbers if n is not None and (n > 0 or not figure.log)]
+    low, high = (0.0, 1.0) if figure.of in _OF_ONE else domain(known, log=figure.log)
+    return Axis(named(figure.of), figure.log, low, high)
 
 
 def _estimated(numbers: Sequence[float | None], scale: Scale, y: float, css: str) -> Markup:
