@@ -21,6 +21,7 @@ NAMES = {
     "best": "best accuracy",
     "mean": "mean accuracy over the run",
     "worst_fall": "worst fall of accuracy",
+    "stages": "refreshes",
     "training_seconds": "seconds of training",
     "vetoed_fraction": "share of tokens vetoed",
     "ratio/negative/max": "largest ratio, A < 0",
