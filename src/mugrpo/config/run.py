@@ -28,7 +28,7 @@ from mugrpo.config.stages import AllUpdates, EveryGroup
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.records import Status
 
-NAMED_MODELS = ("chain", "smollm2")
+NAMED_MODELS = ("chain", "letters", "smollm2")
 
 # What makes the loss and the step of an update out of scored rollouts.
 UPDATE_PARTS = (
@@ -47,8 +47,8 @@ class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
     path: str = "chain"
-    """A directory in Hugging Face form, a hub id, "chain" for the embedded model, or "smollm2" once
-    `mugrpo convert smollm2` has made it."""
+    """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
+    model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward passes; weights and optimizer stay in fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
