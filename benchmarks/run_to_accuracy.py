@@ -66,7 +66,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         more += ["--task.eval_problems=8", "--rollouts.max_new_tokens=42"]
         more += ["--schedule.problems_per_update=2", "--schedule.group_size=2"]
     more += engine_overrides(options)
-    per_stage = max(4, options.updates // 4)
+    per_stage = max(4, options.updates // 16)  # as the demo has it
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
     def side(name: str, config: str, stage: int, repetition: int) -> Measured:
