@@ -217,6 +217,33 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         again.of(changed[1])
 
 
+def test_a_clone_elsewhere_finds_the_same_runs_and_how_they_were_evaluated_counts(
+    file, tmp_path, monkeypatch, run
+):
+    """Paths are absolute in a config; another number of samples is another accuracy."""
+    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    found = {}
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "own.py").write_text("")
+        monkeypatch.chdir(tmp_path / place)
+        own = 'objective.name = "file", objective.path = "own.py"'
+        text = STUDY.format(base=tmp_path / "base.toml").replace(
+            "plain = { }", f"plain = {{ {own} }}"
+        )
+        file.write_text(text)
+        found[place] = load_study(file)[1][0]
+    assert found["here"].config != found["there"].config
+    results = Results(folder_of(file) / RESULTS)
+    monkeypatch.chdir(tmp_path / "here")
+    assert str(tmp_path) not in results.add(found["here"], tmp_path)["config"]
+    monkeypatch.chdir(tmp_path / "there")
+    assert results.of(found["there"]) is not None
+    file.write_text(text.replace("[axes.method]", "[set]\nevaluation.samples = 3\n[axes.method]"))
+    with pytest.raises(UsageError, match=r"made with other options \(evaluation\.samples\)"):
+        results.of(load_study(file)[1][0])
+
+
 def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, monkeypatch, run):
     """What only the two studies' axes call differently is the same run; another seed is not."""
     _, cells = load_study(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mugrpo.config.load import changes, on_resume
+from mugrpo.config.load import changes
+from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 from mugrpo.publishing import publish_file
 from mugrpo.report.costs import phase_seconds, spans, training_clock
@@ -52,7 +54,7 @@ class Results:
         known = [row for file in others if file != self.file for row in Results(file).rows]
         taken = []
         for cell in cells:
-            same = (r for r in known if not _differing(r, cell, harmless=False))
+            same = (row for row in known if not _differing(row, cell))
             if row := next(same, None):
                 self._put(cell, {name: row[name] for name in row if not name.startswith("axis/")})
                 taken.append(cell)
@@ -61,8 +63,7 @@ class Results:
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table."""
         (run,) = read_runs([run_dir])
-        config = json.dumps(cell.config.model_dump(mode="json"), sort_keys=True)
-        return self._put(cell, {**outcome(run), "config": config})
+        return self._put(cell, {**outcome(run), "config": _written(cell.config)})
 
     def _put(self, cell: Cell, values: Row) -> Row:
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
@@ -75,11 +76,16 @@ class Results:
         return row
 
 
-def _differing(row: Row, cell: Cell, *, harmless: bool = True) -> list[str]:
-    """Options of the cell that its row was made with otherwise, the harmless ones where asked."""
-    config = cell.config.model_dump(mode="json")
-    names = [name for name, *_ in changes(json.loads(row["config"]), config)]
-    return [name for name in names if not (harmless and on_resume(name) == "harmless")]
+def _differing(row: Row, cell: Cell) -> list[str]:
+    """Options of the cell that its row was made with otherwise."""
+    both = json.loads(row["config"]), json.loads(_written(cell.config))
+    return [name for name, *_ in changes(*both)]
+
+
+def _written(config: RunConfig) -> str:
+    """The config as JSON, with paths from where the command is run: clones lie in many places."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return text.replace(f'"{os.getcwd()}/', '"')
 
 
 def outcome(run: RunData) -> Row:

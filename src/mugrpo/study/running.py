@@ -17,11 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 from rich.console import Console
 
+from mugrpo.errors import RunStopped, UsageError
 from mugrpo.pipeline import shards_made
 from mugrpo.progress import Progress
 from mugrpo.publishing import publish_folder
@@ -71,13 +73,22 @@ class Cells:
         wanted = Counter(cell.first_stage for cell in self.cells)
         shared = {c.first_stage: c for c in pending if wanted[c.first_stage] > 1}
         with ThreadPoolExecutor(at_once) as pool:
-            made = list(pool.map(self._first_stage, shared.values()))
-            failed = [] if any(made) else list(pool.map(self._cell, pending))
+            made = list(pool.map(partial(self._told, self._first_stage), shared.values()))
+            failed = [] if any(made) else list(pool.map(partial(self._told, self._cell), pending))
         self.stop.check()
         return [sentence for sentence in (*made, *failed) if sentence]
 
+    def _told(self, do: Callable[[Cell], str | None], cell: Cell) -> str | None:
+        """What `do` returns; a run that is refused or stopped does not keep the others waiting."""
+        try:
+            return do(cell)
+        except (UsageError, RunStopped) as error:
+            return f"{cell}: {error}; to begin it anew, remove its folder in {self.work}"
+
     def _first_stage(self, cell: Cell) -> str | None:
         """Make the first stage that `cell` shares with others."""
+        if self._stopping():
+            return None
         folder = self._shared(cell)
         with self._alone, self._opened(cell, folder) as run:
             made = (shards_made(run, 0, kind) for kind in _SHARED)
