@@ -11,7 +11,18 @@ from mugrpo.config.options import NamedOptions, PathOrName
 from mugrpo.config.rewards import FunctionOptions, MathOptions, RewardChoices, WorkerOptions
 
 
-class ChainOptions(NamedOptions):
+class EmbeddedOptions(NamedOptions):
+    """What every embedded task has."""
+
+    train_problems: int = Field(4096, ge=1)
+    """Distinct problems to train on."""
+    eval_problems: int = Field(512, ge=1)
+    """Distinct held-out problems."""
+    seed: int = Field(0, ge=0)
+    """Chooses the problems, apart from the run's seed."""
+
+
+class ChainOptions(EmbeddedOptions):
     """Chains of small sums, answered by running sums modulo 10 (embedded, needs no data)."""
 
     name: Literal["chain"] = "chain"
@@ -20,15 +31,9 @@ class ChainOptions(NamedOptions):
     """Terms of a chain; a response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
     """Terms are digits from 1 to this."""
-    train_problems: int = Field(4096, ge=1)
-    """Distinct problems to train on."""
-    eval_problems: int = Field(512, ge=1)
-    """Distinct held-out problems."""
-    seed: int = Field(0, ge=0)
-    """Chooses the problems, apart from the run's seed."""
 
 
-class LettersOptions(NamedOptions):
+class LettersOptions(EmbeddedOptions):
     """Letters to be put in alphabetical order (embedded, needs no data)."""
 
     name: Literal["letters"] = "letters"
@@ -37,12 +42,6 @@ class LettersOptions(NamedOptions):
     """Letters of the shortest prompt."""
     longest: int = Field(16, ge=2, le=64)
     """Letters of the longest prompt; a response has as many."""
-    train_problems: int = Field(4096, ge=1)
-    """Distinct problems to train on."""
-    eval_problems: int = Field(512, ge=1)
-    """Distinct held-out problems."""
-    seed: int = Field(0, ge=0)
-    """Chooses the problems, apart from the run's seed."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

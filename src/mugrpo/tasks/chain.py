@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.records import Answer, Problem, Score, Status
-from mugrpo.tasks.embedded import distinct_prompts
+from mugrpo.records import Answer, Score, Status
+from mugrpo.tasks.embedded import EmbeddedTask
 
 MODULUS = 10
 CHARACTERS = "0123456789+-=,"
@@ -48,20 +48,10 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
     return ",".join(steps)
 
 
-class Chain:
+class Chain(EmbeddedTask):
     """The chain task under `options`; asking for more problems than there are is a UsageError."""
 
-    def __init__(self, options: ChainOptions) -> None:
-        self.options = options
-
-    def train_problems(self) -> Sequence[Problem]:
-        return self._problems(self.options.train_problems, evaluation=False)
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return self._problems(self.options.eval_problems, evaluation=True)
-
-    def prepare(self) -> None:
-        pass
+    options: ChainOptions
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in answers:
@@ -73,21 +63,14 @@ class Chain:
             status = Status.RIGHT if right else Status.WRONG
             yield Score(status, float(right), {"answer": found[1]})
 
-    def close(self) -> None:
-        pass
-
-    def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        prompts = distinct_prompts(
-            self._prompt,
-            count,
-            seed=f"chain {self.options.seed}",
-            evaluation=evaluation,
-            described=f"chains of {self.options.terms} terms with digits up to "
-            f"{self.options.max_digit}",
-            way_out="raise task.terms or task.max_digit",
-        )
-        return [Problem(p, p, str(running_states(p)[-1])) for p in prompts]
-
-    def _prompt(self, rng: random.Random) -> str:
+    def draw(self, rng: random.Random) -> str:
         digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]
         return digits[0] + "".join(rng.choice("+-") + digit for digit in digits[1:]) + "="
+
+    def answer(self, prompt: str) -> str:
+        return str(running_states(prompt)[-1])
+
+    def too_few(self) -> tuple[str, str]:
+        terms, most = self.options.terms, self.options.max_digit
+        described = f"chains of {terms} terms with digits up to {most}"
+        return described, "raise task.terms or task.max_digit"

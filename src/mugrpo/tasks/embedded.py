@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 
+from mugrpo.config.tasks import EmbeddedOptions
 from mugrpo.errors import UsageError
+from mugrpo.records import Answer, Problem, Score
 
 _HELD_OUT_SHARE = 8  # one prompt in so many is never trained on
 
@@ -16,29 +19,51 @@ def held_out(prompt: str) -> bool:
     return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
 
-def distinct_prompts(
-    draw: Callable[[random.Random], str],
-    count: int,
-    *,
-    seed: str,
-    evaluation: bool,
-    described: str,
-    way_out: str,
-) -> list[str]:
-    """`count` different prompts of one side of the split, the same ones at every call.
+class EmbeddedTask(ABC):
+    """Problems that are drawn, the same ones at every call, and need no worker to be judged."""
 
-    Raises UsageError where there are not as many; it says what was `described` and the `way_out`.
-    """
-    rng = random.Random(f"{seed} {evaluation}")
-    prompts: dict[str, None] = {}  # insertion-ordered set
-    for _ in range(200 * count):
-        if len(prompts) == count:
-            return list(prompts)
-        prompt = draw(rng)
-        if held_out(prompt) == evaluation:
-            prompts[prompt] = None
-    side = "eval" if evaluation else "train"
-    raise UsageError(
-        f"task.{side}_problems = {count}, but {described} give about {len(prompts)} different "
-        f"{side} problems; ask for fewer, or {way_out}"
-    )
+    def __init__(self, options: EmbeddedOptions) -> None:
+        self.options = options
+
+    def train_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.train_problems, evaluation=False)
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._problems(self.options.eval_problems, evaluation=True)
+
+    def prepare(self) -> None:
+        return
+
+    @abstractmethod
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]: ...
+
+    def close(self) -> None:
+        return
+
+    @abstractmethod
+    def draw(self, rng: random.Random) -> str:
+        """A prompt."""
+
+    @abstractmethod
+    def answer(self, prompt: str) -> str: ...
+
+    @abstractmethod
+    def too_few(self) -> tuple[str, str]:
+        """What gives few different prompts, and the way out of it."""
+
+    def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
+        """`count` different prompts of one side of the split; UsageError where there are fewer."""
+        rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
+        prompts: dict[str, None] = {}  # insertion-ordered set
+        for _ in range(200 * count):
+            if len(prompts) == count:
+                return [Problem(p, p, self.answer(p)) for p in prompts]
+            prompt = self.draw(rng)
+            if held_out(prompt) == evaluation:
+                prompts[prompt] = None
+        side = "eval" if evaluation else "train"
+        described, way_out = self.too_few()
+        raise UsageError(
+            f"task.{side}_problems = {count}, but {described} give about {len(prompts)} different "
+            f"{side} problems; ask for fewer, or {way_out}"
+        )

@@ -10,11 +10,11 @@ several lengths, and a letter follows from the prompt more than from the letter 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from mugrpo.config.tasks import LettersOptions
-from mugrpo.records import Answer, Problem, Score, Status
-from mugrpo.tasks.embedded import distinct_prompts
+from mugrpo.records import Answer, Score, Status
+from mugrpo.tasks.embedded import EmbeddedTask
 
 LETTERS = "abcdefghijkl"
 END = ":"
@@ -36,20 +36,10 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
     return "".join(answer)
 
 
-class Letters:
+class Letters(EmbeddedTask):
     """The letters task under `options`; asking for more problems than there are is a UsageError."""
 
-    def __init__(self, options: LettersOptions) -> None:
-        self.options = options
-
-    def train_problems(self) -> Sequence[Problem]:
-        return self._problems(self.options.train_problems, evaluation=False)
-
-    def eval_problems(self) -> Sequence[Problem]:
-        return self._problems(self.options.eval_problems, evaluation=True)
-
-    def prepare(self) -> None:
-        pass
+    options: LettersOptions
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in answers:
@@ -60,20 +50,12 @@ class Letters:
             status = Status.RIGHT if right else Status.WRONG
             yield Score(status, float(right), {"answer": answer.text})
 
-    def close(self) -> None:
-        pass
-
-    def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        prompts = distinct_prompts(
-            self._prompt,
-            count,
-            seed=f"letters {self.options.seed}",
-            evaluation=evaluation,
-            described=f"{self.options.shortest} to {self.options.longest} letters",
-            way_out="raise task.longest",
-        )
-        return [Problem(p, p, demonstration(p)) for p in prompts]
-
-    def _prompt(self, rng: random.Random) -> str:
+    def draw(self, rng: random.Random) -> str:
         length = rng.randint(self.options.shortest, self.options.longest)
         return "".join(rng.choices(LETTERS, k=length)) + END
+
+    def answer(self, prompt: str) -> str:
+        return demonstration(prompt)
+
+    def too_few(self) -> tuple[str, str]:
+        return f"{self.options.shortest} to {self.options.longest} letters", "raise task.longest"
