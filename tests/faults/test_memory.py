@@ -379,9 +379,9 @@ print(metrics["micro_batch_tokens"], metrics["computed_tokens"])
 
 
 def test_an_update_that_memory_does_not_hold_is_made_in_what_it_does():
-    """An update of 192 responses in an address space with 100 MB to spare: too little for all of
-    them in one micro-batch."""
-    script = LIMITED.replace("COPIES", "16").replace("SPARE", "100_000_000")
+    """An update of 768 responses in an address space with 100 MB to spare: too little for all of
+    them in one micro-batch, whatever the heap still holds of the update before."""
+    script = LIMITED.replace("COPIES", "64").replace("SPARE", "100_000_000")
     ended = subprocess.run(
         [sys.executable, "-c", script], env={**ENVIRONMENT}, capture_output=True, text=True
     )
