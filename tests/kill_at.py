@@ -169,17 +169,18 @@ def _engine_batch(reach: Reach) -> None:
     from mugrpo.engines.hf import HFEngine
     from mugrpo.rollouts.generate import Sampler
 
-    folder = ""
-    make_shard = Sampler.make_shard
+    stage = ""
+    made = Sampler.made
 
-    def noted(sampler: Sampler, shards: Any, *args: Any, **notes: Any) -> None:
-        nonlocal folder
-        folder = str(shards.folder)
-        make_shard(sampler, shards, *args, **notes)
-        folder = ""
+    def noted(sampler: Sampler, *args: Any) -> Any:
+        nonlocal stage
+        stage = sampler.stage
+        shard = made(sampler, *args)
+        stage = ""
+        return shard
 
-    Sampler.make_shard = noted  # type: ignore[method-assign]
-    _patch(HFEngine, "_batch", reach, only=lambda *_: "/stages/" in folder)
+    Sampler.made = noted  # type: ignore[method-assign]
+    _patch(HFEngine, "_batch", reach, only=lambda *_: stage.isdigit())
 
 
 def _call(module: str, name: str, **options: Any) -> Callable[[Reach], None]:

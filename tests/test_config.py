@@ -355,6 +355,10 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.temperature",
         "rewards.failure_limit",
         "engine.canary_warning",
+        "engine.restarts",
+        "engine.silence",
+        "engine.processes",  # rounding alone, as the threads of the trainer
+        "engine.threads",
         "samples.every",
         "samples.count",
         "sinks.tensorboard",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mugrpo.errors import RunStopped
 from mugrpo.memory import out_of_memory_explained
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.run import Run
 
 
-def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float | None:
-    """Compare the engine's logprobs of a few responses with the trainer's.
+def canary(
+    run: Run, samplers: Sequence[Sampler], groups: Sequence[tuple[int, int]]
+) -> float | None:
+    """Compare the engines' logprobs of a few responses each with the trainer's.
 
     Returns the largest difference; raises RunStopped above the tolerance: then the engine's
     weights or sampling are not the policy's, and every importance ratio would be wrong.
@@ -19,7 +23,11 @@ def canary(run: Run, sampler: Sampler, groups: list[tuple[int, int]]) -> float |
         return None
     problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
     with out_of_memory_explained("generation", options.way_out_of_memory):
-        rollouts = sampler.sample(problems, lambda _: run.stop.check(), samples=1)
+        rollouts = [
+            rollout
+            for sampler in samplers
+            for rollout in sampler.sample(problems, lambda _: run.stop.check(), samples=1)
+        ]
     gap = run.trainer.logprob_gap(rollouts)
     tolerance = run.config.canary_tolerance
     if gap > run.config.engine.canary_warning * tolerance:

@@ -30,9 +30,8 @@ def evaluate(run: Run, update: int) -> dict[str, Any]:
     problems = run.eval_problems
     if not problems:
         raise UsageError("the task holds no problem out; set task.eval_share or task.eval_data")
-    run.policy_at(update)
     sampler = Sampler(
-        run.engine,
+        run.engines_at(update)[0],
         run.encode,
         seed=run.config.seed,
         stage="evaluation",

@@ -31,6 +31,7 @@ from mugrpo.other_policies import logprobs_stage
 from mugrpo.planning import is_made, plan_stage, stage_shards
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
+from mugrpo.rollouts.side_by_side import made_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run import Run
 from mugrpo.saving import (
@@ -150,22 +151,24 @@ def generate_stage(run: Run, stage: int) -> None:
         run.progress.say(f"{stranger} is not in its manifest; it is not read")
     if not missing:
         return
-    engine, _ = run.engine, run.trainer  # made here: no part of what a refresh takes
+    _ = run.engines, run.trainer  # made here: no part of what a refresh takes
     began = time.monotonic()
     first_update = run.schedule.first_update(stage)
-    run.policy_at(first_update)
-    sampler = Sampler(
-        engine,
-        run.encode,
-        seed=run.config.seed,
-        stage=str(stage),
-        group_size=run.config.schedule.group_size,
-        temperature=run.config.rollouts.temperature,
-        max_new_tokens=run.config.rollouts.max_new_tokens,
-        policy_step=first_update,
-        expected=run.expected_lengths(stage),
-    )
-    gap = canary(run, sampler, parts[0])  # of the same responses, wherever this goes on from
+    samplers = [
+        Sampler(
+            engine,
+            run.encode,
+            seed=run.config.seed,
+            stage=str(stage),
+            group_size=run.config.schedule.group_size,
+            temperature=run.config.rollouts.temperature,
+            max_new_tokens=run.config.rollouts.max_new_tokens,
+            policy_step=first_update,
+            expected=run.expected_lengths(stage),
+        )
+        for engine in run.engines_at(first_update)
+    ]
+    gap = canary(run, samplers, parts[0])  # of the same responses, wherever this goes on from
     refresh_seconds: float | None = time.monotonic() - began
     size = run.config.schedule.group_size
     done = sum(len(part) for part, there in zip(parts, made, strict=True) if there) * size
@@ -180,12 +183,15 @@ def generate_stage(run: Run, stage: int) -> None:
         tokens = sum(len(completion.ids) for _, completion in decoded.completions)
         run.progress.advance(len(decoded.completions), tokens)
 
-    for shard in missing:
-        groups = [(run.problems[index], occurrence) for index, occurrence in parts[shard]]
-        notes = {"canary_gap": gap, "refresh_seconds": refresh_seconds, "policy_step": first_update}
-        with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-            sampler.make_shard(shards, shard, groups, on_decoded, **notes)
-        refresh_seconds = None  # once a refresh
+    wanted = [
+        (shard, [(run.problems[index], occurrence) for index, occurrence in parts[shard]])
+        for shard in missing
+    ]
+    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+        for shard, rollouts in made_shards(samplers, wanted, on_decoded):
+            refreshed = {"canary_gap": gap, "refresh_seconds": refresh_seconds}
+            rollouts.publish(shards, shard, **refreshed, policy_step=first_update)
+            refresh_seconds = None  # once a refresh
     run.progress.end()
 
 
@@ -234,6 +240,7 @@ def optimize_stage(run: Run, stage: int) -> None:
     run.progress.begin(_heading(run, stage, "optimize"), "updates", planned, start - first)
     while trainer.update < run.schedule.first_update(stage + 1):
         run.stop.check()
+        run.rest_engines()
         began = time.monotonic()
         experience = reader.of_update(trainer.update)
         read_seconds = time.monotonic() - began

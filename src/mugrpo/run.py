@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from threading import Lock
 
 from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.run import RunConfig
-from mugrpo.engines import make_engine
+from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
-from mugrpo.errors import RunStopped, UsageError
+from mugrpo.errors import UsageError
 from mugrpo.metrics import MetricsLog
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.policy import (
-    Policy,
-    load_policy,
-    load_tokenizer,
-    model_path,
-    model_sizes,
-)
+from mugrpo.policy import Policy, load_policy, load_tokenizer, model_sizes
 from mugrpo.progress import Progress
 from mugrpo.provenance import judge_fingerprint, provenance_of, settled_config
-from mugrpo.publishing import publish_json, sealed_folder_fault, set_aside
+from mugrpo.publishing import publish_json, set_aside
 from mugrpo.records import Problem
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -37,6 +33,7 @@ from mugrpo.sinks import Sinks
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
+from mugrpo.weights import hand_over, weights_at
 
 
 @dataclass
@@ -85,8 +82,34 @@ class Run:
         return None if trained else self.judge
 
     @cached_property
-    def engine(self) -> Engine:
-        return make_engine(self.policy, self.config.engine, self.progress.say)
+    def engines(self) -> list[Engine]:
+        """What samples, side by side where they have processes of their own."""
+        return make_engines(
+            self.policy,
+            self.config.model,
+            self.config.engine,
+            log=self.dir.log,
+            notify=self.progress.say,
+            check=self.stop.check,
+        )
+
+    def engines_at(self, update: int) -> list[Engine]:
+        """The engines, sampling from the policy after `update` updates; so is `policy`."""
+        policy, lock = self.policy_at(update), Lock()
+        handed_over = cache(lambda: hand_over(self.dir, self.config.model, policy))
+
+        def weights() -> str:
+            with lock:
+                return handed_over()
+
+        with ThreadPoolExecutor(len(self.engines)) as pool:
+            list(pool.map(lambda engine: engine.refresh(update, weights), self.engines))
+        return self.engines
+
+    def rest_engines(self) -> None:
+        """Leave the machine to the trainer."""
+        for engine in self.__dict__.get("engines", ()):
+            engine.rest()
 
     @cached_property
     def budget(self) -> TokenBudget:
@@ -136,7 +159,7 @@ class Run:
         Raises UsageError where no update has come so far, RunStopped where its checkpoint is gone.
         """
         if self.policy.update != update:
-            self.policy.load_weights(self._weights(update), update)
+            self.policy.load_weights(weights_at(self.dir, self.config.model, update), update)
         return self.policy
 
     def frozen_policy(self, update: int) -> Policy:
@@ -145,7 +168,8 @@ class Run:
             return self.policy
         if self._frozen is None or self._frozen.update != update:
             self._frozen = self._frozen or load_policy(self.config.model)
-            self._frozen.load_weights(self._weights(update), update)
+            weights = weights_at(self.dir, self.config.model, update)
+            self._frozen.load_weights(weights, update)
         return self._frozen
 
     def reference_update(self, stage: int) -> int:
@@ -160,26 +184,8 @@ class Run:
                 self.policy_at(0)
                 del self.trainer  # a fresh optimizer
             else:
-                self.trainer.load(Path(self._weights(update)))
+                self.trainer.load(Path(weights_at(self.dir, self.config.model, update)))
         return self.trainer
-
-    def _weights(self, update: int) -> str:
-        """Where the weights after `update` updates lie."""
-        if update == 0:
-            return model_path(self.config.model)
-        folder = self.dir.checkpoint(update)
-        if update > self.newest_update:
-            raise UsageError(
-                f"{folder} is not made yet: optimize the stages before (`mugrpo train` does all)"
-            )
-        if update not in self.dir.checkpoint_updates():
-            raise RunStopped(
-                f"{folder} is needed, but gone; remove the checkpoints after it, and the run goes "
-                "on from an earlier one"
-            )
-        if fault := sealed_folder_fault(folder):
-            raise RunStopped(f"{folder} {fault}; `mugrpo repair {self.dir.root}` sets it aside")
-        return str(folder)
 
 
 @contextmanager
@@ -233,6 +239,8 @@ def open_run(
         finally:
             progress.stop()
             task.close()
+            for engine in run.__dict__.get("engines", ()):
+                engine.close()
             if "metrics" in run.__dict__:
                 run.metrics.close()
                 run.sinks.close()

@@ -12,6 +12,8 @@
       evaluations/update-000064/          rollouts and scores of the held-out problems
       samples/update-000064.json          a few rollouts of an update, with every token's ratio
       nonfinite/update-000017.json        what was in an update that was not applied
+      handed_over/update-000064/          weights for engines in processes of their own
+      logs/engine-0.log                   what such a process printed
       bakeoff/stage-000/METHOD/           runs of other methods on the stage's rollouts
 
 What is there under its name is whole (`publishing`), and what a manifest does not list does not
@@ -65,6 +67,13 @@ class RunDir:
 
     def checkpoint(self, update: int) -> Path:
         return self.checkpoints / f"update-{update:06d}"
+
+    def handed_over(self, update: int) -> Path:
+        return self.root / "handed_over" / f"update-{update:06d}"
+
+    def log(self, name: str) -> Path:
+        """Of a process by its name."""
+        return self.root / "logs" / f"{name}.log"
 
     def checkpoint_updates(self) -> list[int]:
         """Updates with a published checkpoint, ascending. The folder's names are the only truth."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.rewards import FunctionOptions, WorkerOptions
-from mugrpo.tasks.frames import to_json
+from mugrpo.frames import to_json
 from mugrpo.tasks.workers import Pool
 
 HERE = Path(__file__).parent

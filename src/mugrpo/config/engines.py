@@ -21,6 +21,10 @@ class EngineOptions(NamedOptions):
     fp32 and 0.1 in bf16."""
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance from which the canary warns."""
+    restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
+    """How often a process of the engine that died or hangs is started again, a refresh."""
+    silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
+    """Seconds without a word from a process of the engine after which it counts as hanging."""
 
     @property
     def way_out_of_memory(self) -> str:
@@ -29,8 +33,18 @@ class EngineOptions(NamedOptions):
         return f"lower --engine.{self.memory_option} (now {now}, with --force)"
 
 
-class ContinuousOptions(EngineOptions):
-    """Continuous batching with the trainer's own Hugging Face model, in process."""
+class OwnEngineOptions(EngineOptions):
+    """What both engines of our own are asked for."""
+
+    processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Processes of their own, each with a copy of the model, that share a stage's shards; 0: in the
+    trainer's process, with its model."""
+    threads: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """CPU threads of each such process; 0: the trainer's, divided among them."""
+
+
+class ContinuousOptions(OwnEngineOptions):
+    """Continuous batching of a Hugging Face model."""
 
     memory_option = "slots"
     name: Literal["continuous"] = "continuous"
@@ -41,8 +55,8 @@ class ContinuousOptions(EngineOptions):
     """Padded prompt tokens that go through the model together."""
 
 
-class HFOptions(EngineOptions):
-    """The trainer's own Hugging Face model in static batches, in process: plain and slower."""
+class HFOptions(OwnEngineOptions):
+    """A Hugging Face model in static batches: plain and slower."""
 
     memory_option = "batch_size"
     name: Literal["hf"] = "hf"

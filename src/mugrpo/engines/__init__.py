@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions
+import torch
+
+from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions, OwnEngineOptions
+from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.hf import HFEngine
+from mugrpo.engines.remote import Host, RemoteEngine
 from mugrpo.policy import Policy
 
 
 def make_engine(
     policy: Policy, options: EngineOptions, notify: Callable[[str], None] = lambda _: None
 ) -> Engine:
-    """The engine that `options` describes, sampling from `policy`.
+    """The engine that `options` describes, in this process, sampling from `policy`.
 
     A model that continuous batching cannot decode gets the plain engine, and one line says why.
     """
@@ -26,3 +32,41 @@ def make_engine(
         return HFEngine(policy, HFOptions(batch_size=options.slots))
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
+
+
+def make_engines(
+    policy: Policy,
+    model: ModelOptions,
+    options: EngineOptions,
+    *,
+    log: Callable[[str], Path],
+    notify: Callable[[str], None],
+    check: Callable[[], None],
+) -> list[Engine]:
+    """The engine in this process, or as many as `options` wants in processes of their own.
+
+    `log` names the file of what a process prints; `check` raises where the run is to stop.
+    """
+    assert isinstance(options, OwnEngineOptions)
+    if not options.processes:
+        return [make_engine(policy, options, notify)]
+    threads = options.threads or max(1, torch.get_num_threads() // options.processes)
+    setup = {
+        "backend": "own",
+        "model": model.model_dump(mode="json"),
+        "engine": options.model_dump(mode="json"),
+        "threads": threads,
+    }
+    hosts = (
+        Host(
+            python=sys.executable,
+            setup=setup,
+            environment={"OMP_NUM_THREADS": str(threads)},
+            log=log(f"engine-{number}"),
+            vocab_size=policy.vocab_size,
+            reloads=True,
+            exact=True,
+        )
+        for number in range(options.processes)
+    )
+    return [RemoteEngine(host, options, notify, check) for host in hosts]

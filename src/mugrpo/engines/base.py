@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,15 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """Samples from the policy as it is now."""
+    """Samples from the policy, as it was at the last refresh or as the trainer has it now."""
+
+    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+        """Sample from the policy after `update` updates from here on.
+
+        For an engine that does not share the trainer's model, `weights` names a model directory (or
+        a hub id) that holds it.
+        """
+        ...
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
@@ -49,3 +57,24 @@ class Engine(Protocol):
         penalties), and reported with its logprob under that very distribution.
         """
         ...
+
+    def rest(self) -> None:
+        """Give the machine to others, as far as that does not make the next refresh dearer."""
+        ...
+
+    def close(self) -> None:
+        """Give back everything it holds."""
+        ...
+
+
+class SharedModel:
+    """An engine that samples with the trainer's own model: there is nothing to hand over."""
+
+    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+        """See `Engine.refresh`."""
+
+    def rest(self) -> None:
+        """See `Engine.rest`."""
+
+    def close(self) -> None:
+        """See `Engine.close`."""

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 from mugrpo.attention import attending
 from mugrpo.config.engines import ContinuousOptions
-from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.packed import packed
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.engines.slots import ATTENTION, KeysValues, SlotCache
@@ -39,7 +39,7 @@ class Prefilled:
     logits: torch.Tensor  # [V], of the first response token
 
 
-class ContinuousEngine:
+class ContinuousEngine(SharedModel):
     """Samples with the trainer's own model; a refresh costs nothing."""
 
     def __init__(self, policy: Policy, options: ContinuousOptions) -> None:

@@ -12,13 +12,13 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
-from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.policy import Policy
 from mugrpo.records import FinishReason
 
 
-class HFEngine:
+class HFEngine(SharedModel):
     """Samples in static batches with a KV cache. A refresh costs nothing: the model is shared."""
 
     def __init__(self, policy: Policy, options: HFOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
 from mugrpo.records import Problem, Rollout
@@ -107,6 +108,10 @@ class Sampler:
 
         Occupancy is useful tokens over the tokens that the engine computed for them.
         """
+        self.made(groups, on_decoded).publish(shards, shard, **notes)
+
+    def made(self, groups: Sequence[Group], on_decoded: Callable[[Decoded], None]) -> Made:
+        """A shard's rollouts, not published yet."""
         slots = 0
 
         def count(decoded: Decoded) -> None:
@@ -116,11 +121,17 @@ class Sampler:
 
         began = time.monotonic()
         rollouts = self.sample(groups, count)
-        write_rollouts(
-            shards,
-            shard,
-            rollouts,
-            slots=slots,
-            seconds=time.monotonic() - began,
-            **notes,
-        )
+        return Made(rollouts, slots, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A shard's rollouts, and what making them took."""
+
+    rollouts: Sequence[Rollout]
+    slots: int  # tokens that were computed for them
+    seconds: float
+
+    def publish(self, shards: ShardSet, shard: int, **notes: float | None) -> None:
+        cost = {"slots": self.slots, "seconds": self.seconds}
+        write_rollouts(shards, shard, self.rollouts, **cost, **notes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mugrpo.config.load import changes
+from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import RunConfig
 from mugrpo.errors import UsageError
 from mugrpo.publishing import publish_file
@@ -77,9 +78,14 @@ class Results:
 
 
 def _differing(row: Row, cell: Cell) -> list[str]:
-    """Options of the cell that its row was made with otherwise."""
-    both = json.loads(row["config"]), json.loads(_written(cell.config))
-    return [name for name, *_ in changes(*both)]
+    """Options of the cell that its row was made with otherwise.
+
+    One that the row does not name came after it: it had its default.
+    """
+    stored = json.loads(row["config"])
+    with suppress(UsageError):  # an option is gone: then it differs
+        stored = json.loads(_written(build_config(stored, "a study's row")))
+    return [name for name, *_ in changes(stored, json.loads(_written(cell.config)))]
 
 
 def _written(config: RunConfig) -> str:

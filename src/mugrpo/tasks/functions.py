@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.errors import UsageError
-from mugrpo.tasks.frames import printable
+from mugrpo.frames import printable
 
 _OURS = ("prompts", "completions", "completion_ids")
 _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")

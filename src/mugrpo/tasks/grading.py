@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from mugrpo.config.rewards import FunctionOptions, MathOptions, RewardOption, WorkerOptions
 from mugrpo.errors import UsageError
+from mugrpo.frames import to_json
 from mugrpo.records import Answer, Score, Status
-from mugrpo.tasks.frames import to_json
 from mugrpo.tasks.functions import place_of
 from mugrpo.tasks.workers import Pool
 

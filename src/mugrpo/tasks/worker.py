@@ -21,7 +21,7 @@ from typing import Any
 
 from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
 from mugrpo.errors import UsageError
-from mugrpo.tasks.frames import Inbox, printable, send, to_json
+from mugrpo.frames import Inbox, printable, send, to_json
 from mugrpo.tasks.functions import BrokenContractError, RewardFunction, load_function
 from mugrpo.tasks.verifiers import Verdict, Verifier, make_verifier
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.errors import RunStopped, UsageError
-from mugrpo.tasks.frames import Inbox, printable, send, to_json
+from mugrpo.frames import Inbox, printable, send, to_json
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may be torch
 LOOK_AHEAD = 512  # calls under way or waiting for an earlier one's answer

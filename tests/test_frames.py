@@ -9,7 +9,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from mugrpo.tasks.frames import Inbox, from_json, printable, send, to_json
+from mugrpo.frames import Inbox, from_json, printable, send, to_json
 
 
 def test_messages_keep_every_character_and_arrive_in_pieces():

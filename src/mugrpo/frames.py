@@ -1,6 +1,7 @@
-"""What the run and its workers say to each other: JSON, each message behind its length.
+"""What the run and its processes say to each other: JSON, each message behind its length.
 
-JSON and not pickle: a worker has touched what a model wrote, and nothing that it sends may run.
+JSON and not pickle: a reward worker has touched what a model wrote, and nothing that it sends may
+run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,276 @@
+"""An engine in a process of its own: started, fed, watched, and started again where it dies.
+
+The process runs `worker.py` under an interpreter that may have another environment. What it says
+of a request is looked at before it is believed; what it prints goes to a log.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo.config.engines import EngineOptions
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.frames import Inbox, send, to_json
+from mugrpo.records import FinishReason
+
+_WORKER = Path(__file__).with_name("worker.py")
+_TICK = 0.5  # seconds after which a caller that waits is given its turn
+
+
+class EngineLost(Exception):
+    """The process ended, or says nothing any more."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """How a process of the engine is started, and what it is told first."""
+
+    python: str  # the interpreter
+    setup: dict[str, Any]  # backend and its options, as JSON has them
+    environment: dict[str, str]  # besides the run's own
+    log: Path
+    vocab_size: int  # of the policy
+    reloads: bool  # takes other weights while it runs
+    exact: bool  # the same requests together give the same completions to the bit
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process at the other end of a channel."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    weights: str | None = None
+    inbox: Inbox = field(default_factory=Inbox)
+
+    def end(self) -> str:
+        """Kill it with all that it started; says how it ended."""
+        self.channel.close()
+        with suppress(ProcessLookupError):  # before the wait: until then its number is no other's
+            os.killpg(self.process.pid, signal.SIGKILL)
+        status = self.process.wait()
+        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+class RemoteEngine:
+    """See `Engine`. Another generation can begin only when the last one has ended."""
+
+    def __init__(
+        self,
+        host: Host,
+        options: EngineOptions,
+        notify: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> None:
+        """`check` is called while the process loads: it raises where the run is to stop."""
+        self._host = host
+        self._options = options
+        self._notify = notify
+        self._check = check
+        self._child: _Child | None = None
+        self._update: int | None = None
+        self._weights = ""
+        self._restarts = 0  # since the refresh
+
+    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+        """See `Engine.refresh`. Raises RunStopped where the process does not come up."""
+        if update != self._update:
+            self._update, self._weights = update, weights()
+            self._restarts = 0
+        while True:
+            try:
+                self._loaded()
+                return
+            except EngineLost as lost:
+                self._count(lost)
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[Decoded]:
+        """See `Engine.generate`; hands over nothing, but often, while nothing is finished.
+
+        Where the process is lost, another one goes on with what is missing; one that is exact is
+        asked for everything again, so that it makes of it what the first one would have.
+        Raises RunStopped where it is lost too often, and where it contradicts itself.
+        """
+        missing = set(range(len(requests)))
+        try:
+            while missing:
+                try:
+                    child = self._loaded()
+                    asked = range(len(requests)) if self._host.exact else sorted(missing)
+                    task = _task([(i, requests[i]) for i in asked], temperature, max_new_tokens)
+                    send(child.channel, task)
+                    for decoded in self._decoded(child, max_new_tokens):
+                        fresh = [(i, made) for i, made in decoded.completions if i in missing]
+                        missing -= {i for i, _ in fresh}
+                        yield Decoded(fresh, decoded.slots)
+                    if missing:
+                        raise EngineLost(f"left {len(missing)} requests without an answer")
+                except (EngineLost, OSError) as lost:
+                    self._count(lost)
+        finally:
+            if missing:  # what it is busy with is not wanted any more
+                self.close()
+
+    def rest(self) -> None:
+        """See `Engine.rest`: ends a process that could not take the next weights anyway."""
+        if not self._host.reloads:
+            self.close()
+
+    def close(self) -> None:
+        """See `Engine.close`; the next use starts it again."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def _loaded(self) -> _Child:
+        """The process with the weights of the last refresh, started where there is none."""
+        child = self._child
+        if child is not None and child.weights not in (None, self._key) and not self._host.reloads:
+            self.close()
+            child = None
+        if child is None:
+            child = self._child = self._start()
+        if child.weights != self._key:
+            try:
+                send(child.channel, to_json({"load": self._weights, "update": self._update}))
+            except OSError as error:
+                raise EngineLost(f"ended at its start ({error.strerror})") from None
+            for message in self._messages(child):
+                self._check()
+                if message is not None and "loaded" in message:
+                    break
+            child.weights = self._key
+        return child
+
+    @property
+    def _key(self) -> str:
+        return f"{self._update} {self._weights}"
+
+    def _start(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        self._host.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [self._host.python, "-P", str(_WORKER), str(theirs.fileno())]
+        try:
+            with theirs, open(self._host.log, "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._host.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise UsageError(
+                f"engine.python = {self._host.python!r} cannot be run ({error.strerror}); name an "
+                "interpreter that has the engine"
+            ) from None
+        child = _Child(process, ours)
+        with suppress(OSError):  # it died already: the next message says so
+            send(ours, to_json(self._host.setup))
+        return child
+
+    def _messages(self, child: _Child) -> Iterator[Any]:
+        """What the process says, and None at every tick without a word.
+
+        Raises EngineLost where it ended or is silent for too long, and what it says has failed.
+        """
+        heard = time.monotonic()
+        while True:
+            if (message := child.inbox.message()) is not None:
+                heard = time.monotonic()
+                _raise_failure(message)
+                yield message
+            elif select.select([child.channel], [], [], _TICK)[0]:
+                try:
+                    there = child.inbox.read(child.channel)
+                except OSError:
+                    there = False
+                if not there:
+                    raise EngineLost(f"ended with {self._ended(child)}")
+            elif time.monotonic() - heard > self._options.silence:
+                raise EngineLost(f"has said nothing for {self._options.silence:g} s")
+            else:
+                yield None
+
+    def _ended(self, child: _Child) -> str:
+        """How a process that closed its channel ended by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=5)
+        return child.end()
+
+    def _decoded(self, child: _Child, max_new_tokens: int) -> Iterator[Decoded]:
+        """What is finished of the task under way, until its end."""
+        for message in self._messages(child):
+            if message is None:
+                yield Decoded((), 0)
+            elif "end" in message:
+                return
+            elif "completions" in message:
+                made = [
+                    (entry["index"], self._completion(entry, max_new_tokens))
+                    for entry in message["completions"]
+                ]
+                yield Decoded(made, message["slots"])
+
+    def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> Completion:
+        """A response, once it holds what the shards need; raises RunStopped where it does not."""
+        ids = np.frombuffer(entry["ids"], np.int32)
+        logprobs = np.frombuffer(entry["logprobs"], np.float32)
+        fault = None
+        if not 0 < len(ids) <= max_new_tokens or len(ids) != len(logprobs):
+            fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
+        elif ids.min() < 0 or ids.max() >= self._host.vocab_size:
+            fault = f"token ids up to {ids.max()} of a vocabulary of {self._host.vocab_size}"
+        elif not np.isfinite(logprobs).all():
+            fault = "logprobs that are not finite"
+        if fault:
+            raise RunStopped(f"the engine gave {fault}; see {self._host.log}")
+        return Completion(ids, logprobs, FinishReason(entry["reason"]))
+
+    def _count(self, lost: Exception) -> None:
+        """Note that the process is lost; raises RunStopped where it may not be started again."""
+        self.close()
+        self._restarts += 1
+        text = f"the engine {lost}; its log is {self._host.log}"
+        if self._restarts > self._options.restarts:
+            raise RunStopped(
+                f"{text}. It was started {self._restarts} times (--engine.restarts "
+                f"{self._options.restarts}); finished shards are kept"
+            )
+        self._notify(f"{text}. It is started again ({self._restarts}/{self._options.restarts})")
+
+
+def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:
+    """The message that asks for responses: each prompt once, requests in their order."""
+    numbers: dict[bytes, int] = {}
+    asked = []
+    for index, request in requests:
+        prompt = request.prompt_ids.astype(np.int32).tobytes()
+        asked.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
+    task = {"temperature": temperature, "max_new_tokens": longest}
+    return to_json({"generate": {"prompts": list(numbers), "requests": asked, **task}})
+
+
+def _raise_failure(message: dict[str, Any]) -> None:
+    """What stopped the process's work where that is no crash: memory, the model, its options."""
+    kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
+    if (kind := message.get("failed")) is not None:
+        raise kinds[kind](message["text"])

@@ -1,0 +1,236 @@
+"""The main of an engine's process: loads weights and answers requests, until the run hangs up.
+
+    PYTHON -P worker.py SOCKET
+
+It is run by its path, under an interpreter that may have no mugrpo: beside the standard library and
+numpy it imports what its backend needs, and nothing else. Messages are JSON (`frames.py`):
+
+    {"backend": NAME, ...options}                                first, once
+    {"load": PATH, "update": N}                                  -> {"loaded": PATH}
+    {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
+                  "max_new_tokens"}}                                ..., {"alive"} ..., {"end"}
+
+A request is [index, number of its prompt, seed]. What stops the work and is no crash is
+{"failed": "memory", "stopped" or "refused", "text"}; a crash ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_HEARTBEAT = 1.0  # seconds between messages, at least while steps are made
+
+Made = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish reason) of each response
+
+
+def _load_frames() -> Any:
+    """mugrpo's frames.py, by its path: it needs the standard library only."""
+    path = Path(__file__).parents[1] / "frames.py"
+    spec = importlib.util.spec_from_file_location("frames", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+frames = _load_frames()
+
+
+class Channel:
+    """The run's end of the conversation."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.set_inheritable(False)
+        threading.Thread(target=self._end_with_the_run, daemon=True).start()
+        self._inbox = frames.Inbox()
+        self._spoke = time.monotonic()
+
+    def _end_with_the_run(self) -> None:
+        """Wait for the run to hang up, dead or done, then end all that this process started too."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP | select.POLLHUP)
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
+
+    def receive(self) -> Any:
+        """The next message."""
+        while (message := self._inbox.message()) is None:
+            if not self._inbox.read(self._socket):
+                time.sleep(_HEARTBEAT)  # about to be ended
+        return message
+
+    def send(self, message: dict[str, Any]) -> None:
+        frames.send(self._socket, frames.to_json(message))
+        self._spoke = time.monotonic()
+
+    def heartbeat(self) -> None:
+        if time.monotonic() - self._spoke > _HEARTBEAT:
+            self.send({"alive": True})
+
+
+class Own:
+    """mugrpo's engines, in this process with a copy of the model."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        import torch
+
+        from mugrpo.config.options import tuples
+        from mugrpo.config.registry import CHOICES
+        from mugrpo.config.run import ModelOptions
+
+        torch.set_num_threads(setup["threads"])
+        self._model = ModelOptions.model_validate(tuples(setup["model"]))
+        engine = setup["engine"]
+        self._options: Any = CHOICES["engine"][engine["name"]].model_validate(tuples(engine))
+        self._engine: Any = None
+
+    def load(self, path: str, update: int) -> None:
+        from mugrpo.engines import make_engine
+        from mugrpo.policy import load_policy
+
+        if self._engine is None:
+            self._engine = make_engine(load_policy(self._model), self._options, print)
+        self._engine.policy.load_weights(path, update)
+
+    def generate(
+        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+    ) -> Iterator[tuple[Made, int]]:
+        from mugrpo.engines.base import Request
+
+        asked = [Request(prompts[number], seed) for _, number, seed in requests]
+        limits = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        for decoded in self._engine.generate(asked, **limits):
+            made = [
+                (requests[place][0], done.ids, done.logprobs, done.finish_reason.value)
+                for place, done in decoded.completions
+            ]
+            yield made, decoded.slots
+
+    @staticmethod
+    def failure(error: Exception) -> str | None:
+        from mugrpo.errors import RunStopped, UsageError
+        from mugrpo.memory import out_of_memory
+
+        if out_of_memory(error):
+            return "memory"
+        kinds = {RunStopped: "stopped", UsageError: "refused"}
+        return next((name for kind, name in kinds.items() if isinstance(error, kind)), None)
+
+
+class VLLM:
+    """vLLM, whose environment has neither mugrpo nor its packages."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._setup = setup
+        self._engine: Any = None
+
+    def load(self, path: str, update: int) -> None:
+        """A new engine of the weights at `path`, which this process never changes again."""
+        from vllm import EngineArgs, LLMEngine
+
+        assert self._engine is None
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=path,
+                skip_tokenizer_init=True,
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",
+                disable_log_stats=True,
+                **self._setup["arguments"],
+            )
+        )
+
+    def generate(
+        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+    ) -> Iterator[tuple[Made, int]]:
+        """Every token is drawn from softmax(logits / temperature), its logprob is of that."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        ids = [prompt.tolist() for prompt in prompts]
+        for index, number, seed in requests:
+            params = SamplingParams(
+                temperature=temperature,
+                max_tokens=max_new_tokens,
+                seed=seed % (1 << 63),
+                logprobs=0,
+                stop_token_ids=self._setup["stop_ids"],
+                ignore_eos=True,  # the run's own stop ids are all that count
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            self._engine.add_request(str(index), {"prompt_token_ids": ids[number]}, params)
+        while self._engine.has_unfinished_requests():
+            made = [self._made(output) for output in self._engine.step() if output.finished]
+            yield made, sum(len(ids) for _, ids, *_ in made)
+
+    @staticmethod
+    def _made(output: Any) -> tuple[int, Any, Any, str]:
+        (response,) = output.outputs
+        ids = np.array(response.token_ids, np.int32)
+        logprobs = [
+            entry[token].logprob
+            for token, entry in zip(response.token_ids, response.logprobs, strict=True)
+        ]
+        return int(output.request_id), ids, np.array(logprobs, np.float32), response.finish_reason
+
+    @staticmethod
+    def failure(error: Exception) -> str | None:
+        return "memory" if "out of memory" in str(error).lower() else None
+
+
+BACKENDS: dict[str, Any] = {"own": Own, "vllm": VLLM}
+
+
+def main() -> None:
+    channel = Channel(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's business
+    setup = channel.receive()
+    backend = BACKENDS[setup["backend"]](setup)
+    while True:
+        message = channel.receive()
+        try:
+            if "load" in message:
+                backend.load(message["load"], message["update"])
+                channel.send({"loaded": message["load"]})
+            else:
+                _generate(channel, backend, **message["generate"])
+        except Exception as error:
+            if (kind := backend.failure(error)) is None:
+                raise
+            channel.send({"failed": kind, "text": str(error)})
+
+
+def _generate(channel: Channel, backend: Any, prompts: list[bytes], **task: Any) -> None:
+    arrays = [np.frombuffer(prompt, np.int32) for prompt in prompts]
+    slots = 0
+    for made, computed in backend.generate(arrays, **task):
+        slots += computed
+        if made:
+            completions = [
+                {"index": index, "ids": i.tobytes(), "logprobs": p.tobytes(), "reason": reason}
+                for index, i, p, reason in made
+            ]
+            channel.send({"completions": completions, "slots": slots})
+            slots = 0
+        channel.heartbeat()
+    channel.send({"end": True})
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError):  # the run ended while this one worked
+        main()

@@ -1,0 +1,94 @@
+"""Several engines over the shards that are missing: each takes the next one when it is free."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from mugrpo.engines.base import Decoded
+from mugrpo.rollouts.generate import Group, Made, Sampler
+
+Shard = tuple[int, Sequence[Group]]  # its number and its groups
+
+
+class _Abandoned(Exception):
+    """Nobody waits for this shard any more."""
+
+
+def made_shards(
+    samplers: Sequence[Sampler],
+    missing: Sequence[Shard],
+    on_decoded: Callable[[Decoded], None],
+) -> Iterator[tuple[int, Made]]:
+    """Every one of `missing` as it is made, with its number.
+
+    One sampler works in this thread; several in a thread each, whose engines have processes of
+    their own. `on_decoded` is called in this thread; what it raises, or one of the samplers, ends
+    them all.
+    """
+    if len(samplers) == 1:
+        for number, groups in missing:
+            yield number, samplers[0].made(groups, on_decoded)
+        return
+    crew = _Crew(samplers, missing)
+    try:
+        for event in crew.events():
+            if isinstance(event, Decoded):
+                on_decoded(event)
+            else:
+                yield event
+    finally:
+        crew.abandon()
+
+
+class _Crew:
+    """Samplers at work, each in a thread."""
+
+    def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Shard]) -> None:
+        self._pending = deque(missing)
+        self._abandoned = threading.Event()
+        self._events: SimpleQueue[Decoded | tuple[int, Made] | BaseException | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, args=[s]) for s in samplers]
+        for thread in self._threads:
+            thread.start()
+
+    def events(self) -> Iterator[Decoded | tuple[int, Made]]:
+        """What they tell and make, until all are done; raises what one of them raised."""
+        running = len(self._threads)
+        while running:
+            event = self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
+                running -= 1
+            else:
+                yield event
+
+    def abandon(self) -> None:
+        """Let them end where they are, and wait until they have."""
+        self._abandoned.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, sampler: Sampler) -> None:
+        try:
+            while (shard := self._next()) is not None:
+                self._events.put((shard[0], sampler.made(shard[1], self._tell)))
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            self._events.put(error)
+        self._events.put(None)
+
+    def _next(self) -> Shard | None:
+        with suppress(IndexError):
+            return None if self._abandoned.is_set() else self._pending.popleft()
+        return None
+
+    def _tell(self, decoded: Decoded) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+        self._events.put(decoded)

@@ -1,0 +1,92 @@
+"""Several samplers over the missing shards: each shard once, and one end for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from mugrpo.engines.base import Decoded
+from mugrpo.errors import Interrupted, RunStopped
+from mugrpo.rollouts.generate import Group, Made
+from mugrpo.rollouts.side_by_side import made_shards
+
+NOTHING = Decoded((), 0)
+
+
+@dataclass
+class Fake:
+    """A sampler that makes an empty shard of each group list, and notes which."""
+
+    barrier: threading.Barrier | None = None
+    fails_at: int | None = None
+    endless: bool = False
+    made_of: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def made(self, groups: Sequence[Group], on_decoded: Callable[[Decoded], None]) -> Made:
+        (number,) = groups
+        self.made_of.append(number)  # type: ignore[arg-type]
+        if self.barrier is not None:
+            self.barrier.wait(timeout=30)
+        if number == self.fails_at:
+            raise RunStopped(f"no shard {number}")
+        try:
+            on_decoded(NOTHING)
+            while self.endless:
+                on_decoded(NOTHING)
+        finally:
+            self.ended = True
+        return Made([], slots=number, seconds=0.0)  # type: ignore[arg-type]
+
+
+def missing(count: int) -> list:
+    return [(number, [number]) for number in range(count)]
+
+
+def test_every_shard_is_made_once_and_by_whoever_is_free():
+    """Two samplers that wait for one another make a shard each at a time: three rounds of two."""
+    barrier = threading.Barrier(2)
+    samplers = [Fake(barrier), Fake(barrier)]
+    heard: list[Decoded] = []
+    made = dict(made_shards(samplers, missing(6), heard.append))
+    assert {number: shard.slots for number, shard in made.items()} == {n: n for n in range(6)}
+    assert sorted(samplers[0].made_of + samplers[1].made_of) == list(range(6))
+    assert [len(s.made_of) for s in samplers] == [3, 3]
+    assert heard == [NOTHING] * 6
+
+
+def test_one_sampler_makes_them_in_order_in_this_thread():
+    threads: list[threading.Thread] = []
+    made = made_shards([Fake()], missing(3), lambda _: threads.append(threading.current_thread()))
+    assert [number for number, _ in made] == [0, 1, 2]
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_what_one_raises_ends_them_all():
+    failing, other = Fake(fails_at=0), Fake(endless=True)
+    barrier = threading.Barrier(2)
+    failing.barrier = other.barrier = barrier
+    before = threading.active_count()
+    with pytest.raises(RunStopped, match="no shard 0"):
+        list(made_shards([failing, other], [(0, [0]), (0, [0])], lambda _: None))
+    assert threading.active_count() == before
+
+
+def test_a_signal_ends_them_all():
+    samplers = [Fake(endless=True), Fake(endless=True)]
+
+    def interrupted(_: Decoded) -> None:
+        raise Interrupted("stopped by SIGTERM")
+
+    with pytest.raises(Interrupted):
+        list(made_shards(samplers, missing(6), interrupted))
+    assert all(s.ended or not s.made_of for s in samplers)
+    assert sum(len(s.made_of) for s in samplers) <= 2  # none began another
+
+
+def test_two_samplers_and_one_shard():
+    samplers = [Fake(), Fake()]
+    assert [number for number, _ in made_shards(samplers, missing(1), lambda _: None)] == [0]
