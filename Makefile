@@ -11,7 +11,7 @@ BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -30,6 +30,14 @@ unit: .venv/installed-test
 
 kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (about ten minutes)
 	$(BIN)/python -m tests.random_kills --kills 50
+
+.venv-vllm/installed: scripts/vllm_env.sh
+	PYTHON=$(PYTHON) scripts/vllm_env.sh .venv-vllm
+
+vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
+
+test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about ten minutes)
+	$(BIN)/pytest -m vllm tests/targets
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py

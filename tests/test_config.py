@@ -359,6 +359,10 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.silence",
         "engine.processes",  # rounding alone, as the threads of the trainer
         "engine.threads",
+        "engine.tensor_parallel",
+        "engine.gpu_memory_utilization",
+        "engine.enforce_eager",
+        "engine.concurrency",
         "samples.every",
         "samples.count",
         "sinks.tensorboard",

@@ -264,8 +264,8 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]") -> str:
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
-        (answer(ids="[2, 99]"), RunStopped, "token ids up to 99 of a vocabulary of"),
-        (answer(ids="[-1, 1]"), RunStopped, "token ids"),
+        (answer(ids="[2, 99]"), RunStopped, "token ids 2 to 99 of a vocabulary of"),
+        (answer(ids="[-1, 1]"), RunStopped, "token ids -1 to 1 of"),
         (answer(ids="[2]"), RunStopped, "1 ids with 2 logprobs"),
         (answer(ids="[]", logprobs="[]"), RunStopped, "0 ids with 0 logprobs"),
         (answer(ids="[2] * 25", logprobs="[-1.] * 25"), RunStopped, "25 ids with 25 logprobs"),

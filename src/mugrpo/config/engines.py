@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from mugrpo.config.options import HARMLESS, NamedOptions
+from mugrpo.config.options import HARMLESS, NamedOptions, PathOrName
+
+# Arguments of vLLM's that are the run's to set, and what its sampler knows besides a temperature.
+_SET_BY_THE_RUN = (
+    "model",
+    "tokenizer",
+    "skip_tokenizer_init",
+    "dtype",
+    "seed",
+    "logprobs_mode",
+    "tensor_parallel_size",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "disable_log_stats",
+)
+_OTHER_DISTRIBUTION = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "generation_config",
+    "override_generation_config",
+    "quantization",
+)
 
 
 class EngineOptions(NamedOptions):
@@ -63,3 +94,54 @@ class HFOptions(OwnEngineOptions):
     """Which engine."""
     batch_size: int = Field(128, ge=1)
     """Sequences decoded together."""
+
+
+class VLLMOptions(EngineOptions):
+    """vLLM in processes of its own, which may have another environment (`make vllm-env`)."""
+
+    memory_option = "max_num_seqs"
+    name: Literal["vllm"] = "vllm"
+    """Which engine."""
+    python: PathOrName | None = None
+    """The interpreter that has vllm, such as .venv-vllm/bin/python; unset: this one."""
+    processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    """Engines side by side that share a stage's shards: data parallelism. Each has the next
+    `tensor_parallel` GPUs, or its share of the CPU cores."""
+    tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    """GPUs that the model is cut over."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Sequences decoded together."""
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
+    """Share of a GPU's memory that the engine takes; the trainer's model stays beside it."""
+    enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
+    """Start without compiling and without CUDA graphs: sooner there, then slower."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _arguments_keep_the_distribution(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if name in _OTHER_DISTRIBUTION:
+                raise ValueError(
+                    f"{name} changes the distribution that tokens are drawn from, and the behavior "
+                    "logprobs would not be the policy's; leave it out"
+                )
+            if name in _SET_BY_THE_RUN:
+                raise ValueError(f"{name} is set by the run's other options; leave it out")
+        return arguments
+
+
+class VLLMServerOptions(EngineOptions):
+    """A running vLLM server, asked over HTTP for token ids and their logprobs."""
+
+    memory_option = "concurrency"
+    name: Literal["vllm_server"] = "vllm_server"
+    """Which engine."""
+    urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
+    """Where it listens; several servers share a stage's shards."""
+    hand_over: tuple[str, ...] = ()
+    """A command that is run at each refresh, for each server with its URL and the folder of the
+    weights behind it, and that returns once the server samples from them."""
+    concurrency: int = Field(256, ge=1, json_schema_extra=HARMLESS)
+    """Requests under way at once, a server."""

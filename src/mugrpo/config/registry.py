@@ -8,7 +8,13 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from mugrpo.config import objectives as o
 from mugrpo.config import parts, stages
-from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions
+from mugrpo.config.engines import (
+    ContinuousOptions,
+    EngineOptions,
+    HFOptions,
+    VLLMOptions,
+    VLLMServerOptions,
+)
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
 
@@ -21,7 +27,7 @@ def _by_name(*options: type[NamedOptions]) -> Group:
 
 CHOICES: dict[str, Group] = {
     "task": _by_name(ChainOptions, LettersOptions, DatasetOptions),
-    "engine": _by_name(ContinuousOptions, HFOptions),
+    "engine": _by_name(ContinuousOptions, HFOptions, VLLMOptions, VLLMServerOptions),
     "sampling": _by_name(stages.EveryGroup, stages.DynamicSampling),
     "stage_until": _by_name(stages.AllUpdates, stages.TokenVariation, stages.SequenceVariation),
     "advantage": _by_name(o.GroupAdvantage, o.ShiftedAdvantage, o.AsymREAdvantage),

@@ -279,6 +279,13 @@ class RunConfig(Options):
             )
         return self
 
+    @model_validator(mode="after")
+    def _vllm_takes_the_temperature(self) -> Self:
+        for chosen in (self.rollouts.temperature, self.evaluation.temperature):
+            if self.engine.name.startswith("vllm") and not 0.01 <= chosen <= 2:
+                raise ValueError(f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}")
+        return self
+
     @property
     def needs(self) -> tuple[str, ...]:
         """Logprobs that the parts of the objective want stored beside the rollouts."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from mugrpo.config.engines import ContinuousOptions, EngineOptions, HFOptions, OwnEngineOptions
+from mugrpo.config.engines import (
+    ContinuousOptions,
+    EngineOptions,
+    HFOptions,
+    OwnEngineOptions,
+    VLLMOptions,
+    VLLMServerOptions,
+)
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Engine
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.remote import Host, RemoteEngine
+from mugrpo.engines.server import ServerEngine
+from mugrpo.engines.vllm import vllm_hosts
 from mugrpo.policy import Policy
 
 
@@ -43,13 +52,26 @@ def make_engines(
     notify: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[Engine]:
-    """The engine in this process, or as many as `options` wants in processes of their own.
+    """The engine in this process, or as many as `options` wants in processes of their own or over
+    the network.
 
     `log` names the file of what a process prints; `check` raises where the run is to stop.
     """
-    assert isinstance(options, OwnEngineOptions)
-    if not options.processes:
-        return [make_engine(policy, options, notify)]
+    if isinstance(options, VLLMServerOptions):
+        return [ServerEngine(url, policy, options, log("hand_over")) for url in options.urls]
+    if isinstance(options, VLLMOptions):
+        hosts = vllm_hosts(policy, model, options, log)
+    else:
+        assert isinstance(options, OwnEngineOptions)
+        if not options.processes:
+            return [make_engine(policy, options, notify)]
+        hosts = _own_hosts(policy, model, options, log)
+    return [RemoteEngine(host, options, notify, check) for host in hosts]
+
+
+def _own_hosts(
+    policy: Policy, model: ModelOptions, options: OwnEngineOptions, log: Callable[[str], Path]
+) -> Iterator[Host]:
     threads = options.threads or max(1, torch.get_num_threads() // options.processes)
     setup = {
         "backend": "own",
@@ -57,8 +79,8 @@ def make_engines(
         "engine": options.model_dump(mode="json"),
         "threads": threads,
     }
-    hosts = (
-        Host(
+    for number in range(options.processes):
+        yield Host(
             python=sys.executable,
             setup=setup,
             environment={"OMP_NUM_THREADS": str(threads)},
@@ -67,6 +89,3 @@ def make_engines(
             reloads=True,
             exact=True,
         )
-        for number in range(options.processes)
-    )
-    return [RemoteEngine(host, options, notify, check) for host in hosts]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mugrpo.config.engines import EngineOptions
 from mugrpo.engines.base import Completion, Decoded, Request
@@ -224,26 +225,19 @@ class RemoteEngine:
             elif "end" in message:
                 return
             elif "completions" in message:
-                made = [
-                    (entry["index"], self._completion(entry, max_new_tokens))
-                    for entry in message["completions"]
-                ]
+                made = [self._completion(e, max_new_tokens) for e in message["completions"]]
                 yield Decoded(made, message["slots"])
 
-    def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> Completion:
-        """A response, once it holds what the shards need; raises RunStopped where it does not."""
-        ids = np.frombuffer(entry["ids"], np.int32)
-        logprobs = np.frombuffer(entry["logprobs"], np.float32)
-        fault = None
-        if not 0 < len(ids) <= max_new_tokens or len(ids) != len(logprobs):
-            fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
-        elif ids.min() < 0 or ids.max() >= self._host.vocab_size:
-            fault = f"token ids up to {ids.max()} of a vocabulary of {self._host.vocab_size}"
-        elif not np.isfinite(logprobs).all():
-            fault = "logprobs that are not finite"
-        if fault:
-            raise RunStopped(f"the engine gave {fault}; see {self._host.log}")
-        return Completion(ids, logprobs, FinishReason(entry["reason"]))
+    def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> tuple[int, Completion]:
+        made = checked(
+            np.frombuffer(entry["ids"], np.int32),
+            np.frombuffer(entry["logprobs"], np.float32),
+            FinishReason(entry["reason"]),
+            longest=max_new_tokens,
+            vocab_size=self._host.vocab_size,
+            source=str(self._host.log),
+        )
+        return entry["index"], made
 
     def _count(self, lost: Exception) -> None:
         """Note that the process is lost; raises RunStopped where it may not be started again."""
@@ -256,6 +250,28 @@ class RemoteEngine:
                 f"{self._options.restarts}); finished shards are kept"
             )
         self._notify(f"{text}. It is started again ({self._restarts}/{self._options.restarts})")
+
+
+def checked(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    reason: FinishReason,
+    *,
+    longest: int,
+    vocab_size: int,
+    source: str,
+) -> Completion:
+    """A response from elsewhere, once it holds what the shards need; RunStopped where not."""
+    fault = None
+    if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
+        fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
+    elif ids.min() < 0 or ids.max() >= vocab_size:
+        fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
+    elif not np.isfinite(logprobs).all():
+        fault = "logprobs that are not finite"
+    if fault:
+        raise RunStopped(f"the engine gave {fault}; see {source}")
+    return Completion(ids, logprobs, reason)
 
 
 def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:

@@ -1,0 +1,68 @@
+"""A vLLM server of the weights in a folder, in place of the one before: for `engine.hand_over`.
+
+    python scripts/serve_vllm.py PYTHON PIDFILE [VLLM OPTIONS ...] URL FOLDER
+
+PYTHON is an interpreter that has vllm. The server that PIDFILE names is ended, another one is
+started at URL, and this returns once it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlparse
+
+PATIENCE = 900.0  # seconds to load the model
+
+
+def main(arguments: list[str]) -> None:
+    python, pid_file, *options, url, folder = arguments
+    end(Path(pid_file))
+    address = urlparse(url)
+    command = [python, "-m", "vllm.entrypoints.cli.main", "serve", folder]
+    command += ["--host", str(address.hostname), "--port", str(address.port)]
+    # Logprobs of the distribution that is drawn from, and no sampler settings of the model's own.
+    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", *options]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    Path(pid_file).write_text(f"{server.pid}\n")
+    began = time.monotonic()
+    while not answers(f"{url}/health"):
+        if server.poll() is not None:
+            sys.exit(f"the server ended with status {server.returncode}")
+        if time.monotonic() - began > PATIENCE:
+            sys.exit(f"the server does not answer after {PATIENCE:g} s")
+        time.sleep(1)
+
+
+def end(pid_file: Path) -> None:
+    """End the server that was started before, with all that it started."""
+    if not pid_file.exists():
+        return
+    pid = int(pid_file.read_text())
+    pid_file.unlink()
+    try:
+        os.killpg(pid, signal.SIGTERM)
+        for _ in range(100):
+            time.sleep(0.2)
+            os.killpg(pid, 0)
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

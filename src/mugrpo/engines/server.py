@@ -1,0 +1,153 @@
+"""A running vLLM server (OpenAI-compatible) as an engine: token ids in, ids and logprobs out.
+
+It must report logprobs after the temperature (`vllm serve --logprobs-mode processed_logprobs`); one
+that does not is found out by the canary at any other temperature than 1.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo.config.engines import VLLMServerOptions
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.remote import checked
+from mugrpo.errors import RunStopped
+from mugrpo.policy import Policy
+from mugrpo.records import FinishReason
+
+_TICK = 0.5  # seconds after which a caller that waits is given its turn
+_PAUSE = 1.0  # seconds before a request that found no server is sent again
+
+# Whatever the model's own generation config says.
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "ignore_eos": True,  # the run's own stop ids are all that count
+    "logprobs": 0,
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+}
+
+
+class ServerEngine:
+    """See `Engine`. The server is another's: it is asked, and never ended."""
+
+    def __init__(self, url: str, policy: Policy, options: VLLMServerOptions, log: Path) -> None:
+        self._url = url.rstrip("/")
+        self._vocab_size = policy.vocab_size
+        self._stop_ids = policy.stop_ids
+        self._options = options
+        self._log = log
+        self._update: int | None = None
+        self._model = ""
+
+    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+        """See `Engine.refresh`: runs the command that hands the weights over.
+
+        Raises RunStopped where it fails, or no server answers.
+        """
+        if update == self._update:
+            return
+        if self._options.hand_over:
+            command = [*self._options.hand_over, self._url, weights()]
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(self._log, "ab") as log:
+                    done = subprocess.run(command, stdout=log, stderr=log, check=False)
+            except OSError as error:
+                raise RunStopped(
+                    f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
+                ) from None
+            if done.returncode:
+                raise RunStopped(
+                    f"engine.hand_over: {command[0]} ended with status {done.returncode}; its log "
+                    f"is {self._log}"
+                )
+        self._model = self._ask("/v1/models")["data"][0]["id"]
+        self._update = update
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[Decoded]:
+        """See `Engine.generate`. Raises RunStopped where the server refuses, or stays away."""
+
+        def completion(request: Request) -> Completion:
+            answer = self._ask(
+                "/v1/completions",
+                {
+                    "model": self._model,
+                    "prompt": request.prompt_ids.tolist(),
+                    "temperature": temperature,
+                    "max_tokens": max_new_tokens,
+                    "seed": request.seed % (1 << 63),
+                    "stop_token_ids": self._stop_ids,
+                    **_NEUTRAL,
+                },
+            )
+            return self._completion(answer["choices"][0], max_new_tokens)
+
+        pool = ThreadPoolExecutor(self._options.concurrency)
+        try:
+            pending = {pool.submit(completion, r): index for index, r in enumerate(requests)}
+            while pending:
+                done, _ = wait(pending, timeout=_TICK, return_when=FIRST_COMPLETED)
+                made = [(pending.pop(future), future.result()) for future in done]
+                yield Decoded(made, sum(len(completion.ids) for _, completion in made))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def rest(self) -> None:
+        """See `Engine.rest`: the server's machine is its own."""
+
+    def close(self) -> None:
+        """See `Engine.close`: nothing of the server's is held."""
+
+    def _completion(self, choice: dict[str, Any], max_new_tokens: int) -> Completion:
+        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
+        if ids is None or "token_logprobs" not in logprobs:
+            raise RunStopped(
+                f"{self._url} gives no token ids or no logprobs; it must be vLLM's, of a version "
+                "that knows return_token_ids"
+            )
+        return checked(
+            np.array(ids, np.int32),
+            np.array(logprobs["token_logprobs"], np.float32),
+            FinishReason(choice["finish_reason"]),
+            longest=max_new_tokens,
+            vocab_size=self._vocab_size,
+            source=self._url,
+        )
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The server's answer; one that is away is asked again, `restarts` times."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}{path}", data)
+        request.add_header("Content-Type", "application/json")
+        for left in reversed(range(self._options.restarts + 1)):
+            try:
+                with urllib.request.urlopen(request, timeout=self._options.silence) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                said = error.read(500).decode(errors="replace")
+                raise RunStopped(f"{self._url} answers {error.code} to {path}: {said}") from None
+            except OSError as error:  # URLError and timeouts among them
+                if not left:
+                    raise RunStopped(
+                        f"{self._url} does not answer ({error}); finished shards are kept"
+                    ) from None
+                time.sleep(_PAUSE)

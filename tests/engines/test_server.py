@@ -1,0 +1,224 @@
+"""The engine that asks a server, against a small server of our own that speaks the protocol."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.builders import PROMPTS, encoded
+
+from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
+from mugrpo.config.load import build_config
+from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.engines.server import ServerEngine
+from mugrpo.errors import RunStopped, UsageError
+from mugrpo.policy import Policy
+
+LIMIT = 24
+
+
+class Server:
+    """Answers as vLLM does, with responses that our own engine samples alone."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.change = lambda choice: choice
+        self.away = 0  # requests that find nobody
+        engine, lock = ContinuousEngine(policy, ContinuousOptions(slots=1)), threading.Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer({"data": [{"id": "the-model"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    server.asked.append(body)
+                    if server.away:
+                        server.away -= 1
+                        self.close_connection = True
+                        return
+                    request = Request(np.array(body["prompt"], np.int32), body["seed"])
+                    (made,) = (
+                        completion
+                        for decoded in engine.generate(
+                            [request],
+                            temperature=body["temperature"],
+                            max_new_tokens=body["max_tokens"],
+                        )
+                        for _, completion in decoded.completions
+                    )
+                choice = {
+                    "token_ids": made.ids.tolist(),
+                    "logprobs": {"token_logprobs": made.logprobs.tolist()},
+                    "finish_reason": made.finish_reason.value,
+                }
+                changed = server.change(choice)
+                self.answer(changed and {"choices": [changed]})
+
+            def answer(self, value: Any) -> None:
+                self.send_response(200 if value else 400)
+                self.end_headers()
+                self.wfile.write(json.dumps(value or "no such thing").encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server(embedded_policy: Policy) -> Iterator[Server]:
+    made = Server(embedded_policy)
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+@pytest.fixture(scope="module")
+def requests(embedded_policy: Policy) -> list[Request]:
+    prompts = [encoded(embedded_policy, PROMPTS[i % len(PROMPTS)]) for i in range(12)]
+    return [Request(prompt, 500 + i) for i, prompt in enumerate(prompts)]
+
+
+def engine_of(server: Server, policy: Policy, folder: Path, **options: Any) -> ServerEngine:
+    chosen = VLLMServerOptions(urls=(server.url,), concurrency=4, **options)
+    return ServerEngine(server.url, policy, chosen, folder / "hand_over.log")
+
+
+def taken(engine: ServerEngine, requests: list[Request]) -> list[Completion]:
+    found: dict[int, Completion] = {}
+    for decoded in engine.generate(requests, temperature=1.1, max_new_tokens=LIMIT):
+        found.update(decoded.completions)
+    return [found[index] for index in range(len(requests))]
+
+
+def test_every_request_gets_its_own_answer(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "not asked for")
+    made = taken(engine, requests)
+    alone = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
+    for request, completion in zip(requests, made, strict=True):
+        (expected,) = (
+            c
+            for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT)
+            for _, c in d.completions
+        )
+        np.testing.assert_array_equal(completion.ids, expected.ids)
+        np.testing.assert_array_equal(completion.logprobs, expected.logprobs)
+        assert completion.finish_reason is expected.finish_reason
+
+
+def test_the_server_is_told_to_draw_from_the_softmax_alone(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "")
+    taken(engine, requests[:1])
+    (body,) = server.asked
+    assert body["model"] == "the-model" and body["temperature"] == 1.1
+    assert (body["top_p"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
+    assert (body["presence_penalty"], body["frequency_penalty"]) == (0.0, 0.0)
+    assert (body["repetition_penalty"], body["min_tokens"]) == (1.0, 0)
+    assert body["stop_token_ids"] == embedded_policy.stop_ids and body["ignore_eos"] is True
+    assert body["seed"] == requests[0].seed and body["max_tokens"] == LIMIT
+
+
+def test_weights_are_handed_over_by_a_command_at_each_refresh(
+    server: Server, embedded_policy: Policy, tmp_path: Path
+):
+    script = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
+    command = (sys.executable, "-c", script, str(tmp_path / "calls"))
+    engine = engine_of(server, embedded_policy, tmp_path, hand_over=command)
+    engine.refresh(0, lambda: "/the/model")
+    engine.refresh(0, lambda: pytest.fail("nothing changed"))
+    engine.refresh(8, lambda: "/the/weights")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"{server.url} /the/model", f"{server.url} /the/weights"]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (("/no/such/command",), "/no/such/command cannot be run"),
+        ((sys.executable, "-c", "import sys; sys.exit('why')"), "ended with status 1; its log is"),
+    ],
+)
+def test_a_hand_over_that_fails_stops_the_run(
+    server: Server, embedded_policy: Policy, tmp_path: Path, command, text
+):
+    engine = engine_of(server, embedded_policy, tmp_path, hand_over=command)
+    with pytest.raises(RunStopped, match=text):
+        engine.refresh(0, lambda: "/the/model")
+    if "log" in text:
+        assert (tmp_path / "hand_over.log").read_text() == "why\n"
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("mugrpo.engines.server._PAUSE", 0.01)
+    engine = engine_of(server, embedded_policy, tmp_path, restarts=2)
+    engine.refresh(0, lambda: "")
+    server.away = 2
+    assert len(taken(engine, requests[:1])) == 1
+    server.away = 3
+    with pytest.raises(RunStopped, match=r"does not answer.*finished shards are kept"):
+        taken(engine, requests[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda c: {**c, "token_ids": None}, "gives no token ids"),
+        (lambda c: {**c, "logprobs": None}, "no logprobs"),
+        (lambda c: {**c, "token_ids": [10**6] * len(c["token_ids"])}, "of a vocabulary of"),
+        (lambda c: None, "answers 400 to /v1/completions"),
+    ],
+)
+def test_an_answer_that_cannot_be_right_stops_the_run(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, change, text
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "")
+    server.change = change
+    with pytest.raises(RunStopped, match=text):
+        taken(engine, requests[:1])
+
+
+# ---- what vLLM is not to be told ----
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_tokens", "generation_config"])
+def test_arguments_that_change_the_distribution_are_refused(name: str):
+    raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
+    with pytest.raises(UsageError, match=f"{name} changes the distribution"):
+        build_config(raw, "a file")
+
+
+def test_arguments_that_the_run_sets_are_refused():
+    raw = {"engine": {"name": "vllm", "arguments": {"logprobs_mode": "raw_logprobs"}}}
+    with pytest.raises(UsageError, match="logprobs_mode is set by the run's other options"):
+        build_config(raw, "a file")
+    assert VLLMOptions(arguments={"max_model_len": 64}).arguments == {"max_model_len": 64}
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.5])
+def test_temperatures_that_vllm_would_change_are_refused(temperature: float):
+    raw = {"engine": {"name": "vllm"}, "rollouts": {"temperature": temperature}}
+    with pytest.raises(UsageError, match=f"from 0.01 to 2, not at {temperature:g}"):
+        build_config(raw, "a file")
+    build_config({"rollouts": {"temperature": temperature}}, "a file")  # our own engine does

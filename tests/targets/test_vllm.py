@@ -1,0 +1,214 @@
+"""The real vLLM, on the CPU where there is no GPU: `make test-vllm`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from mugrpo.config.engines import VLLMOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines import make_engines
+from mugrpo.engines.base import Request
+from mugrpo.policy import EMBEDDED, load_policy
+from mugrpo.shards import ShardSet, read_rollouts
+from tests.builders import PROMPTS, encoded, plain_logprobs
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+CONFIG = f"""
+seed = 3
+
+[task]
+train_problems = 64
+
+[schedule]
+stages = 2
+batches_per_stage = 3
+problems_per_update = 4
+group_size = 8
+
+[rollouts]
+shard_rollouts = 16
+temperature = 1.3
+
+[evaluation]
+every = 0
+
+[engine]
+name = "vllm"
+python = "{PYTHON}"
+enforce_eager = true
+max_num_seqs = 8
+arguments = {{ max_model_len = 128 }}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def start(config: Path, run_dir: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mugrpo.cli", "train", config, "--run-dir", run_dir, *options]
+    return subprocess.Popen(
+        [str(word) for word in command], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def trained(config: Path, run_dir: Path, *options: str) -> str:
+    """What a run says that must end well."""
+    process = start(config, run_dir, *options)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    return said
+
+
+def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
+    path = run_dir / "stages" / f"{stage:03d}" / "rollouts" / "manifest.json"
+    return json.loads(path.read_text())["shards"] if path.exists() else {}
+
+
+def engines(pid: int) -> list[int]:
+    """The workers that a run has started."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            line = Path(f"/proc/{child}/cmdline")
+            if line.exists() and b"engines/worker.py" in line.read_bytes():
+                found.append(int(child))
+    return found
+
+
+def wait_for_a_shard(run_dir: Path) -> None:
+    for _ in range(6000):
+        if manifest(run_dir):
+            return
+        time.sleep(0.02)
+    raise TimeoutError("no shard was published")
+
+
+def assert_whole(run_dir: Path) -> None:
+    """Both stages have every rollout once, with the trainer's logprobs to 1e-3."""
+    for stage, update in ((0, 0), (1, 3)):
+        policy = load_policy(ModelOptions())
+        if update:
+            policy.load_weights(run_dir / "checkpoints" / f"update-{update:06d}", update)
+        shards = ShardSet(run_dir / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
+        rollouts = [r for shard in shards.numbers() for r in read_rollouts(shards, shard)]
+        assert len({(r.problem_id, r.occurrence, r.sample) for r in rollouts}) == 3 * 4 * 8
+        for rollout in rollouts:
+            expected = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids, 1.3)
+            np.testing.assert_allclose(rollout.behavior_logprobs, expected.detach(), atol=1e-3)
+
+
+def test_a_run_samples_from_the_policy_of_each_stage(config: Path, tmp_path: Path):
+    trained(config, tmp_path / "run")
+    assert_whole(tmp_path / "run")
+    gaps = [entry["canary_gap"] for s in (0, 1) for entry in manifest(tmp_path / "run", s).values()]
+    assert max(gaps) < 1e-3
+
+
+def test_two_engines_share_a_stage(config: Path, tmp_path: Path):
+    trained(config, tmp_path / "run", "--engine.processes", "2")
+    assert_whole(tmp_path / "run")
+    logs = sorted((tmp_path / "run" / "logs").glob("engine-*.log"))
+    assert [log.name for log in logs] == ["engine-0.log", "engine-1.log"]
+
+
+def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
+    config: Path, tmp_path: Path
+):
+    process = start(config, tmp_path / "run")
+    wait_for_a_shard(tmp_path / "run")
+    before = manifest(tmp_path / "run")
+    for pid in engines(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert "ended with SIGKILL" in said and "It is started again (1/2)" in said
+    assert_whole(tmp_path / "run")
+    after = manifest(tmp_path / "run")
+    assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
+
+
+def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tmp_path: Path):
+    process = start(config, tmp_path / "run")
+    wait_for_a_shard(tmp_path / "run")
+    workers = engines(process.pid)
+    before = manifest(tmp_path / "run")
+    process.kill()
+    process.communicate()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            break
+        time.sleep(0.1)
+    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    said = trained(config, tmp_path / "run")
+    assert "shards done, continuing" in said
+    after = manifest(tmp_path / "run")
+    assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
+    assert_whole(tmp_path / "run")
+
+
+def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
+    """First tokens of 2,000 responses with seeds of their own, against their probabilities."""
+    policy = load_policy(ModelOptions())
+    prompt = encoded(policy, PROMPTS[0])
+    options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    (engine,) = make_engines(
+        policy,
+        ModelOptions(),
+        options,
+        log=lambda name: tmp_path / name,
+        notify=print,
+        check=lambda: None,
+    )
+    engine.refresh(0, lambda: str(EMBEDDED["chain"]))
+    count, temperature = 2000, 2.0
+    requests = [Request(prompt, 7_000_000_000 + i) for i in range(count)]
+    counts = np.zeros(policy.vocab_size)
+    for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=1):
+        for _, completion in decoded.completions:
+            counts[completion.ids[0]] += 1
+    engine.close()
+    every = [np.array([token], np.int32) for token in range(policy.vocab_size)]
+    logprobs = [plain_logprobs(policy, prompt, ids, temperature).item() for ids in every]
+    expected = np.exp(logprobs)
+    expected *= count / expected.sum()
+    assert expected.min() > 5 and len(expected) > 10
+    assert chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    pid_file = tmp_path / "server.pid"
+    words = [sys.executable, str(ROOT / "scripts" / "serve_vllm.py"), str(PYTHON), str(pid_file)]
+    words += ["--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8"]
+    head, _, _ = CONFIG.partition("[engine]")
+    text = (
+        f'{head}[engine]\nname = "vllm_server"\nurls = ["{url}"]\nhand_over = {json.dumps(words)}'
+    )
+    config.write_text(text)
+    try:
+        trained(config, tmp_path / "run")
+    finally:
+        os.killpg(int(pid_file.read_text()), signal.SIGKILL)
+    assert_whole(tmp_path / "run")
