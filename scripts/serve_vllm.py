@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     python, pid_file, *options, url, folder = arguments
     end(Path(pid_file))
     address = urlparse(url)
-    command = [python, "-m", "vllm.entrypoints.cli.main", "serve", folder]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     command += ["--host", str(address.hostname), "--port", str(address.port)]
     # Logprobs of the distribution that is drawn from, and no sampler settings of the model's own.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", *options]

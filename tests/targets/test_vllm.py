@@ -201,7 +201,8 @@ def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path):
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     pid_file = tmp_path / "server.pid"
     words = [sys.executable, str(ROOT / "scripts" / "serve_vllm.py"), str(PYTHON), str(pid_file)]
-    words += ["--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "8"]
+    words += ["--dtype", "float32", "--enforce-eager"]
+    words += ["--max-model-len", "128", "--max-num-seqs", "8"]
     head, _, _ = CONFIG.partition("[engine]")
     text = (
         f'{head}[engine]\nname = "vllm_server"\nurls = ["{url}"]\nhand_over = {json.dumps(words)}'

@@ -30,30 +30,36 @@ NAMES = {
 }
 
 _OF_ONE = ("accuracy", "best", "mean")
-_PANEL, _HEIGHT = 400, 240
+_PANEL, _ALONE, _HEIGHT = 400, 640, 240
+_SHADES = 5  # lines whose intervals are shaded
 _HEAD, _LEGEND = 44, 22
 _ROW, _LABELS, _DOTS = 24, 300, 460
 _CHARACTER = 6.6
 
 
 def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Markup:
-    """A quantity at every evaluation: seeds thin, their mean thick, its interval shaded."""
+    """A quantity at every evaluation: seeds thin, their mean thick, its interval shaded.
+
+    Of many lines nobody could tell the shades apart: then the seeds alone show the spread.
+    """
     panels = list(study.axes[figure.panels]) if figure.panels else [""]
     lines = list(study.axes[figure.lines]) if figure.lines else [""]
     y = _axis(figure, [point.get(figure.of) for row in rows for point in row["curve"]])
     parts = []
+    size = _PANEL if len(panels) > 1 else _ALONE
     for number, panel in enumerate(panels):
-        chart = Chart(Axis("updates"), y, _PANEL, _HEIGHT)
+        chart = Chart(Axis("updates"), y, size, _HEIGHT)
         for hue, line in enumerate(lines):
             arm = {a: v for a, v in ((figure.panels, panel), (figure.lines, line)) if a}
             chosen = rows_of(rows, arm)
-            _draw_line(chart, [row["curve"] for row in chosen], figure.of, run_css(hue))
-        at = (number * _PANEL, _HEAD + 16)
+            runs = [row["curve"] for row in chosen]
+            _draw_line(chart, runs, figure.of, run_css(hue), shaded=len(lines) <= _SHADES)
+        at = (number * size, _HEAD + 16)
         if panel:
             name = f"{figure.panels}: {panel}"
             parts.append(tag("text", name, x=at[0] + 46, y=_HEAD + 8, class_="panel"))
         parts.append(chart.svg(f"{figure.title} {panel}", at))
-    width = max(_PANEL * len(panels), 640)
+    width = max(size * len(panels), _ALONE)
     top = _HEAD + 16 + _HEIGHT + 14
     legend, below = _legend(lines, width, top) if figure.lines else (None, top)
     return _picture(figure.title, width, below, *parts, legend)
@@ -107,19 +113,18 @@ def _estimated(numbers: Sequence[float | None], scale: Scale, y: float, css: str
     return join(parts)
 
 
-def _draw_line(chart: Chart, runs: Sequence[Sequence[Row]], key: str, css: str) -> None:
+def _draw_line(
+    chart: Chart, runs: Sequence[Sequence[Row]], key: str, css: str, *, shaded: bool
+) -> None:
     """Every run, their mean and its interval; what a run lacks at an update, it is left out of."""
     for run in runs:
         chart.line([p["update"] for p in run], [p.get(key) for p in run], css=f"faint {css}")
     updates = sorted({point["update"] for run in runs for point in run})
     at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
     ends = {u: found for u, values in at.items() if (found := _interval(values, chart.y.log))}
-    chart.band(
-        list(ends),
-        [low for _, low, _ in ends.values()],
-        [high for *_, high in ends.values()],
-        css=css,
-    )
+    if shaded:
+        lows, highs = [low for _, low, _ in ends.values()], [high for *_, high in ends.values()]
+        chart.band(list(ends), lows, highs, css=css)
     chart.line(list(ends), [middle for middle, *_ in ends.values()], css=f"thick {css}")
 
 
