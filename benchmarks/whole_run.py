@@ -21,11 +21,11 @@ from outcomes import Outcome
 
 def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
     """`mugrpo train`, in this process."""
+    from mugrpo.opening import open_run
     from mugrpo.pipeline import train
     from mugrpo.progress import Progress
     from mugrpo.report.costs import phase_seconds, spans
     from mugrpo.report.read import read_runs
-    from mugrpo.run import open_run
 
     outcome = Outcome()
     with open_run(

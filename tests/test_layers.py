@@ -28,7 +28,7 @@ LAYER_0 = {
     "shards",
     "stopping",
 }
-LAYER_1 = {"tasks", "pretrained", "policy", "engines", "memory"}
+LAYER_1 = {"tasks", "pretrained", "policy", "engines", "memory", "ranks", "sharded"}
 BELOW_3 = LAYER_0 | LAYER_1 | {"rollouts", "optimize"}
 
 # What each module or package directly under mugrpo may import, besides itself.
@@ -37,7 +37,9 @@ MAY_IMPORT = {
     "tasks": LAYER_0,
     "pretrained": LAYER_0,
     "memory": LAYER_0,
-    "policy": LAYER_0 | {"pretrained", "memory"},
+    "ranks": LAYER_0,
+    "sharded": LAYER_0,
+    "policy": LAYER_0 | {"pretrained", "memory", "sharded"},
     "engines": LAYER_0 | {"policy", "memory"},
     "rollouts": LAYER_0 | LAYER_1,
     "optimize": LAYER_0 | LAYER_1,
@@ -49,18 +51,32 @@ MAY_IMPORT = {
     "sinks": LAYER_0,
     "weights": LAYER_0 | {"policy"},
     "run": BELOW_3 | {"provenance", "sinks", "weights"},
+    "opening": BELOW_3 | {"run", "provenance"},
     "evaluate": BELOW_3 | {"run"},
+    "launch": BELOW_3 | {"run", "evaluate"},
     "saving": BELOW_3 | {"run"},
     "canary": BELOW_3 | {"run"},
     "other_policies": BELOW_3 | {"run"},
     "planning": BELOW_3 | {"run"},
     "experience": BELOW_3 | {"run", "other_policies"},
     "pipeline": BELOW_3
-    | {"run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
-    "bakeoff": BELOW_3 | {"run", "evaluate", "pipeline", "planning", "provenance", "report"},
-    "study": BELOW_3 | {"run", "pipeline", "report"},
+    | {"launch", "run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
+    "bakeoff": BELOW_3
+    | {"opening", "run", "evaluate", "pipeline", "planning", "provenance", "report"},
+    "study": BELOW_3 | {"opening", "run", "pipeline", "report"},
     "cli": BELOW_3
-    | {"run", "evaluate", "pipeline", "repair", "summary", "report", "catalog", "bakeoff", "study"},
+    | {
+        "opening",
+        "run",
+        "evaluate",
+        "pipeline",
+        "repair",
+        "summary",
+        "report",
+        "catalog",
+        "bakeoff",
+        "study",
+    },
 }
 
 # The mathematics: of mugrpo, these import each other and nothing else.

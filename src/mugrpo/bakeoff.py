@@ -23,13 +23,14 @@ from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_once
 from mugrpo.metrics import read_metrics
+from mugrpo.opening import open_run
 from mugrpo.pipeline import require, run_phase
 from mugrpo.planning import plan_stage
 from mugrpo.progress import Progress
 from mugrpo.provenance import provenance_of
 from mugrpo.publishing import publish_file, publish_folder
 from mugrpo.report import write_report
-from mugrpo.run import Run, open_run
+from mugrpo.run import Run
 from mugrpo.run_dir import FORMAT, RunDir
 from mugrpo.shards import ShardSet
 

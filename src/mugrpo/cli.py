@@ -66,7 +66,8 @@ def _phase(options: argparse.Namespace) -> int:
         if stage is None:
             stage = min(run.schedule.stage_of(run.newest_update), run.schedule.stages - 1)
         _check_stage(run, stage)
-        pipeline.run_phase(run, options.command, stage, again=getattr(options, "again", False))
+        again, until = getattr(options, "again", False), getattr(options, "until", None)
+        pipeline.run_phase(run, options.command, stage, again=again, until=until)
     return 0
 
 
@@ -158,17 +159,22 @@ def _convert(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[Run]:
+    from mugrpo.opening import open_run
     from mugrpo.progress import Progress
-    from mugrpo.run import open_run
+    from mugrpo.ranks import joined
 
-    with open_run(
-        options.target,
-        overrides=options.overrides,
-        run_dir=options.run_dir,
-        force=options.force,
-        progress=Progress(),
-        stop=options.stop,
-    ) as run:
+    with (
+        joined(options.command) as ranks,
+        open_run(
+            options.target,
+            overrides=options.overrides,
+            run_dir=options.run_dir,
+            force=options.force,
+            progress=Progress(shown=ranks.first),
+            stop=options.stop,
+            ranks=ranks,
+        ) as run,
+    ):
         options.stop.check()
         yield run
 
@@ -180,7 +186,7 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> s
         *getattr(options, "action", "").split(),
         str(options.target),
     ]
-    for flag in ("run_dir", "stage", "update", "objectives", "work", "jobs"):
+    for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
         if (value := getattr(options, flag, None)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
     words += [f"--{flag}" for flag in ("again", "keep") if getattr(options, flag, False)]
@@ -227,6 +233,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "score":
             again = "score anew what is scored already (with --force after a change of rewards)"
             phase.add_argument("--again", action="store_true", help=again)
+        if name == "optimize":
+            phase.add_argument("--until", type=int, help="make no updates after this one")
     evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
     evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
     compared = add("bakeoff", _bakeoff, "train several methods on a stage's rollouts", run=True)

@@ -78,10 +78,17 @@ def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> No
 
 
 def evaluate_if_due(run: Run, update: int) -> None:
-    """Evaluate before the first, after the last and after every N-th update, once each."""
-    every, total = run.config.evaluation.every, run.config.schedule.total_updates
-    if every and (update % every == 0 or update == total):
+    """Evaluate before the first, after the last and after every N-th update, once each.
+
+    Not in the ranks of an update: the run that started them evaluates their checkpoints.
+    """
+    if evaluation_due(run, update) and run.ranks.size == 1:
         evaluate_once(run, update)
+
+
+def evaluation_due(run: Run, update: int) -> bool:
+    every, total = run.config.evaluation.every, run.config.schedule.total_updates
+    return every > 0 and (update % every == 0 or update == total)
 
 
 def evaluate_once(run: Run, update: int) -> None:

@@ -25,6 +25,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
 from mugrpo.experience import StageReader
+from mugrpo.launch import optimize_in_ranks
 from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.other_policies import logprobs_stage
@@ -66,8 +67,10 @@ def train(run: Run) -> None:
     assert run.newest_update == total
 
 
-def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
-    """One phase ("generate", "score", "optimize") of one stage; scores can be made `again`.
+def run_phase(
+    run: Run, phase: str, stage: int, *, again: bool = False, until: int | None = None
+) -> None:
+    """One phase ("generate", "score", "optimize") of one stage: scores `again`, updates `until`.
 
     Raises UsageError where the phase before it is not complete.
     """
@@ -85,9 +88,10 @@ def run_phase(run: Run, phase: str, stage: int, *, again: bool = False) -> None:
                 run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
             score_stage(run, stage, again=again)
         else:
-            plan_stage(run, stage)
-            logprobs_stage(run, stage)
-            optimize_stage(run, stage)
+            if run.ranks.size == 1:
+                plan_stage(run, stage)
+                logprobs_stage(run, stage)
+            optimize_stage(run, stage, until)
             if run.trainer.update > run.newest_update:  # the next command needs it
                 checkpoint(run)
 
@@ -225,11 +229,14 @@ def score_stage(run: Run, stage: int, *, again: bool = False) -> None:
         run.progress.say(described(refresh))
 
 
-def optimize_stage(run: Run, stage: int) -> None:
-    """Make the stage's updates that no checkpoint holds yet, up to where it ends."""
+def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
+    """Make the stage's updates that no checkpoint holds yet, up to where it ends, or `until`."""
     first = run.schedule.first_update(stage)
     if run.newest_update >= run.schedule.first_update(stage + 1):
         run.progress.say(f"stage {stage}: all updates are made")
+        return
+    if run.config.distributed.processes > 1 and run.ranks.size == 1:
+        optimize_in_ranks(run, stage)
         return
     start = max(run.newest_update, first)
     evaluate_if_due(run, start)
@@ -238,27 +245,22 @@ def optimize_stage(run: Run, stage: int) -> None:
     run.progress.behavior_reward = reader.behavior_reward
     planned = run.schedule.planned_updates(stage)
     run.progress.begin(_heading(run, stage, "optimize"), "updates", planned, start - first)
-    while trainer.update < run.schedule.first_update(stage + 1):
-        run.stop.check()
+    while trainer.update < min(run.schedule.first_update(stage + 1), until or math.inf):
+        run.check()
         run.rest_engines()
         began = time.monotonic()
         experience = reader.of_update(trainer.update)
         read_seconds = time.monotonic() - began
-        staleness = trainer.update - first
+        told = {"stage": stage, "staleness": trainer.update - first}
+        told["behavior_reward"] = reader.behavior_reward
         watch = SampleCollector() if samples_due(run, trainer.update + 1) else None
         metrics = trainer.step(experience, watch)
-        run.metrics.append(
-            "update",
-            trainer.update,
-            stage=stage,
-            staleness=staleness,
-            behavior_reward=reader.behavior_reward,
-            **metrics,
-            **{"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds},
-        )
+        metrics |= {"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds}
         run.checkpoint_seconds = 0.0  # they stand in the line of the next update
-        if watch is not None:
-            keep_samples(run, experience, watch)
+        if run.ranks.first:
+            run.metrics.append("update", trainer.update, **told, **metrics)
+            if watch is not None:
+                keep_samples(run, experience, watch)
         if metrics["skipped"]:
             report_nonfinite(run, experience, metrics)
         end_if_stale(run, stage, metrics)
@@ -288,7 +290,8 @@ def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
     rollouts = before.batches(stage) * before.options.rollouts_per_update
     unused = rollouts - batches * before.options.rollouts_per_update
     ends = {"stage": stage, "updates": made, "planned_updates": planned, "unused_rollouts": unused}
-    run.metrics.append("stage_end", update, **ends, **{rule.name: moved})
+    if run.ranks.first:
+        run.metrics.append("stage_end", update, **ends, **{rule.name: moved})
     run.progress.say(
         f"stage {stage} ends after {made} of {planned} updates: {rule.name} {moved:.3g}; {unused} "
         f"of its {rollouts} rollouts are not trained on"

@@ -20,6 +20,7 @@ from mugrpo.errors import UsageError
 from mugrpo.memory import keep_freed_memory
 from mugrpo.pretrained import PACKAGED, converted
 from mugrpo.publishing import sha256_of
+from mugrpo.sharded import full, like, local
 
 EMBEDDED = {
     name: Path(__file__).parent / "tasks" / f"{name}_model" for name in ("chain", "letters")
@@ -46,6 +47,8 @@ class Policy:
         self.precision = options.precision
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
+        self.device: torch.device = model.device  # where it is computed
+        self.compute: nn.Module | None = None  # from ids to logprobs, of a model shared among ranks
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
@@ -66,11 +69,6 @@ class Policy:
                 self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(options.gradient_checkpointing)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
-
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The arithmetic of forward passes: bf16 autocast, or nothing for fp32."""
         if self.precision == "fp32":
@@ -80,19 +78,32 @@ class Policy:
     def nonfinite_parameter(self) -> str | None:
         """The name of a parameter that holds NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
+            if not torch.isfinite(local(parameter)).all():
                 return str(name)
         return None
 
-    def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face form."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+    def save(self, folder: Path, *, first: bool = True) -> None:
+        """Write model and tokenizer in Hugging Face form.
+
+        Of a model that is shared all ranks call it, and the `first` writes.
+        """
+        whole = None
+        if self.compute is not None:
+            own = [*self.model.named_parameters(), *self.model.named_buffers()]  # tied ones once
+            kept = self.model.state_dict().keys()
+            whole = {name: full(t.detach()).cpu() for name, t in own if name in kept}
+        if first:
+            self.model.save_pretrained(folder, state_dict=whole)
+            self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, path: str | Path, update: int) -> None:
         """Take the weights of a model of the same architecture: a directory or a hub id."""
+        state = _load_model(path).state_dict()
+        if self.compute is not None:
+            own = self.model.state_dict()
+            state = {n: like(t, own[n]) if n in own else t for n, t in state.items()}
         try:
-            self.model.load_state_dict(_load_model(path).state_dict())
+            self.model.load_state_dict(state)
         except RuntimeError as error:
             raise UsageError(f"{path} holds a model of another form ({_first(error)})") from None
         self.update = update

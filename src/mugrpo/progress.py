@@ -21,8 +21,10 @@ class Progress:
     seconds and at each phase's end. Times are of the monotonic clock.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None, *, shown: bool = True) -> None:
+        self.console = console or Console(
+            file=sys.stdout, highlight=False, soft_wrap=True, quiet=not shown
+        )
         self.behavior_reward: float | None = None
         self.accuracy: float | None = None
         self._live: Live | None = None

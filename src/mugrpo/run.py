@@ -1,27 +1,26 @@
-"""A run, opened: its folder locked, its config checked, its task, policy and engine at hand."""
+"""A run, opened (`opening`): its task, policy and engines at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock
 
-from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
-from mugrpo.errors import UsageError
+from mugrpo.errors import Interrupted
 from mugrpo.metrics import MetricsLog
 from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.sharding import shard
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.policy import Policy, load_policy, load_tokenizer, model_sizes
+from mugrpo.policy import Policy, load_policy
 from mugrpo.progress import Progress
-from mugrpo.provenance import judge_fingerprint, provenance_of, settled_config
-from mugrpo.publishing import publish_json, set_aside
+from mugrpo.provenance import judge_fingerprint
+from mugrpo.ranks import ALONE, Ranks
 from mugrpo.records import Problem
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -31,7 +30,6 @@ from mugrpo.schedule import Schedule
 from mugrpo.shards import ShardSet
 from mugrpo.sinks import Sinks
 from mugrpo.stopping import StopFlag
-from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 from mugrpo.weights import hand_over, weights_at
 
@@ -49,13 +47,17 @@ class Run:
     schedule: Schedule
     progress: Progress
     stop: StopFlag
+    ranks: Ranks = ALONE
     checkpoint_seconds: float = 0.0  # spent since the last update's metrics line
     _frozen: Policy | None = None
     _lengths: tuple[int, ExpectedLengths] = field(default_factory=lambda: (0, ExpectedLengths()))
 
     @cached_property
     def policy(self) -> Policy:
-        return load_policy(self.config.model, self.progress.say)
+        policy = load_policy(self.config.model, self.progress.say)
+        if self.ranks.size > 1:
+            shard(policy, self.config.distributed, self.ranks)
+        return policy
 
     def scorer(self, problems: Sequence[Problem]) -> Scorer:
         """What scores rollouts of `problems`."""
@@ -113,12 +115,15 @@ class Run:
 
     @cached_property
     def budget(self) -> TokenBudget:
-        """What the micro-batches of all policies may hold."""
-        return TokenBudget(self.config.optimizer, self.progress.say)
+        """What the micro-batches of all policies may hold; ranks could not halve it together."""
+        options = self.config.optimizer
+        if self.ranks.size > 1:
+            options = options.model_copy(update={"halve_on_out_of_memory": False})
+        return TokenBudget(options, self.progress.say)
 
     @cached_property
     def trainer(self) -> Trainer:
-        trainer = Trainer(self.policy, self.config, self.budget)
+        trainer = Trainer(self.policy, self.config, self.budget, self.ranks)
         if self.config.optimizer.share_prompts and not trainer.share:
             self.progress.say(
                 "the model's form, or gradient checkpointing, lets no responses share a prompt: "
@@ -130,6 +135,35 @@ class Run:
     def metrics(self) -> MetricsLog:
         """The metrics file, cut to the newest checkpoint: where the run goes on from."""
         return MetricsLog(self.dir.metrics, self.newest_update, self.sinks.log)
+
+    def hand_out(self) -> None:
+        """Leave updates, memory and metrics to other processes."""
+        for engine in self.__dict__.pop("engines", ()):
+            engine.close()
+        for name in ("trainer", "policy", "budget"):
+            self.__dict__.pop(name, None)
+        self._frozen = None
+        self.close_metrics()
+
+    def take_back(self) -> None:
+        """Go on from what the other processes have published."""
+        made = self.newest_update
+        starts = self.dir.stage_starts(made)
+        self.schedule = Schedule(self.config.schedule, len(self.problems), self.config.seed, starts)
+
+    def close_metrics(self) -> None:
+        if "metrics" in self.__dict__:
+            self.__dict__.pop("metrics").close()
+            self.__dict__.pop("sinks").close()
+
+    def check(self) -> None:
+        """Raise Interrupted if the run is asked to stop: all ranks do at the same update."""
+        if self.ranks.size == 1:
+            self.stop.check()
+            return
+        asked = self.ranks.first and self.dir.stop_request.exists()
+        if self.ranks.any(asked or self.stop.signal_name is not None):
+            raise Interrupted("stopped with the other ranks")
 
     @cached_property
     def sinks(self) -> Sinks:
@@ -186,106 +220,3 @@ class Run:
             else:
                 self.trainer.load(Path(weights_at(self.dir, self.config.model, update)))
         return self.trainer
-
-
-@contextmanager
-def open_run(
-    target: Path,
-    *,
-    overrides: Sequence[str] = (),
-    run_dir: Path | None = None,
-    force: bool = False,
-    progress: Progress,
-    stop: StopFlag | None = None,
-) -> Iterator[Run]:
-    """The run of `target`, a config file (begun where it is new) or the directory of a run.
-
-    Raises UsageError where the folder is no run, is locked, or was begun with another config,
-    data, model or code (unless `force`).
-    """
-    folder, config = _begun_or_new(target, overrides, run_dir)
-    task = make_task(config.task)
-    problems, eval_problems = task.train_problems(), task.eval_problems()
-    if config.evaluation.every and not eval_problems:
-        raise UsageError(
-            "no problem is held out to evaluate on; hold some out (task.eval_share, "
-            "task.eval_data), or turn evaluation off with --evaluation.every 0"
-        )
-    encode = prompt_encoder(config)
-    problems = _fitting(encode, problems, progress)
-    eval_problems = _fitting(encode, eval_problems, progress)
-    made = max(folder.checkpoint_updates(), default=0)
-    schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
-    if made > config.schedule.total_updates:
-        raise UsageError(
-            f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
-            "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
-        )
-    with folder.locked() as notices:
-        for notice in notices:
-            progress.say(notice)
-        document, forced = settled_config(
-            folder, config, provenance_of(config, problems, eval_problems), force, progress
-        )
-        for stage in folder.stages() if forced else ():
-            if stage > schedule.stage_of(made):
-                set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
-        if document:  # only now, so that a kill before it leaves the change to be forced again
-            publish_json(folder.config, document)
-        stop = stop or StopFlag()
-        run = Run(folder, config, task, encode, problems, eval_problems, schedule, progress, stop)
-        try:
-            yield run
-        finally:
-            progress.stop()
-            task.close()
-            for engine in run.__dict__.get("engines", ()):
-                engine.close()
-            if "metrics" in run.__dict__:
-                run.metrics.close()
-                run.sinks.close()
-
-
-def _begun_or_new(
-    target: Path, overrides: Sequence[str], run_dir: Path | None
-) -> tuple[RunDir, RunConfig]:
-    """The directory and the config of the run that `target` names."""
-    if target.is_dir():
-        if run_dir is not None:
-            raise UsageError(
-                f"{target} is a run's directory already; leave out --run-dir {run_dir}"
-            )
-        folder = RunDir(target)
-        stored = folder.read_config()
-        if stored is None:
-            raise UsageError(f"{target} is an empty directory, not a run; name a config file")
-        raw = apply_overrides(stored["config"], overrides)
-        config = build_config(raw, str(folder.config))
-    else:
-        config = load_config(target, overrides)
-        folder = RunDir(run_dir or Path("runs") / target.stem)
-        folder.read_config()
-    return folder, config
-
-
-def prompt_encoder(config: RunConfig) -> PromptEncoder:
-    """What makes prompts under `config`, leaving room for a response in the model's context."""
-    vocab_size, context = model_sizes(config.model)
-    longest = config.rollouts.max_new_tokens
-    if context is not None and context <= longest:
-        raise UsageError(
-            f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "
-            f"context of {context} tokens; lower it"
-        )
-    limit = None if context is None else context - longest
-    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit)
-
-
-def _fitting(
-    encode: PromptEncoder, problems: Sequence[Problem], progress: Progress
-) -> list[Problem]:
-    """Those of `problems` whose prompts are not too long; others are told of."""
-    fitting = encode.fitting(problems)
-    if dropped := len(problems) - len(fitting):
-        progress.say(f"{dropped} of {len(problems)} problems are left out: their prompts are long")
-    return fitting

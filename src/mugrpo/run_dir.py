@@ -75,6 +75,15 @@ class RunDir:
         """Of a process by its name."""
         return self.root / "logs" / f"{name}.log"
 
+    def rank_logs(self) -> Path:
+        """Of the processes that make updates together."""
+        return self.root / "logs" / "ranks"
+
+    @property
+    def stop_request(self) -> Path:
+        """There while the processes that make updates together are asked to stop."""
+        return self.root / "logs" / "stop"
+
     def checkpoint_updates(self) -> list[int]:
         """Updates with a published checkpoint, ascending. The folder's names are the only truth."""
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]

@@ -37,7 +37,8 @@ def saved_when_interrupted(run: Run) -> Iterator[None]:
 def checkpoint(run: Run) -> None:
     """Save the trainer and every metric up to it."""
     began = time.monotonic()
-    run.metrics.sync()
+    if run.ranks.first:
+        run.metrics.sync()
     stage = run.schedule.stage_of(run.trainer.update - 1)
     needed = {run.schedule.first_update(stage)}
     needed |= {run.reference_update(stage), run.reference_update(stage + 1)}
@@ -80,15 +81,14 @@ def report_nonfinite(run: Run, experience: Experience, metrics: dict[str, Any]) 
     trainer = run.trainer
     path = run.dir.nonfinite(trainer.update)
     groups = dict.fromkeys(rollout.group for rollout in experience.rollouts)
-    publish_json(
-        path,
-        {
-            "update": trainer.update,
-            "loss": str(metrics["loss"]),
-            "grad_norm": str(metrics["grad_norm"]),
-            "groups": [[key.problem_id, key.occurrence] for key in groups],
-        },
-    )
+    document = {
+        "update": trainer.update,
+        "loss": str(metrics["loss"]),
+        "grad_norm": str(metrics["grad_norm"]),
+        "groups": [[key.problem_id, key.occurrence] for key in groups],
+    }
+    if run.ranks.first:
+        publish_json(path, document)
     run.progress.say(
         f"update {trainer.update} had loss {metrics['loss']} and gradient norm "
         f"{metrics['grad_norm']}; it was not applied, its groups are in {path}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from mugrpo.config.run import SinkOptions
+from mugrpo.config.kept import SinkOptions
 from mugrpo.errors import UsageError
 
 

@@ -10,11 +10,11 @@ import pytest
 from tests.builders import rollout
 
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.opening import open_run
 from mugrpo.progress import Progress
 from mugrpo.records import FinishReason, Problem
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.lengths import ExpectedLengths
-from mugrpo.run import open_run
 from mugrpo.shards import ShardSet, read_rollouts, write_rollouts
 
 

@@ -11,8 +11,8 @@ from tests.runs import ENVIRONMENT, write_config
 
 from mugrpo.cli import main
 from mugrpo.errors import Interrupted, UsageError
+from mugrpo.opening import open_run
 from mugrpo.progress import Progress
-from mugrpo.run import open_run
 from mugrpo.run_dir import RunDir
 from mugrpo.stopping import StopFlag
 from mugrpo.study.command import run_study, show_study

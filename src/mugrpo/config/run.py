@@ -6,7 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.kept import (
+    CheckpointOptions,
+    EvaluationOptions,
+    SampleOptions,
+    SinkOptions,
+)
 from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
 from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
 from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
@@ -186,48 +193,6 @@ class OptimizerOptions(Options):
         return self
 
 
-class CheckpointOptions(Options):
-    """When the policy and the optimizer's state are saved."""
-
-    every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Save every so many updates; 0: at the ends of stages only."""
-    stage_end: bool = Field(True, json_schema_extra=HARMLESS)
-    """Save at the end of every stage (the last update is always saved)."""
-    keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Keep the newest so many, besides the one the current stage began from; 0 keeps all."""
-
-
-class EvaluationOptions(Options):
-    """Accuracy on held-out problems, measured before, during and after training."""
-
-    every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
-    """Evaluate every so many updates, besides before the first and after the last; 0: never."""
-    samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Responses to a problem."""
-    temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
-    """Sampling temperature."""
-
-
-class SampleOptions(Options):
-    """Rollouts kept with the ratio of every token, to be looked at in the report."""
-
-    every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep some at every so many updates, besides a stage's first and last; 0: never."""
-    count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
-    """Rollouts kept of an update, half of them with a negative advantage where there are any."""
-
-
-class SinkOptions(Options):
-    """Where metrics go besides metrics.jsonl."""
-
-    tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
-    """Write TensorBoard's event files into the run's directory."""
-    trackio: str | None = Field(None, json_schema_extra=HARMLESS)
-    """A trackio project to log to."""
-    wandb: str | None = Field(None, json_schema_extra=HARMLESS)
-    """A Weights & Biases project to log to."""
-
-
 class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
@@ -255,6 +220,7 @@ class RunConfig(Options):
     """Divide the summed loss by the update's response tokens; or each response's by its length and
     the sum by the responses; or by responses x max_new_tokens."""
     optimizer: OptimizerOptions = OptimizerOptions()
+    distributed: DistributedOptions = DistributedOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
@@ -284,6 +250,12 @@ class RunConfig(Options):
         for chosen in (self.rollouts.temperature, self.evaluation.temperature):
             if self.engine.name.startswith("vllm") and not 0.01 <= chosen <= 2:
                 raise ValueError(f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_what_they_need(self) -> Self:
+        if self.distributed.processes > 1 and getattr(self.objective, "proximal_period", 1) > 1:
+            raise ValueError("objective.proximal_period > 1 wants distributed.processes = 1")
         return self
 
     @property

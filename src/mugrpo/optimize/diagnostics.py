@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mugrpo.optimize.batching import Group, MicroBatch
 from mugrpo.optimize.bound import improvement_bound, shortfall
+from mugrpo.ranks import Ranks
 
 Values = dict[str, float | None]
 
@@ -46,6 +47,21 @@ class TokenStatistics:
             self._proximal.append(log_ratio_BT.sum(-1).double().cpu())
         for name, tensor in tokens.items():
             self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
+
+    def together(self, ranks: Ranks) -> TokenStatistics:
+        """Those of all ranks."""
+        if ranks.size == 1:
+            return self
+        joined = TokenStatistics(self._fractions)
+        for rows, sequences, proximal, parts in ranks.all(
+            (self._rows, self._sequences, self._proximal, self._parts)
+        ):
+            joined._rows += rows
+            joined._sequences += sequences
+            joined._proximal += proximal
+            for name, tensors in parts.items():
+                joined._parts.setdefault(name, []).extend(tensors)
+        return joined
 
     def effective_sample_share(self) -> float:
         """(sum w)^2 / (n sum w^2) of the ratios w of the n responses that were computed; 1 of none.

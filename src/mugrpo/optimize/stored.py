@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,9 +23,9 @@ def batch_logprobs(
     policy: Policy, batch: MicroBatch, config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprobs and entropy of the batch's response tokens under `policy` now, [B, T]."""
+    compute = policy.compute or partial(response_logprobs, policy.model)
     with policy.autocast():
-        return response_logprobs(
-            policy.model,
+        return compute(
             batch.ids,
             batch.prompt_lengths,
             batch.mask,

@@ -18,21 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 
 from mugrpo.config.run import RunConfig
 from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize import advantages
 from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, cost, row_of
 from mugrpo.optimize.budget import TokenBudget, computing
-from mugrpo.optimize.cut import cut
+from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.lr import learning_rate
+from mugrpo.optimize.optimizer_state import load_optimizer, save_optimizer
 from mugrpo.optimize.reduction import denominator, reduced_loss
+from mugrpo.optimize.sharding import release
 from mugrpo.optimize.stored import batch_logprobs, rollout_logprobs, shares_prompts
 from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy
+from mugrpo.ranks import ALONE, Ranks
 from mugrpo.records import Rollout, Score, Status
+from mugrpo.sharded import full
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,14 @@ class Trainer:
     """The policy with its optimizer. `update` counts updates made, applied or not."""
 
     def __init__(
-        self, policy: Policy, config: RunConfig, budget: TokenBudget | None = None
+        self,
+        policy: Policy,
+        config: RunConfig,
+        budget: TokenBudget | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """With `ranks` each of them makes the same calls, and the policy is shared among them."""
+        self.ranks = ranks
         self.policy = policy
         self.config = config
         self.options = config.optimizer
@@ -145,31 +154,19 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
-        self.policy.save(folder)
         names = {p: name for name, p in self.policy.model.named_parameters()}
-        tensors = {
-            f"{names[parameter]}/{key}": value.contiguous()
-            for parameter, state in self.optimizer.state.items()
-            for key, value in state.items()
-        }
-        tensors["rng/cpu"] = torch.get_rng_state()
-        save_file(tensors, folder / "optimizer.safetensors")
-        state = {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row}
-        (folder / "trainer.json").write_text(json.dumps(state) + "\n")
+        self.policy.save(folder, first=self.ranks.first)
+        save_optimizer(folder, self.optimizer, names, self.ranks)
+        if self.ranks.first:
+            state = {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row}
+            (folder / "trainer.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Continue from a folder that `save` wrote."""
+        """Continue from a folder that `save` wrote, with as many ranks as there are now."""
         state = json.loads((folder / "trainer.json").read_text())
         self.policy.load_weights(folder, state["update"])
-        tensors = load_file(folder / "optimizer.safetensors")
-        torch.set_rng_state(tensors.pop("rng/cpu"))
         parameters = dict(self.policy.model.named_parameters())
-        self.optimizer.state.clear()
-        for name, value in tensors.items():
-            parameter_name, _, key = name.rpartition("/")
-            parameter = parameters[parameter_name]
-            device = parameter.device if value.ndim else value.device  # AdamW's step stays on CPU
-            self.optimizer.state[parameter][key] = value.clone().to(device)
+        load_optimizer(folder, self.optimizer, parameters)
         self.update = state["update"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
@@ -207,27 +204,31 @@ class Trainer:
         statistics = TokenStatistics(self.loss.metrics)
         loss = 0.0
         shown: list[Callable[[], None]] = []
-        for batch, extra in zip(batches, extras, strict=True):
+        for number, counts in self.ranks.turns([b.layout.cost for b in batches]):
+            batch, extra = batches[number], extras[number]
             with computing(batch):
                 logprobs_BT, entropy_BT = self.logprobs(batch)
                 loss_BT, metrics = self.loss(batch, logprobs_BT, extra)
                 part = reduced_loss(loss_BT, batch.mask, self.config.reduction, divisor)
-                part.backward()
-                loss += part.item()
-                statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+                (part * counts).backward()
+            if not counts:
+                continue
+            loss += part.item()
+            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
             if watch is not None:
                 shown.append(partial(watch, batch, logprobs_BT.detach(), metrics))
-        return batches, loss, statistics, shown
+        loss = sum(self.ranks.all(loss))
+        return batches, loss, statistics.together(self.ranks), shown
 
     def _micro_batches(self, responses: Responses, budget: int) -> list[MicroBatch]:
         rows: list[int] = self.loss.has_gradient(responses).nonzero()[:, 0].tolist()
         shapes = [row_of(responses.rollouts[row]) for row in rows]
         parts = cut(shapes, budget, share=self.share)
-        return [self._collate(responses, [rows[i] for i in part]) for part in parts]
-
-    def _collate(self, responses: Responses, rows: list[int]) -> MicroBatch:
-        pad_id, device = self.policy.pad_id, self.policy.device
-        return collate(responses, rows, pad_id=pad_id, device=device, share=self.share)
+        if rows and len(parts) < self.ranks.size:  # one for each
+            costs = [layout([shapes[i] for i in part], share=self.share).cost for part in parts]
+            parts = cut(shapes, math.ceil(sum(costs) / self.ranks.size), share=self.share)
+        made = partial(collate, pad_id=self.policy.pad_id, device=self.policy.device)
+        return [made(responses, [rows[i] for i in part], share=self.share) for part in parts]
 
     @torch.no_grad()
     def _prepass(self, batches: list[MicroBatch]) -> list[dict[str, torch.Tensor]]:
@@ -240,10 +241,15 @@ class Trainer:
             widened = [torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors]
             return torch.cat(widened)
 
-        logprobs = []
-        for batch in batches:
-            with computing(batch):
-                logprobs.append(self.logprobs(batch)[0])
+        own: dict[int, torch.Tensor] = {}
+        for number, counts in self.ranks.turns([b.layout.cost for b in batches]):
+            with computing(batches[number]):
+                logprobs_BT = self.logprobs(batches[number])[0]
+            if counts:
+                own[number] = logprobs_BT.cpu()
+        release(self.policy)
+        everybody = {k: v for part in self.ranks.all(own) for k, v in part.items()}
+        logprobs = [everybody[k].to(self.policy.device) for k in range(len(batches))]
         results = self.loss.prepass(
             stacked(logprobs),
             {
@@ -280,7 +286,7 @@ class Trainer:
         for parameter in parameters:
             if parameter.grad is None:  # no response had a gradient: it is zero, moments decay
                 parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm).item()
+        norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()
         applied = math.isfinite(norm) and math.isfinite(loss)
         if applied:
             for group in self.optimizer.param_groups:

@@ -24,10 +24,11 @@ from threading import Lock
 from rich.console import Console
 
 from mugrpo.errors import RunStopped, UsageError
+from mugrpo.opening import open_run
 from mugrpo.pipeline import shards_made
 from mugrpo.progress import Progress
 from mugrpo.publishing import publish_folder
-from mugrpo.run import Run, open_run
+from mugrpo.run import Run
 from mugrpo.run_dir import RunDir
 from mugrpo.stopping import StopFlag
 from mugrpo.study.outcome import Results

@@ -1,0 +1,91 @@
+"""Updates that several processes make together: started with torchrun, watched, explained.
+
+The run that starts them keeps the lock, generates, scores and evaluates; they make the updates up
+to the next evaluation or the stage's end, and leave a checkpoint there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from mugrpo.errors import RunStopped
+from mugrpo.evaluate import evaluate_if_due, evaluation_due
+from mugrpo.ranks import DRIVER
+from mugrpo.run import Run
+
+_TICK = 0.2
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+_SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
+
+
+def optimize_in_ranks(run: Run, stage: int) -> None:
+    """Make the stage's missing updates in `distributed.processes` processes."""
+    while True:
+        start = max(run.newest_update, run.schedule.first_update(stage))
+        evaluate_if_due(run, start)
+        end = run.schedule.first_update(stage + 1)
+        if start >= end:
+            return
+        until = next((u for u in range(start + 1, end) if evaluation_due(run, u)), end)
+        run.hand_out()
+        _run_ranks(run, stage, until)
+        run.take_back()
+        if run.newest_update <= start:
+            raise RunStopped(f"the ranks made no update after {start}; see {run.dir.rank_logs()}")
+
+
+def _run_ranks(run: Run, stage: int, until: int) -> None:
+    """Raises Interrupted where the run was asked to stop, RunStopped naming the rank that ended."""
+    count, logs = run.config.distributed.processes, run.dir.rank_logs()
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    run.dir.stop_request.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
+    command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo.cli"]
+    command += ["optimize", str(run.dir.root), "--stage", str(stage), "--until", str(until)]
+    environment = {**os.environ, DRIVER: str(os.getpid())}
+    environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
+    if not torch.cuda.is_available():
+        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
+    with open(logs / "torchrun.log", "wb") as log:
+        launcher = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
+        )
+    try:
+        while launcher.poll() is None:
+            if run.stop.signal_name and not run.dir.stop_request.exists():
+                run.dir.stop_request.touch()
+            try:
+                launcher.wait(_TICK)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        if launcher.poll() is None:
+            launcher.terminate()
+        run.dir.stop_request.unlink(missing_ok=True)
+    run.stop.check()
+    if launcher.returncode:
+        raise RunStopped(_what_happened(logs, count))
+
+
+def _what_happened(logs: Path, count: int) -> str:
+    """Which rank ended first and how, in its own words where it had some."""
+    found = _ROOT_CAUSE.search((logs / "torchrun.log").read_text(errors="replace"))
+    if found is None:
+        return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
+    rank, status = int(found[1]), int(found[2])
+    log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    if said := _SENTENCE.findall(text):
+        return str(said[-1])
+    how = signal.Signals(-status).name if status < 0 else f"status {status}"
+    return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"

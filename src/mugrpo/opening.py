@@ -1,0 +1,134 @@
+"""Opening a run: its folder locked, its config checked, its problems read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from mugrpo.config.load import apply_overrides, build_config, load_config
+from mugrpo.config.run import RunConfig
+from mugrpo.errors import UsageError
+from mugrpo.policy import load_tokenizer, model_sizes
+from mugrpo.progress import Progress
+from mugrpo.provenance import provenance_of, settled_config
+from mugrpo.publishing import publish_json, set_aside
+from mugrpo.ranks import ALONE, DRIVER, Ranks
+from mugrpo.records import Problem
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.run import Run
+from mugrpo.run_dir import RunDir
+from mugrpo.schedule import Schedule
+from mugrpo.stopping import StopFlag
+from mugrpo.tasks import make_task
+
+
+@contextmanager
+def open_run(
+    target: Path,
+    *,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    force: bool = False,
+    progress: Progress,
+    stop: StopFlag | None = None,
+    ranks: Ranks = ALONE,
+) -> Iterator[Run]:
+    """The run of `target`, a config file (begun where it is new) or the directory of a run.
+
+    Of several `ranks` the first locks and checks it, unless the run that started them has.
+
+    Raises UsageError where the folder is no run, is locked, or was begun with another config,
+    data, model or code (unless `force`).
+    """
+    folder, config = _begun_or_new(target, overrides, run_dir)
+    task = make_task(config.task)
+    problems, eval_problems = task.train_problems(), task.eval_problems()
+    if config.evaluation.every and not eval_problems:
+        raise UsageError(
+            "no problem is held out to evaluate on; hold some out (task.eval_share, "
+            "task.eval_data), or turn evaluation off with --evaluation.every 0"
+        )
+    encode = prompt_encoder(config)
+    problems = _fitting(encode, problems, progress)
+    eval_problems = _fitting(encode, eval_problems, progress)
+    made = max(folder.checkpoint_updates(), default=0)
+    schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
+    if made > config.schedule.total_updates:
+        raise UsageError(
+            f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
+            "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
+        )
+    driven = not ranks.first or DRIVER in os.environ
+    with nullcontext(()) if driven else folder.locked() as notices:
+        for notice in notices:
+            progress.say(notice)
+        document, forced = (
+            settled_config(
+                folder, config, provenance_of(config, problems, eval_problems), force, progress
+            )
+            if not driven
+            else (None, False)
+        )
+        for stage in folder.stages() if forced else ():
+            if stage > schedule.stage_of(made):
+                set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
+        if document:  # only now, so that a kill before it leaves the change to be forced again
+            publish_json(folder.config, document)
+        stop = stop or StopFlag()
+        parts = (folder, config, task, encode, problems, eval_problems, schedule, progress, stop)
+        run = Run(*parts, ranks)
+        try:
+            yield run
+        finally:
+            progress.stop()
+            task.close()
+            for engine in run.__dict__.get("engines", ()):
+                engine.close()
+            run.close_metrics()
+
+
+def _begun_or_new(
+    target: Path, overrides: Sequence[str], run_dir: Path | None
+) -> tuple[RunDir, RunConfig]:
+    """The directory and the config of the run that `target` names."""
+    if target.is_dir():
+        if run_dir is not None:
+            raise UsageError(
+                f"{target} is a run's directory already; leave out --run-dir {run_dir}"
+            )
+        folder = RunDir(target)
+        stored = folder.read_config()
+        if stored is None:
+            raise UsageError(f"{target} is an empty directory, not a run; name a config file")
+        raw = apply_overrides(stored["config"], overrides)
+        config = build_config(raw, str(folder.config))
+    else:
+        config = load_config(target, overrides)
+        folder = RunDir(run_dir or Path("runs") / target.stem)
+        folder.read_config()
+    return folder, config
+
+
+def prompt_encoder(config: RunConfig) -> PromptEncoder:
+    """What makes prompts under `config`, leaving room for a response in the model's context."""
+    vocab_size, context = model_sizes(config.model)
+    longest = config.rollouts.max_new_tokens
+    if context is not None and context <= longest:
+        raise UsageError(
+            f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "
+            f"context of {context} tokens; lower it"
+        )
+    limit = None if context is None else context - longest
+    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit)
+
+
+def _fitting(
+    encode: PromptEncoder, problems: Sequence[Problem], progress: Progress
+) -> list[Problem]:
+    """Those of `problems` whose prompts are not too long; others are told of."""
+    fitting = encode.fitting(problems)
+    if dropped := len(problems) - len(fitting):
+        progress.say(f"{dropped} of {len(problems)} problems are left out: their prompts are long")
+    return fitting

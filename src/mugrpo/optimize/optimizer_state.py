@@ -1,0 +1,70 @@
+"""The optimizer's state on disk: a file a rank, each with that rank's rows, and no pickles.
+
+`optimizer.safetensors` is the file of one rank alone; `optimizer-00001-of-00002.safetensors` and
+so on are put together by rows, so that any number of ranks can go on from them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from mugrpo.errors import RunStopped
+from mugrpo.ranks import Ranks
+from mugrpo.sharded import like, local
+
+_RNG = "rng/cpu"
+
+
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], ranks: Ranks
+) -> None:
+    """Write this rank's part, `names` telling parameters; torch's random state is in the first."""
+    tensors = {
+        f"{names[parameter]}/{key}": local(value).contiguous()
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+    if ranks.first:
+        tensors[_RNG] = torch.get_rng_state()
+    save_file(tensors, folder / _name(ranks.rank, ranks.size))
+
+
+def load_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
+) -> None:
+    """Take the state that ranks wrote, however many they were."""
+    files = sorted(folder.glob("optimizer*.safetensors"))
+    if not files or len(files) != _ranks_of(files[0]):
+        raise RunStopped(f"{folder} lacks parts of the optimizer's state; go on from another one")
+    optimizer.state.clear()
+    opened = [safe_open(file, framework="pt") for file in files]
+    for name in opened[0].keys():  # noqa: SIM118 - it is no dictionary
+        if name == _RNG:
+            torch.set_rng_state(opened[0].get_tensor(name))
+            continue
+        parameter_name, _, key = name.rpartition("/")
+        parameter = parameters[parameter_name]
+        parts = [file.get_tensor(name) for file in opened if name in file.keys()]  # noqa: SIM118
+        if not parts[0].ndim:  # AdamW's count of steps, which stays on the CPU
+            optimizer.state[parameter][key] = parts[0].clone()
+            continue
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        optimizer.state[parameter][key] = like(whole, parameter)
+
+
+def _name(rank: int, size: int) -> str:
+    return (
+        "optimizer.safetensors"
+        if size == 1
+        else f"optimizer-{rank + 1:05d}-of-{size:05d}.safetensors"
+    )
+
+
+def _ranks_of(file: Path) -> int:
+    found = re.search(r"-of-(\d+)\.safetensors$", file.name)
+    return int(found[1]) if found else 1

@@ -1,0 +1,78 @@
+"""A policy whose weights, gradients and optimizer state are shared among ranks: FSDP2."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from mugrpo.config.distributed import DistributedOptions
+from mugrpo.optimize.hidden_states import can_share_prompts
+from mugrpo.optimize.logprobs import response_logprobs
+from mugrpo.policy import Policy
+from mugrpo.ranks import Ranks
+
+
+class _Logprobs(nn.Module):
+    """The model from token ids to logprobs, so that head and embeddings are gathered once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *rows: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return response_logprobs(self.model, *rows, **options)
+
+
+def shard(policy: Policy, options: DistributedOptions, ranks: Ranks) -> None:
+    """Share the policy's weights among `ranks`: every block is gathered when it is computed.
+
+    The gradient of a parameter is the sum of the ranks' gradients. In bf16 weights are gathered,
+    and computed with, in bf16; gradients are summed in fp32.
+    """
+    policy.can_share_prompts = can_share_prompts(policy.model)  # it calls parts of the model
+    mesh = init_device_mesh(policy.device.type, (ranks.size,))
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    cut = partial(
+        fully_shard,
+        mesh=mesh,
+        mp_policy=half if policy.precision == "bf16" else MixedPrecisionPolicy(),
+        offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
+    )
+    for block in _blocks(policy.model):
+        cut(block, reshard_after_forward=options.reshard_after_forward)
+    whole = _Logprobs(policy.model)
+    cut(whole)
+    for module in whole.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    policy.compute = whole
+
+
+def _kept_on_the_cpu() -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+
+
+def release(policy: Policy) -> None:
+    """Leave parameters with their ranks after a forward pass that no backward pass follows."""
+    compute: Any = policy.compute
+    if compute is not None:
+        compute.reshard()
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks: the list of modules with the most parameters."""
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

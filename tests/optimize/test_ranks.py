@@ -1,0 +1,104 @@
+"""Updates that two processes make together: one process's, but for rounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.runs import ENVIRONMENT
+
+from mugrpo.ranks import Ranks
+
+# AdamW divides small gradients by themselves, so that their rounding would show in full: with this
+# eps it does not, and ten updates still move the weights by far more than is asked of them.
+STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
+
+
+def updates(folder: Path, model: str, until: int, ranks: int, config: dict, *more: str) -> Path:
+    """Make the updates up to `until` in `folder`, which may have earlier ones."""
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable]
+    if ranks > 1:
+        words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    words += ["-m", "tests.ranked", str(folder), model, str(until)]
+    words += [f"config={json.dumps(config)}", *more]
+    done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / str(until)
+
+
+def assert_close(ours: Path, theirs: Path) -> None:
+    made, expected = (load_file(p / "model.safetensors") for p in (ours, theirs))
+    assert made.keys() == expected.keys()
+    for name, tensor in made.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("chain", {}),
+        ("qwen2", {"preset": "m2po"}),  # whose pre-pass looks at the whole update
+        ("gpt2", {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}}),
+    ],
+)
+def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: dict):
+    config = {**config, "optimizer": {**STEADY["optimizer"], **config.get("optimizer", {})}}
+    alone = updates(tmp_path / "alone", model, 10, 1, config)
+    together = updates(tmp_path / "together", model, 10, 2, config)
+    assert_close(together, alone)
+    lines, expected = (json.loads((p / "metrics.json").read_text()) for p in (together, alone))
+    assert len(lines) == 10
+    for line, other in zip(lines[:3], expected[:3], strict=True):
+        for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p50"):
+            assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), key
+        for key in ("tokens", "zero_variance_share", "truncated_share", "skipped"):
+            assert line[key] == other[key]
+
+
+def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
+    whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
+    half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
+    assert sorted(p.name for p in half.glob("optimizer*")) == [
+        "optimizer-00001-of-00002.safetensors",
+        "optimizer-00002-of-00002.safetensors",
+    ]
+    (tmp_path / "one").mkdir()
+    shutil.copytree(half, tmp_path / "one" / "5")
+    assert_close(updates(tmp_path / "one", "chain", 10, 1, STEADY), whole)
+    early = updates(tmp_path / "alone", "chain", 5, 1, STEADY)
+    assert [p.name for p in early.glob("optimizer*")] == ["optimizer.safetensors"]
+    assert_close(updates(tmp_path / "alone", "chain", 10, 2, STEADY), whole)
+
+
+@pytest.mark.parametrize("model", ["chain", "llama", "gpt2"])
+def test_a_shared_models_files_are_the_plain_ones(tmp_path: Path, model: str):
+    """Tied weights once, every name and shape: a directory that any program loads."""
+    alone = updates(tmp_path / "alone", model, 1, 1, STEADY)
+    together = updates(tmp_path / "together", model, 1, 2, STEADY, "offload=true")
+    ours, theirs = (load_file(p / "model.safetensors") for p in (together, alone))
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+    for name in ("config.json", "tokenizer.json"):
+        assert (together / name).read_text() == (alone / name).read_text()
+    assert_close(together, alone)
+
+
+def test_work_is_shared_by_its_cost():
+    """Costs 5, 4, 3, 3, 1 on two ranks: 5 | 4, 3 goes to 4, 3 to 5, 1 to 4+3: 8 and 8."""
+    costs = [5.0, 4.0, 3.0, 3.0, 1.0]
+    assert Ranks(0, 2).turns(costs) == [(0, True), (3, True), (4, False)]
+    assert Ranks(1, 2).turns(costs) == [(1, True), (2, True), (4, True)]
+
+
+def test_a_rank_without_work_does_the_cheapest_again():
+    assert Ranks(1, 2).turns([7.0]) == [(0, False)]
+    assert Ranks(2, 3).turns([7.0, 2.0]) == [(1, False)]
+    assert Ranks(1, 2).turns([]) == []
+    assert Ranks().turns([1.0, 2.0, 3.0]) == [(0, True), (1, True), (2, True)]

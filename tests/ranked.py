@@ -1,0 +1,76 @@
+"""What every rank of a test does: torchrun -m tests.ranked FOLDER MODEL UPDATES [OPTION=VALUE ...]
+
+Updates on the same experiences, from the folder's newest part on; the first rank writes
+metrics, all of them the trainer's state.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.sharding import shard
+from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.policy import Policy, load_policy
+from mugrpo.ranks import Ranks, joined
+from tests.builders import sampled_experience, tiny_policy
+from tests.updates import config_of
+
+torch.set_num_threads(1)
+
+
+def policy_of(model: str) -> Policy:
+    return load_policy(ModelOptions()) if model == "chain" else tiny_policy(model)
+
+
+def experiences(model: str) -> list[Experience]:
+    """Four groups of four responses each time, in other orders of groups."""
+    once = sampled_experience(policy_of(model))
+    groups = [slice(4 * g, 4 * g + 4) for g in range(len(once.rollouts) // 4)]
+    found = []
+    for shift in range(3):
+        order = groups[shift:] + groups[:shift]
+        rollouts = [r for part in order for r in once.rollouts[part]]
+        scores = [s for part in order for s in once.scores[part]]
+        found.append(Experience(rollouts, scores))
+    return found
+
+
+def main() -> None:
+    folder, model, updates, *options = sys.argv[1:]
+    chosen = dict(option.split("=") for option in options)
+    with joined("optimize") as ranks:
+        work(ranks, Path(folder), model, int(updates), chosen)
+
+
+def work(ranks: Ranks, made: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
+    raw = json.loads(chosen.get("config", "{}"))
+    policy = policy_of(model)
+    if ranks.size > 1:
+        distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
+        shard(policy, distributed, ranks)
+    trainer = Trainer(policy, config_of(**raw), ranks=ranks)
+    start = max((int(p.name) for p in made.iterdir()), default=0)
+    if start:
+        trainer.load(made / str(start))
+    every = experiences(model)
+    lines = []
+    for update in range(start, updates):
+        line = trainer.step(every[update % len(every)])
+        lines.append({k: v for k, v in line.items() if not k.startswith("time/")})
+    out = made / str(updates)
+    if ranks.first:
+        out.mkdir()
+    ranks.wait()
+    trainer.save(out)
+    if ranks.first:
+        (out / "metrics.json").write_text(json.dumps(lines))
+
+
+if __name__ == "__main__":
+    main()

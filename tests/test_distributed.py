@@ -1,0 +1,142 @@
+"""Runs whose updates two processes make together: a dead rank, signals, other counts of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    Started,
+    assert_same,
+    checkpoints,
+    finished,
+    mugrpo,
+    read_metrics,
+    shards,
+    start_train,
+    train,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+
+TWO = ("--distributed.processes", "2")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of two ranks: to be read."""
+    run_dir = tmp_path_factory.mktemp("together") / "run"
+    finished(run_dir, *TWO)
+    return run_dir
+
+
+def ranks_of(started: Started) -> list[int]:
+    """The processes of the updates under way, by rank."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
+        except (OSError, UnicodeDecodeError):
+            continue
+        if words.get("MUGRPO_DRIVER") == str(started.pid) and "RANK" in words:
+            found[int(words["RANK"])] = int(status.parent.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
+    """The ranks, once a metrics line tells of `update`."""
+    for _ in range(6000):
+        lines = read_metrics(run_dir)
+        there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
+        if there and len(found := ranks_of(started)) == 2:
+            return found
+        time.sleep(0.01)
+    raise TimeoutError(f"no update {update}")
+
+
+def weights(run_dir: Path, update: int = 6) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "checkpoints" / f"update-{update:06d}" / "model.safetensors")
+
+
+def test_two_ranks_make_the_run_of_one(together: Path, reference: Path):
+    """The first stage's shards to the bit, the weights after it but for rounding."""
+    ours, theirs = shards(together), shards(reference)
+    first = [name for name in theirs if name.startswith("stages/000/")]
+    assert first and all(ours[name] == theirs[name] for name in first)
+    for name, tensor in weights(together, 3).items():
+        torch.testing.assert_close(
+            tensor, weights(reference, 3)[name], rtol=1e-3, atol=1e-4, msg=name
+        )
+    kinds = [(line["kind"], line["update"]) for line in read_metrics(together)]
+    assert kinds == [(line["kind"], line["update"]) for line in read_metrics(reference)]
+
+
+def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    ranks = wait_for(started, run_dir, 1)
+    os.kill(ranks[1], signal.SIGKILL)
+    ended = started.end()
+    stopped(ended, "rank 1 of 2 ended with SIGKILL", "its log is", "stderr.log")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    again = mugrpo(*resume_words(ended))
+    assert (again.status, again.err) == (0, ""), again
+    assert_same(run_dir, together)
+
+
+def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    wait_for(started, run_dir, 4)
+    os.kill(started.pid, signal.SIGTERM)
+    ended = started.end()
+    stopped(ended, "stopped by SIGTERM")
+    made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
+    assert max(checkpoints(run_dir)) == made >= 4
+    finished(run_dir, *TWO)
+    assert_same(run_dir, together)
+
+
+def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    ranks = wait_for(started, run_dir, 1)
+    os.kill(started.pid, signal.SIGKILL)
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in ranks):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    started.end()
+    finished(run_dir, *TWO)
+    assert_same(run_dir, together)
+
+
+def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
+    """Begun by two, resumed by one, which says so."""
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    wait_for(started, run_dir, 1)
+    os.kill(started.pid, signal.SIGKILL)
+    started.end()
+    ended = train(run_dir)
+    assert ended.status == 0, ended
+    assert "changed since the run began: distributed.processes: 2 -> 1" in ended.out
+    for name, tensor in weights(together, 3).items():
+        torch.testing.assert_close(
+            tensor, weights(run_dir, 3)[name], rtol=1e-3, atol=1e-4, msg=name
+        )
+
+
+def test_torchrun_is_for_updates_alone(reference: Path, monkeypatch: pytest.MonkeyPatch, command):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = command("generate", reference)
+    assert ended.status == 2
+    assert "torchrun is for `mugrpo optimize`" in ended.err
