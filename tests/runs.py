@@ -216,9 +216,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:
-    """Checksums of the model and the optimizer after the last update."""
+    """Checksums of the model and the optimizer, a part of it a rank, after the last update."""
     folder = run_dir / "checkpoints" / f"update-{update:06d}"
-    return {name: _sha256(folder / f"{name}.safetensors") for name in ("model", "optimizer")}
+    assert (folder / "model.safetensors").exists()
+    return {file.stem: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def shards(run_dir: Path) -> dict[str, str]:
