@@ -309,7 +309,7 @@ def test_every_option_has_a_description_of_one_or_two_sentences():
 
 def test_types_bounds_and_defaults_are_spelled_for_users():
     described = {name: (kind, default) for name, kind, default, _ in describe_options()}
-    assert described["schedule.stages"] == ("int >= 1", "4")
+    assert described["schedule.stages"] == ("int >= 1", "16")
     assert described["rollouts.temperature"] == ("float >= 0.001 <= 10", "1.0")
     assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
     assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")

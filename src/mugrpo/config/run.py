@@ -92,10 +92,10 @@ class PromptOptions(Options):
 class ScheduleOptions(Options):
     """What is generated when, and how often it is optimized on."""
 
-    stages: int = Field(4, ge=1)
+    stages: int = Field(16, ge=1)
     """Refreshes: in each, the engine takes the newest weights and generates once. The run's updates
     are this x batches x passes, also where `stage_until` ends stages early."""
-    batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
+    batches_per_stage: int = Field(16, ge=1, json_schema_extra=FIXED)
     """Batches of rollouts generated at a refresh."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
     """Updates made on a batch, one after another."""
