@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Started,
-    assert_same,
     checkpoints,
+    differences,
     finished,
     mugrpo,
     read_metrics,
@@ -26,7 +26,10 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-TWO = ("--distributed.processes", "2")
+# One stage of twelve updates, checkpoints after every second: the ranks are started once a run.
+LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "12", "--evaluation.every", "0")
+TWO = (*LONG, "--distributed.processes", "2")
+LAST = 12
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +64,23 @@ def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
     raise TimeoutError(f"no update {update}")
 
 
-def weights(run_dir: Path, update: int = 6) -> dict[str, torch.Tensor]:
-    return load_file(run_dir / "checkpoints" / f"update-{update:06d}" / "model.safetensors")
+def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
+    """The weights after a few updates; AdamW makes much of the rounding of small gradients."""
+    name = f"checkpoints/update-{update:06d}/model.safetensors"
+    ours, theirs = load_file(run_dir / name), load_file(other / name)
+    for key, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4, msg=key)
 
 
-def test_two_ranks_make_the_run_of_one(together: Path, reference: Path):
-    """The first stage's shards to the bit, the weights after it but for rounding."""
-    ours, theirs = shards(together), shards(reference)
-    first = [name for name in theirs if name.startswith("stages/000/")]
-    assert first and all(ours[name] == theirs[name] for name in first)
-    for name, tensor in weights(together, 3).items():
-        torch.testing.assert_close(
-            tensor, weights(reference, 3)[name], rtol=1e-3, atol=1e-4, msg=name
-        )
+def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
+    """The shards to the bit, the first updates' weights but for rounding."""
+    alone = tmp_path / "run"
+    finished(alone, *LONG)
+    ours, theirs = shards(together), shards(alone)
+    assert ours == theirs
+    assert_close(together, alone)
     kinds = [(line["kind"], line["update"]) for line in read_metrics(together)]
-    assert kinds == [(line["kind"], line["update"]) for line in read_metrics(reference)]
+    assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
 
 
 def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path):
@@ -88,20 +93,20 @@ def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     again = mugrpo(*resume_words(ended))
     assert (again.status, again.err) == (0, ""), again
-    assert_same(run_dir, together)
+    assert not differences(run_dir, together, LAST)
 
 
 def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
-    wait_for(started, run_dir, 4)
+    wait_for(started, run_dir, 1)
     os.kill(started.pid, signal.SIGTERM)
     ended = started.end()
     stopped(ended, "stopped by SIGTERM")
     made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
-    assert max(checkpoints(run_dir)) == made >= 4
+    assert max(checkpoints(run_dir)) == made >= 1
     finished(run_dir, *TWO)
-    assert_same(run_dir, together)
+    assert not differences(run_dir, together, LAST)
 
 
 def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path):
@@ -116,23 +121,21 @@ def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     started.end()
     finished(run_dir, *TWO)
-    assert_same(run_dir, together)
+    assert not differences(run_dir, together, LAST)
 
 
 def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
     """Begun by two, resumed by one, which says so."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
-    wait_for(started, run_dir, 1)
+    wait_for(started, run_dir, 3)
     os.kill(started.pid, signal.SIGKILL)
     started.end()
-    ended = train(run_dir)
+    ended = train(run_dir, *LONG)
     assert ended.status == 0, ended
     assert "changed since the run began: distributed.processes: 2 -> 1" in ended.out
-    for name, tensor in weights(together, 3).items():
-        torch.testing.assert_close(
-            tensor, weights(run_dir, 3)[name], rtol=1e-3, atol=1e-4, msg=name
-        )
+    assert_close(run_dir, together)
+    assert max(checkpoints(run_dir)) == LAST
 
 
 def test_torchrun_is_for_updates_alone(reference: Path, monkeypatch: pytest.MonkeyPatch, command):

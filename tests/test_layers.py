@@ -63,7 +63,7 @@ MAY_IMPORT = {
     | {"launch", "run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
     "bakeoff": BELOW_3
     | {"opening", "run", "evaluate", "pipeline", "planning", "provenance", "report"},
-    "study": BELOW_3 | {"opening", "run", "pipeline", "report"},
+    "study": BELOW_3 | {"opening", "run", "pipeline", "planning", "report"},
     "cli": BELOW_3
     | {
         "opening",

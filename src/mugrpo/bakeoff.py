@@ -24,8 +24,8 @@ from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_once
 from mugrpo.metrics import read_metrics
 from mugrpo.opening import open_run
-from mugrpo.pipeline import require, run_phase
-from mugrpo.planning import plan_stage
+from mugrpo.pipeline import run_phase
+from mugrpo.planning import plan_stage, require
 from mugrpo.progress import Progress
 from mugrpo.provenance import provenance_of
 from mugrpo.publishing import publish_file, publish_folder

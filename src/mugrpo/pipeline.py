@@ -22,14 +22,13 @@ from typing import Any
 
 from mugrpo.canary import canary
 from mugrpo.engines.base import Decoded
-from mugrpo.errors import UsageError
 from mugrpo.evaluate import evaluate_if_due
 from mugrpo.experience import StageReader
 from mugrpo.launch import optimize_in_ranks
 from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.other_policies import logprobs_stage
-from mugrpo.planning import is_made, plan_stage, stage_shards
+from mugrpo.planning import is_made, plan_stage, require, stage_shards
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import made_shards
@@ -78,7 +77,8 @@ def run_phase(
         require(run, stage, "rollouts")
     if phase == "optimize":
         require(run, stage, "scores")
-    if phase == "score" or (phase == "optimize" and run.config.evaluation.every):
+    alone = run.ranks.size == 1
+    if alone and (phase == "score" or (phase == "optimize" and run.config.evaluation.every)):
         run.task.prepare()
     with saved_when_interrupted(run):
         if phase == "generate":
@@ -88,11 +88,11 @@ def run_phase(
                 run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
             score_stage(run, stage, again=again)
         else:
-            if run.ranks.size == 1:
+            if alone:
                 plan_stage(run, stage)
                 logprobs_stage(run, stage)
             optimize_stage(run, stage, until)
-            if run.trainer.update > run.newest_update:  # the next command needs it
+            if run.trained and run.trainer.update > run.newest_update:  # the next command needs it
                 checkpoint(run)
 
 
@@ -111,28 +111,6 @@ def mend_past_stage(run: Run, stage: int) -> None:
         )
         return
     sample_stage(run, stage)
-
-
-def require(run: Run, stage: int, kind: str) -> None:
-    """Raise UsageError where the stage lacks shards of `kind`."""
-    have, wanted = shards_made(run, stage, kind)
-    if have < wanted:
-        before = "generate" if kind == "rollouts" else "score"
-        raise UsageError(
-            f"stage {stage} has {have} of {wanted} shards of {kind}; run `mugrpo {before} "
-            f"{run.dir.root} --stage {stage}` first"
-        )
-
-
-def shards_made(run: Run, stage: int, kind: str) -> tuple[int, int]:
-    """How many shards of `kind` ("rollouts" or "scores") the stage has, and how many it needs."""
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    scores = ShardSet(run.dir.scores(stage), "scores")
-    shards = range(len(stage_shards(run, stage)))
-    if kind == "rollouts":
-        return sum(shard in rollouts for shard in shards), len(shards)
-    judge = run.judge_of(stage)
-    return sum(scored(rollouts, scores, shard, judge) for shard in shards), len(shards)
 
 
 def sample_stage(run: Run, stage: int) -> None:

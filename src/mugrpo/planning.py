@@ -45,6 +45,28 @@ def is_made(run: Run, stage: int, rollouts: ShardSet, shard: int) -> bool:
     )
 
 
+def require(run: Run, stage: int, kind: str) -> None:
+    """Raise UsageError where the stage lacks shards of `kind`."""
+    have, wanted = shards_made(run, stage, kind)
+    if have < wanted:
+        before = "generate" if kind == "rollouts" else "score"
+        raise UsageError(
+            f"stage {stage} has {have} of {wanted} shards of {kind}; run `mugrpo {before} "
+            f"{run.dir.root} --stage {stage}` first"
+        )
+
+
+def shards_made(run: Run, stage: int, kind: str) -> tuple[int, int]:
+    """How many shards of `kind` ("rollouts" or "scores") the stage has, and how many it needs."""
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    scores = ShardSet(run.dir.scores(stage), "scores")
+    shards = range(len(stage_shards(run, stage)))
+    if kind == "rollouts":
+        return sum(shard in rollouts for shard in shards), len(shards)
+    judge = run.judge_of(stage)
+    return sum(scored(rollouts, scores, shard, judge) for shard in shards), len(shards)
+
+
 def plan_stage(run: Run, stage: int) -> None:
     """Publish the stage's batch plan: for every batch its groups, in the order they were sampled.
 

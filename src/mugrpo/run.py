@@ -131,6 +131,11 @@ class Run:
             )
         return trainer
 
+    @property
+    def trained(self) -> bool:
+        """Whether the trainer is here, and its weights are the policy's."""
+        return "trainer" in self.__dict__ and self.trainer.update == self.policy.update
+
     @cached_property
     def metrics(self) -> MetricsLog:
         """The metrics file, cut to the newest checkpoint: where the run goes on from."""

@@ -28,8 +28,7 @@ def saved_when_interrupted(run: Run) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        trained = "trainer" in run.__dict__ and run.trainer.update == run.policy.update
-        if trained and run.trainer.update > run.newest_update:
+        if run.trained and run.trainer.update > run.newest_update:
             checkpoint(run)
         raise
 

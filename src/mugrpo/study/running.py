@@ -25,7 +25,7 @@ from rich.console import Console
 
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.opening import open_run
-from mugrpo.pipeline import shards_made
+from mugrpo.planning import shards_made
 from mugrpo.progress import Progress
 from mugrpo.publishing import publish_folder
 from mugrpo.run import Run
