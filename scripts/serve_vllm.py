@@ -2,8 +2,8 @@
 
     python scripts/serve_vllm.py PYTHON PIDFILE [VLLM OPTIONS ...] URL FOLDER
 
-PYTHON is an interpreter that has vllm. The server that PIDFILE names is ended, another one is
-started at URL, and this returns once it answers.
+PYTHON is an interpreter that has vllm, on this machine. The server that PIDFILE.PORT names is
+ended, another one is started at URL, and this returns once it answers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ PATIENCE = 900.0  # seconds to load the model
 
 def main(arguments: list[str]) -> None:
     python, pid_file, *options, url, folder = arguments
-    end(Path(pid_file))
     address = urlparse(url)
+    pid_file += f".{address.port}"
+    end(Path(pid_file))
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     command += ["--host", str(address.hostname), "--port", str(address.port)]
     # Logprobs of the distribution that is drawn from, and no sampler settings of the model's own.
@@ -52,6 +53,7 @@ def end(pid_file: Path) -> None:
             time.sleep(0.2)
             os.killpg(pid, 0)
         os.killpg(pid, signal.SIGKILL)
+        time.sleep(1)
     except ProcessLookupError:
         return
 

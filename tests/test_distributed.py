@@ -26,10 +26,10 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# One stage of twelve updates, checkpoints after every second: the ranks are started once a run.
-LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "12", "--evaluation.every", "0")
+# One stage, checkpoints after every second update: the ranks are started once a run.
+LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
 TWO = (*LONG, "--distributed.processes", "2")
-LAST = 12
+LAST = 24
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,15 @@ def ranks_of(started: Started) -> list[int]:
             words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
         except (OSError, UnicodeDecodeError):
             continue
-        if words.get("MUGRPO_DRIVER") == str(started.pid) and "RANK" in words:
+        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
+        if driver == str(started.pid) and "RANK" in words:
             found[int(words["RANK"])] = int(status.parent.name)
     return [found[rank] for rank in sorted(found)]
 
 
 def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
     """The ranks, once a metrics line tells of `update`."""
-    for _ in range(6000):
+    for _ in range(18000):
         lines = read_metrics(run_dir)
         there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
         if there and len(found := ranks_of(started)) == 2:
@@ -88,7 +89,7 @@ def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path
     started = start_train(run_dir, *TWO)
     ranks = wait_for(started, run_dir, 1)
     os.kill(ranks[1], signal.SIGKILL)
-    ended = started.end()
+    ended = started.end(300)
     stopped(ended, "rank 1 of 2 ended with SIGKILL", "its log is", "stderr.log")
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     again = mugrpo(*resume_words(ended))
@@ -101,7 +102,7 @@ def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
     started = start_train(run_dir, *TWO)
     wait_for(started, run_dir, 1)
     os.kill(started.pid, signal.SIGTERM)
-    ended = started.end()
+    ended = started.end(300)
     stopped(ended, "stopped by SIGTERM")
     made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
     assert max(checkpoints(run_dir)) == made >= 1

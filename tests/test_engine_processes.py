@@ -56,7 +56,7 @@ def engines_of(pid: int) -> list[int]:
             for child in (task / "children").read_text().split()
         ]
         lines = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    except FileNotFoundError:
+    except OSError:
         return []
     return [child for child, line in lines.items() if b"engines/worker.py" in line]
 

@@ -61,6 +61,20 @@ def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path:
     assert_same(run_dir, reference)
 
 
+def test_updates_are_made_until_one_of_them(reference: Path, tmp_path: Path):
+    """And saved there, though no checkpoint is due."""
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
+    for phase in ("generate", "score"):
+        assert mugrpo(phase, *words).status == 0
+    assert mugrpo("optimize", *words, "--until", 1).status == 0
+    assert checkpoints(run_dir) == [1]
+    assert mugrpo("optimize", *words, "--until", 2).status == 0
+    assert checkpoints(run_dir) == [1, 2]
+    finished(run_dir)
+    assert final_weights(run_dir) == final_weights(reference)
+
+
 def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path: Path):
     run_dir = tmp_path / "run"
     first = finished(run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import textwrap
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
-        with stop_on_signals() as stop:
+        with stop_on_signals(patient="TORCHELASTIC_RUN_ID" in os.environ) as stop:
             options.stop = stop
             status: int = options.do(options)
     except UsageError as error:

@@ -18,20 +18,21 @@ import torch
 
 from mugrpo.errors import RunStopped
 from mugrpo.evaluate import evaluate_if_due, evaluation_due
-from mugrpo.ranks import DRIVER
+from mugrpo.ranks import DRIVER, driver_name
 from mugrpo.run import Run
 
 _TICK = 0.2
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+_FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
 
 
-def optimize_in_ranks(run: Run, stage: int) -> None:
-    """Make the stage's missing updates in `distributed.processes` processes."""
+def optimize_in_ranks(run: Run, stage: int, last: int | None = None) -> None:
+    """Make the stage's missing updates, to the `last`, in `distributed.processes` processes."""
     while True:
         start = max(run.newest_update, run.schedule.first_update(stage))
         evaluate_if_due(run, start)
         end = run.schedule.first_update(stage + 1)
+        end = end if last is None else min(end, last)
         if start >= end:
             return
         until = next((u for u in range(start + 1, end) if evaluation_due(run, u)), end)
@@ -52,7 +53,7 @@ def _run_ranks(run: Run, stage: int, until: int) -> None:
     command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
     command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo.cli"]
     command += ["optimize", str(run.dir.root), "--stage", str(stage), "--until", str(until)]
-    environment = {**os.environ, DRIVER: str(os.getpid())}
+    environment = {**os.environ, DRIVER: driver_name()}
     environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
     if not torch.cuda.is_available():
         environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
@@ -79,10 +80,14 @@ def _run_ranks(run: Run, stage: int, until: int) -> None:
 
 def _what_happened(logs: Path, count: int) -> str:
     """Which rank ended first and how, in its own words where it had some."""
-    found = _ROOT_CAUSE.search((logs / "torchrun.log").read_text(errors="replace"))
-    if found is None:
+    text = (logs / "torchrun.log").read_text(errors="replace")
+    ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
+    if not ends:
         return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
-    rank, status = int(found[1]), int(found[2])
+    # The last is what torchrun takes for the cause: the first it saw. One that was killed comes
+    # before those that miss it; SIGTERM is torchrun's own.
+    killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
+    rank, status = (killed or ends)[-1]
     log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
     text = log.read_text(errors="replace") if log.is_file() else ""
     if said := _SENTENCE.findall(text):

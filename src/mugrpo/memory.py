@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,13 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, -1)
         mallopt(_MMAP_MAX, 0)
+
+
+def give_back_memory() -> None:
+    """Let other processes have the GPU memory that this one has freed."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.errors import UsageError
 from mugrpo.optimize.stored import rollout_logprobs
 from mugrpo.run import Run
 from mugrpo.shards import (
@@ -49,6 +50,24 @@ def logprobs_stage(run: Run, stage: int) -> None:
             write_logprobs(kept, shard, found, rollouts_sha256=sha256, policy_step=update)
             run.progress.advance(1)
         run.progress.end()
+
+
+def require_logprobs(run: Run, stage: int) -> None:
+    """Raise UsageError where ranks would have to make logprobs, which they cannot."""
+    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
+    lacking = [
+        name
+        for name in run.config.needs
+        if name in _ONCE_A_STAGE
+        and set(rollouts.numbers()) - set(ShardSet(run.dir.logprobs(stage, name), name).numbers())
+    ]
+    if getattr(run.config.objective, "proximal_period", 1) > 1:
+        lacking.append(_PROXIMAL)
+    if lacking:
+        raise UsageError(
+            f"the updates need {lacking[0]}, which several ranks cannot make; start the run with "
+            f"`mugrpo train {run.dir.root} --distributed.processes N`, or use one process"
+        )
 
 
 class StoredLogprobs:

@@ -27,7 +27,7 @@ from mugrpo.experience import StageReader
 from mugrpo.launch import optimize_in_ranks
 from mugrpo.memory import out_of_memory_explained
 from mugrpo.optimize.samples import SampleCollector
-from mugrpo.other_policies import logprobs_stage
+from mugrpo.other_policies import logprobs_stage, require_logprobs
 from mugrpo.planning import is_made, plan_stage, require, stage_shards
 from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.score import scored
@@ -88,9 +88,13 @@ def run_phase(
                 run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
             score_stage(run, stage, again=again)
         else:
-            if alone:
+            if run.ranks.first:
                 plan_stage(run, stage)
+            if alone:
                 logprobs_stage(run, stage)
+            else:
+                run.ranks.wait()  # for the plan
+                require_logprobs(run, stage)
             optimize_stage(run, stage, until)
             if run.trained and run.trainer.update > run.newest_update:  # the next command needs it
                 checkpoint(run)
@@ -214,7 +218,7 @@ def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
         run.progress.say(f"stage {stage}: all updates are made")
         return
     if run.config.distributed.processes > 1 and run.ranks.size == 1:
-        optimize_in_ranks(run, stage)
+        optimize_in_ranks(run, stage, until)
         return
     start = max(run.newest_update, first)
     evaluate_if_due(run, start)
@@ -223,7 +227,8 @@ def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
     run.progress.behavior_reward = reader.behavior_reward
     planned = run.schedule.planned_updates(stage)
     run.progress.begin(_heading(run, stage, "optimize"), "updates", planned, start - first)
-    while trainer.update < min(run.schedule.first_update(stage + 1), until or math.inf):
+    last = math.inf if until is None else until
+    while trainer.update < min(run.schedule.first_update(stage + 1), last):
         run.check()
         run.rest_engines()
         began = time.monotonic()

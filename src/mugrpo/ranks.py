@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -84,7 +85,7 @@ def joined(command: str) -> Iterator[Ranks]:
     if command != "optimize":
         raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
     if driver := os.environ.get(DRIVER):
-        threading.Thread(target=_end_with, args=[int(driver)], daemon=True).start()
+        threading.Thread(target=_end_with, args=[driver], daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -97,11 +98,23 @@ def joined(command: str) -> Iterator[Ranks]:
     os._exit(0)  # gloo's threads abort some processes that end in the ordinary way
 
 
-def _end_with(driver: int) -> None:
+def driver_name() -> str:
+    """This process's number and when it began: nobody else's, ever."""
+    return f"{os.getpid()} {_began(os.getpid())}"
+
+
+def _end_with(driver: str) -> None:
     """End this process when the run that started it is gone, however it went."""
-    while True:
-        try:
-            os.kill(driver, 0)
-        except ProcessLookupError:
-            os._exit(1)
+    pid, began = driver.split(" ")
+    while _began(int(pid)) == began:
         time.sleep(0.1)
+    os._exit(1)
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks; "" once it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]

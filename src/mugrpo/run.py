@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.errors import Interrupted
+from mugrpo.memory import give_back_memory
 from mugrpo.metrics import MetricsLog
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.sharding import shard
@@ -20,7 +22,7 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.policy import Policy, load_policy
 from mugrpo.progress import Progress
 from mugrpo.provenance import judge_fingerprint
-from mugrpo.ranks import ALONE, Ranks
+from mugrpo.ranks import ALONE, DRIVER, Ranks
 from mugrpo.records import Problem
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -104,6 +106,7 @@ class Run:
             with lock:
                 return handed_over()
 
+        give_back_memory()
         with ThreadPoolExecutor(len(self.engines)) as pool:
             list(pool.map(lambda engine: engine.refresh(update, weights), self.engines))
         return self.engines
@@ -116,10 +119,7 @@ class Run:
     @cached_property
     def budget(self) -> TokenBudget:
         """What the micro-batches of all policies may hold; ranks could not halve it together."""
-        options = self.config.optimizer
-        if self.ranks.size > 1:
-            options = options.model_copy(update={"halve_on_out_of_memory": False})
-        return TokenBudget(options, self.progress.say)
+        return TokenBudget(self.config.optimizer, self.progress.say, alone=self.ranks.size == 1)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -148,6 +148,7 @@ class Run:
         for name in ("trainer", "policy", "budget"):
             self.__dict__.pop(name, None)
         self._frozen = None
+        give_back_memory()
         self.close_metrics()
 
     def take_back(self) -> None:
@@ -166,7 +167,7 @@ class Run:
         if self.ranks.size == 1:
             self.stop.check()
             return
-        asked = self.ranks.first and self.dir.stop_request.exists()
+        asked = DRIVER in os.environ and self.dir.stop_request.exists()
         if self.ranks.any(asked or self.stop.signal_name is not None):
             raise Interrupted("stopped with the other ranks")
 

@@ -20,5 +20,5 @@ def like(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """`value`, which every rank has all of, shared and placed as `tensor` is."""
     if not isinstance(tensor, DTensor):
         return value.to(tensor.device)
-    there = value.to(tensor.to_local().device)
-    return distribute_tensor(there, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    shared = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    return shared.to(tensor.to_local().device)  # the CPU's, where weights are kept there

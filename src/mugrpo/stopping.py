@@ -26,12 +26,15 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopFlag]:
-    """Within the block the first SIGTERM or SIGINT sets the flag, a second one quits at once."""
+def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
+    """Within the block the first SIGTERM or SIGINT sets the flag, a second one quits at once.
+
+    Not where it is `patient`: a rank may be sent the same signal by several.
+    """
     flag = StopFlag()
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if flag.signal_name:
+        if flag.signal_name and not patient:
             os._exit(_SECOND_SIGNAL_STATUS)
         flag.signal_name = signal.Signals(number).name
 

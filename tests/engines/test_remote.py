@@ -18,7 +18,7 @@ import torch
 from tests.builders import PROMPTS, encoded
 from tests.runs import ENVIRONMENT
 
-from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines import make_engines, remote
 from mugrpo.engines.base import Completion, Request
@@ -27,7 +27,7 @@ from mugrpo.engines.remote import RemoteEngine
 from mugrpo.errors import Interrupted, RunStopped, UsageError
 from mugrpo.policy import EMBEDDED, Policy, load_policy
 
-COUNT, LIMIT = 40, 24
+COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so that some is left at a kill
 CHAIN = str(EMBEDDED["chain"])
 
 
@@ -36,7 +36,7 @@ class Remote:
 
     def __init__(self, policy: Policy, folder: Path, **options: object) -> None:
         self.said: list[str] = []
-        chosen = ContinuousOptions(slots=8, processes=1, threads=1, **options)
+        chosen = ContinuousOptions(slots=1, processes=1, threads=1, **options)
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
             policy,
@@ -65,7 +65,7 @@ def requests(embedded_policy: Policy) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def expected(embedded_policy: Policy, requests: list[Request]) -> list[Completion]:
-    return taken(ContinuousEngine(embedded_policy, ContinuousOptions(slots=8)), requests)
+    return taken(ContinuousEngine(embedded_policy, ContinuousOptions(slots=1)), requests)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_it_samples_from_the_weights_of_the_refresh(
         trained.model.model.norm.weight.mul_(0.5)
     trained.save(tmp_path / "trained")
     shared.engine.refresh(2, lambda: str(tmp_path / "trained"))
-    in_process = ContinuousEngine(trained, ContinuousOptions(slots=8))
+    in_process = ContinuousEngine(trained, ContinuousOptions(slots=1))
     made = taken(in_process, requests)
     assert_same(taken(shared.engine, requests), made)
     assert any(len(a.ids) != len(b.ids) for a, b in zip(made, expected, strict=True))
@@ -214,7 +214,10 @@ def test_a_process_ends_with_the_run_that_started_it(tmp_path: Path):
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     worker = Path(f"/proc/{int(ended.stdout)}")
     for _ in range(100):
-        if not worker.exists() or "Z (zombie)" in (worker / "status").read_text():
+        try:
+            if "Z (zombie)" in (worker / "status").read_text():
+                return
+        except OSError:
             return
         time.sleep(0.1)
     pytest.fail("the engine's process is still there")
@@ -225,6 +228,23 @@ def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tm
     nowhere.engine._host = replace(nowhere.engine._host, python="/no/such/python")
     with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
         nowhere.engine.refresh(0, lambda: CHAIN)
+
+
+def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
+    """This one has none: a sentence, and no second start."""
+    said: list[str] = []
+    (engine,) = make_engines(
+        embedded_policy,
+        ModelOptions(),
+        VLLMOptions(),
+        log=lambda name: tmp_path / f"{name}.log",
+        notify=said.append,
+        check=lambda: None,
+    )
+    with pytest.raises(UsageError, match=r"No module named 'vllm'; see --engine\.python"):
+        engine.refresh(0, lambda: CHAIN)
+    engine.close()
+    assert said == []
 
 
 # ---- what a process says is looked at ----
@@ -253,9 +273,9 @@ while True:
 """
 
 
-def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]") -> str:
+def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
     return (
-        '{"slots": 2, "completions": [{"index": index, "reason": "stop", '
+        f'{{"slots": 2, "completions": [{{"index": index, "reason": "{reason}", '
         f'"ids": np.array({ids}, np.int32).tobytes(), '
         f'"logprobs": np.array({logprobs}, np.float32).tobytes()}} for index, *_ in asked]}}'
     )
@@ -270,6 +290,7 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]") -> str:
         (answer(ids="[]", logprobs="[]"), RunStopped, "0 ids with 0 logprobs"),
         (answer(ids="[2] * 25", logprobs="[-1.] * 25"), RunStopped, "25 ids with 25 logprobs"),
         (answer(logprobs="[np.nan, -1]"), RunStopped, "logprobs that are not finite"),
+        (answer(reason="abort"), RunStopped, "a response that ended by 'abort'"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
         ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests without an answer"),

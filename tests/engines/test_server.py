@@ -32,6 +32,7 @@ class Server:
         self.asked: list[dict[str, Any]] = []
         self.change = lambda choice: choice
         self.away = 0  # requests that find nobody
+        self.cut = 0  # answers that end in their middle
         engine, lock = ContinuousEngine(policy, ContinuousOptions(slots=1)), threading.Lock()
         server = self
 
@@ -62,6 +63,14 @@ class Server:
                     "logprobs": {"token_logprobs": made.logprobs.tolist()},
                     "finish_reason": made.finish_reason.value,
                 }
+                if server.cut:
+                    server.cut -= 1
+                    self.send_response(200)
+                    self.send_header("Content-Length", "1000")
+                    self.end_headers()
+                    self.wfile.write(b'{"choices": [')
+                    self.close_connection = True
+                    return
                 changed = server.change(choice)
                 self.answer(changed and {"choices": [changed]})
 
@@ -174,6 +183,8 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(
     engine = engine_of(server, embedded_policy, tmp_path, restarts=2)
     engine.refresh(0, lambda: "")
     server.away = 2
+    assert len(taken(engine, requests[:1])) == 1
+    server.cut = 2
     assert len(taken(engine, requests[:1])) == 1
     server.away = 3
     with pytest.raises(RunStopped, match=r"does not answer.*finished shards are kept"):

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tests.runs import ENVIRONMENT
 
+from mugrpo import ranks
 from mugrpo.ranks import Ranks
 
 # AdamW divides small gradients by themselves, so that their rounding would show in full: with this
@@ -21,12 +22,12 @@ from mugrpo.ranks import Ranks
 STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 
 
-def updates(folder: Path, model: str, until: int, ranks: int, config: dict, *more: str) -> Path:
+def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
     """Make the updates up to `until` in `folder`, which may have earlier ones."""
     folder.mkdir(exist_ok=True)
     words = [sys.executable]
-    if ranks > 1:
-        words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if count > 1:
+        words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     words += ["-m", "tests.ranked", str(folder), model, str(until)]
     words += [f"config={json.dumps(config)}", *more]
     done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
@@ -102,3 +103,16 @@ def test_a_rank_without_work_does_the_cheapest_again():
     assert Ranks(2, 3).turns([7.0, 2.0]) == [(1, False)]
     assert Ranks(1, 2).turns([]) == []
     assert Ranks().turns([1.0, 2.0, 3.0]) == [(0, True), (1, True), (2, True)]
+
+
+def test_a_process_is_known_by_its_number_and_its_start():
+    """One that has ended and was not waited for is gone, and so is one of the same number."""
+    child = subprocess.Popen(["sleep", "60"])
+    began = ranks._began(child.pid)
+    assert began and ranks._began(child.pid) == began != ranks._began(os.getpid())
+    assert ranks.driver_name() == f"{os.getpid()} {ranks._began(os.getpid())}"
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert ranks._began(child.pid) == ""
+    child.wait()
+    assert ranks._began(child.pid) == ""

@@ -211,5 +211,6 @@ def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path):
     try:
         trained(config, tmp_path / "run")
     finally:
-        os.killpg(int(pid_file.read_text()), signal.SIGKILL)
+        (left,) = tmp_path.glob("server.pid.*")
+        os.killpg(int(left.read_text()), signal.SIGKILL)
     assert_whole(tmp_path / "run")

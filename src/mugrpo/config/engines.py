@@ -55,7 +55,8 @@ class EngineOptions(NamedOptions):
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
     """How often a process of the engine that died or hangs is started again, a refresh."""
     silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
-    """Seconds without a word from a process of the engine after which it counts as hanging."""
+    """Seconds without a word from a process of the engine after which it counts as hanging; "hf"
+    says nothing until a batch is done."""
 
     @property
     def way_out_of_memory(self) -> str:

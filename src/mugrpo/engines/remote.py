@@ -114,14 +114,14 @@ class RemoteEngine:
                     child = self._loaded()
                     asked = range(len(requests)) if self._host.exact else sorted(missing)
                     task = _task([(i, requests[i]) for i in asked], temperature, max_new_tokens)
-                    send(child.channel, task)
+                    self._send(child, task)
                     for decoded in self._decoded(child, max_new_tokens):
                         fresh = [(i, made) for i, made in decoded.completions if i in missing]
                         missing -= {i for i, _ in fresh}
                         yield Decoded(fresh, decoded.slots)
                     if missing:
                         raise EngineLost(f"left {len(missing)} requests without an answer")
-                except (EngineLost, OSError) as lost:
+                except EngineLost as lost:
                     self._count(lost)
         finally:
             if missing:  # what it is busy with is not wanted any more
@@ -147,10 +147,7 @@ class RemoteEngine:
         if child is None:
             child = self._child = self._start()
         if child.weights != self._key:
-            try:
-                send(child.channel, to_json({"load": self._weights, "update": self._update}))
-            except OSError as error:
-                raise EngineLost(f"ended at its start ({error.strerror})") from None
+            self._send(child, to_json({"load": self._weights, "update": self._update}))
             for message in self._messages(child):
                 self._check()
                 if message is not None and "loaded" in message:
@@ -183,10 +180,19 @@ class RemoteEngine:
                 f"engine.python = {self._host.python!r} cannot be run ({error.strerror}); name an "
                 "interpreter that has the engine"
             ) from None
+        ours.settimeout(self._options.silence)
         child = _Child(process, ours)
         with suppress(OSError):  # it died already: the next message says so
             send(ours, to_json(self._host.setup))
         return child
+
+    def _send(self, child: _Child, text: str) -> None:
+        try:
+            send(child.channel, text)
+        except TimeoutError:
+            raise EngineLost(f"has taken nothing for {self._options.silence:g} s") from None
+        except OSError:
+            raise EngineLost(f"ended with {self._ended(child)}") from None
 
     def _messages(self, child: _Child) -> Iterator[Any]:
         """What the process says, and None at every tick without a word.
@@ -232,14 +238,14 @@ class RemoteEngine:
         made = checked(
             np.frombuffer(entry["ids"], np.int32),
             np.frombuffer(entry["logprobs"], np.float32),
-            FinishReason(entry["reason"]),
+            entry["reason"],
             longest=max_new_tokens,
             vocab_size=self._host.vocab_size,
             source=str(self._host.log),
         )
         return entry["index"], made
 
-    def _count(self, lost: Exception) -> None:
+    def _count(self, lost: EngineLost) -> None:
         """Note that the process is lost; raises RunStopped where it may not be started again."""
         self.close()
         self._restarts += 1
@@ -255,7 +261,7 @@ class RemoteEngine:
 def checked(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
-    reason: FinishReason,
+    reason: str,
     *,
     longest: int,
     vocab_size: int,
@@ -269,9 +275,11 @@ def checked(
         fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
     elif not np.isfinite(logprobs).all():
         fault = "logprobs that are not finite"
+    elif reason not in set(FinishReason):
+        fault = f"a response that ended by {reason!r}"
     if fault:
         raise RunStopped(f"the engine gave {fault}; see {source}")
-    return Completion(ids, logprobs, reason)
+    return Completion(ids, logprobs, FinishReason(reason))
 
 
 def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:

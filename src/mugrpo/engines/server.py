@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,6 @@ from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.remote import checked
 from mugrpo.errors import RunStopped
 from mugrpo.policy import Policy
-from mugrpo.records import FinishReason
 
 _TICK = 0.5  # seconds after which a caller that waits is given its turn
 _PAUSE = 1.0  # seconds before a request that found no server is sent again
@@ -86,30 +88,50 @@ class ServerEngine:
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Raises RunStopped where the server refuses, or stays away."""
 
-        def completion(request: Request) -> Completion:
-            answer = self._ask(
-                "/v1/completions",
-                {
-                    "model": self._model,
-                    "prompt": request.prompt_ids.tolist(),
-                    "temperature": temperature,
-                    "max_tokens": max_new_tokens,
-                    "seed": request.seed % (1 << 63),
-                    "stop_token_ids": self._stop_ids,
-                    **_NEUTRAL,
-                },
-            )
-            return self._completion(answer["choices"][0], max_new_tokens)
+        wanted: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        made: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
+        for index, request in enumerate(requests):
+            wanted.put((index, request))
 
-        pool = ThreadPoolExecutor(self._options.concurrency)
+        def work() -> None:
+            with suppress(Empty):
+                while True:
+                    index, request = wanted.get_nowait()
+                    try:
+                        made.put((index, self._completed(request, temperature, max_new_tokens)))
+                    except BaseException as error:
+                        made.put(error)
+
         try:
-            pending = {pool.submit(completion, r): index for index, r in enumerate(requests)}
-            while pending:
-                done, _ = wait(pending, timeout=_TICK, return_when=FIRST_COMPLETED)
-                made = [(pending.pop(future), future.result()) for future in done]
-                yield Decoded(made, sum(len(completion.ids) for _, completion in made))
+            for _ in range(min(self._options.concurrency, len(requests))):
+                threading.Thread(target=work, daemon=True).start()  # nobody waits for its end
+            left = len(requests)
+            while left:
+                try:
+                    done = made.get(timeout=_TICK)
+                except Empty:
+                    yield Decoded((), 0)
+                    continue
+                if isinstance(done, BaseException):
+                    raise done
+                left -= 1
+                yield Decoded([done], len(done[1].ids))
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            with suppress(Empty):
+                while True:
+                    wanted.get_nowait()
+
+    def _completed(self, request: Request, temperature: float, max_new_tokens: int) -> Completion:
+        body = {
+            "model": self._model,
+            "prompt": request.prompt_ids.tolist(),
+            "temperature": temperature,
+            "max_tokens": max_new_tokens,
+            "seed": request.seed % (1 << 63),
+            "stop_token_ids": self._stop_ids,
+        }
+        answer = self._ask("/v1/completions", body | _NEUTRAL)
+        return self._completion(answer["choices"][0], max_new_tokens)
 
     def rest(self) -> None:
         """See `Engine.rest`: the server's machine is its own."""
@@ -127,7 +149,7 @@ class ServerEngine:
         return checked(
             np.array(ids, np.int32),
             np.array(logprobs["token_logprobs"], np.float32),
-            FinishReason(choice["finish_reason"]),
+            str(choice.get("finish_reason")),
             longest=max_new_tokens,
             vocab_size=self._vocab_size,
             source=self._url,
@@ -145,7 +167,8 @@ class ServerEngine:
             except urllib.error.HTTPError as error:
                 said = error.read(500).decode(errors="replace")
                 raise RunStopped(f"{self._url} answers {error.code} to {path}: {said}") from None
-            except OSError as error:  # URLError and timeouts among them
+            # URLError and timeouts are OSErrors; an answer may also be cut short.
+            except (OSError, HTTPException, ValueError) as error:
                 if not left:
                     raise RunStopped(
                         f"{self._url} does not answer ({error}); finished shards are kept"

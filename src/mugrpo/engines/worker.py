@@ -190,7 +190,9 @@ class VLLM:
 
     @staticmethod
     def failure(error: Exception) -> str | None:
-        return "memory" if "out of memory" in str(error).lower() else None
+        if "out of memory" in str(error).lower():
+            return "memory"
+        return "refused" if isinstance(error, (ImportError, TypeError, ValueError)) else None
 
 
 BACKENDS: dict[str, Any] = {"own": Own, "vllm": VLLM}
@@ -212,7 +214,10 @@ def main() -> None:
         except Exception as error:
             if (kind := backend.failure(error)) is None:
                 raise
-            channel.send({"failed": kind, "text": str(error)})
+            text = str(error).strip().split("\n")[0]
+            if kind == "refused" and setup["backend"] == "vllm":
+                text = f"vLLM of {sys.executable}: {text}; see --engine.python, --engine.arguments"
+            channel.send({"failed": kind, "text": text})
 
 
 def _generate(channel: Channel, backend: Any, prompts: list[bytes], **task: Any) -> None:

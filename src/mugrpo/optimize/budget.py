@@ -46,9 +46,15 @@ class TokenBudget:
     """
 
     def __init__(
-        self, options: OptimizerOptions, notify: Callable[[str], None] = lambda _: None
+        self,
+        options: OptimizerOptions,
+        notify: Callable[[str], None] = lambda _: None,
+        *,
+        alone: bool = True,
     ) -> None:
+        """Not `alone`, of one rank among several: then it stays as it is."""
         self.options = options
+        self.alone = alone
         self.notify = notify
         self.tokens = options.micro_batch_tokens
 
@@ -83,6 +89,11 @@ class TokenBudget:
                 "turn on --model.gradient_checkpointing (with --force)"
             )
         ran_out = f"memory ran out in a micro-batch of {responses} responses ({tokens:,} tokens)"
+        if not self.alone:
+            raise RunStopped(
+                f"{ran_out} in one of several ranks; lower --optimizer.micro_batch_tokens (now "
+                f"{now}, with --force)"
+            )
         if not self.options.halve_on_out_of_memory:
             raise RunStopped(
                 f"{ran_out}; lower --optimizer.micro_batch_tokens (now {now}, with --force), or "

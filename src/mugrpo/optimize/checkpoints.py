@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mugrpo.errors import RunStopped
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.publishing import publish_folder, seal_folder
+from mugrpo.publishing import full_disk_explained, publish_folder, seal_folder
 from mugrpo.ranks import Ranks
 from mugrpo.run_dir import RunDir
 
@@ -61,5 +61,6 @@ def _published_by_the_first(path: Path, ranks: Ranks) -> Iterator[Path]:
             ranks.all(str(folder))
             yield folder
     else:
-        yield Path(ranks.all("")[0])
+        with full_disk_explained(path):
+            yield Path(ranks.all("")[0])
     ranks.wait()
