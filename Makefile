@@ -11,7 +11,7 @@ BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm test-ranks $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -38,6 +38,9 @@ vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (
 
 test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about ten minutes)
 	$(BIN)/pytest -m vllm tests/targets
+
+test-ranks: .venv/installed-test  ## updates in several processes, all tests (about six minutes)
+	$(BIN)/pytest -m "ranks or not ranks" tests/optimize/test_ranks.py tests/test_distributed.py
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py

@@ -135,9 +135,9 @@ def _half_table(pattern: str) -> Callable[[Reach], None]:
 
 def _half_optimizer(reach: Reach) -> None:
     """With the model and half of the optimizer's bytes in a checkpoint's folder."""
-    from mugrpo.optimize import trainer
+    from mugrpo.optimize import optimizer_state
 
-    original = trainer.save_file
+    original = optimizer_state.save_file
 
     def save_file(tensors: Any, path: Path) -> None:
         original(tensors, path)
@@ -146,7 +146,7 @@ def _half_optimizer(reach: Reach) -> None:
         reach()
         path.write_bytes(whole)
 
-    trainer.save_file = save_file
+    optimizer_state.save_file = save_file
 
 
 def _half_metrics_line(reach: Reach) -> None:

@@ -13,6 +13,7 @@ import pytest
 from mugrpo.config.run import ScheduleOptions
 from mugrpo.config.stages import TokenVariation
 from mugrpo.pipeline import end_if_stale
+from mugrpo.ranks import ALONE
 from mugrpo.report.read import read_runs
 from mugrpo.schedule import Schedule
 from tests.faults.harm import refused
@@ -232,6 +233,7 @@ class Heard:
         self.config = SimpleNamespace(stage_until=TokenVariation(limit=limit))
         self.schedule = Schedule(options, problems=24, seed=0)
         self.trainer = SimpleNamespace(update=made)
+        self.ranks = ALONE
         self.lines: list[tuple[int, dict[str, Any]]] = []
         self.metrics = SimpleNamespace(append=self._append)
         self.progress = SimpleNamespace(say=lambda _: None)

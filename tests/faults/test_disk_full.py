@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.optimize import trainer as trainer_module
+from mugrpo.optimize import optimizer_state
 from tests.faults.harm import resume_words, stopped
 from tests.kill_at import fill_disk
 from tests.runs import (
@@ -132,7 +132,7 @@ def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
     def save_file(_tensors: object, path: Path) -> None:
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(trainer_module, "save_file", save_file)
+    monkeypatch.setattr(optimizer_state, "save_file", save_file)
     stopped(command("train", run_dir), f"the disk is full: {run_dir}/checkpoints/update-000006")
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"
 

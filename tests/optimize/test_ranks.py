@@ -46,8 +46,13 @@ def assert_close(ours: Path, theirs: Path) -> None:
     ("model", "config"),
     [
         ("chain", {}),
-        ("qwen2", {"preset": "m2po"}),  # whose pre-pass looks at the whole update
-        ("gpt2", {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}}),
+        # The pre-pass of M2PO looks at the whole update.
+        pytest.param("qwen2", {"preset": "m2po"}, marks=pytest.mark.ranks),
+        pytest.param(
+            "gpt2",
+            {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}},
+            marks=pytest.mark.ranks,
+        ),
     ],
 )
 def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: dict):
@@ -64,6 +69,7 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: d
             assert line[key] == other[key]
 
 
+@pytest.mark.ranks
 def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
     whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
     half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
@@ -79,6 +85,7 @@ def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
     assert_close(updates(tmp_path / "alone", "chain", 10, 2, STEADY), whole)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("model", ["chain", "llama", "gpt2"])
 def test_a_shared_models_files_are_the_plain_ones(tmp_path: Path, model: str):
     """Tied weights once, every name and shape: a directory that any program loads."""
