@@ -36,10 +36,10 @@ kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (a
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
 
-test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about ten minutes)
+test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about seven minutes)
 	$(BIN)/pytest -m vllm tests/targets
 
-test-ranks: .venv/installed-test  ## updates in several processes, all tests (about six minutes)
+test-ranks: .venv/installed-test  ## updates in several processes, all tests
 	$(BIN)/pytest -m "ranks or not ranks" tests/optimize/test_ranks.py tests/test_distributed.py
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)

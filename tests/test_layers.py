@@ -20,6 +20,7 @@ LAYER_0 = {
     "errors",
     "frames",
     "metrics",
+    "processes",
     "progress",
     "publishing",
     "records",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import time
@@ -25,6 +24,7 @@ from mugrpo.config.engines import EngineOptions
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.frames import Inbox, send, to_json
+from mugrpo.processes import kill_with_all
 from mugrpo.records import FinishReason
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -60,10 +60,7 @@ class _Child:
     def end(self) -> str:
         """Kill it with all that it started; says how it ended."""
         self.channel.close()
-        with suppress(ProcessLookupError):  # before the wait: until then its number is no other's
-            os.killpg(self.process.pid, signal.SIGKILL)
-        status = self.process.wait()
-        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+        return kill_with_all(self.process)
 
 
 class RemoteEngine:

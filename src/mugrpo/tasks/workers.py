@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.frames import Inbox, printable, send, to_json
+from mugrpo.processes import kill_with_all
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may be torch
 LOOK_AHEAD = 512  # calls under way or waiting for an earlier one's answer
@@ -83,10 +83,7 @@ class Worker:
     def end(self) -> str:
         """Kill it with all that it started; says how it had ended where it was dead already."""
         self.channel.close()
-        with suppress(ProcessLookupError):  # before the wait: until then its number is no other's
-            os.killpg(self.process.pid, signal.SIGKILL)
-        status = self.process.wait()
-        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+        return kill_with_all(self.process)
 
 
 class Pool:
