@@ -231,7 +231,7 @@ PLACES: dict[str, Callable[[Reach], None]] = {
     "checkpoint without name": _publish(r"/checkpoints/update-\d+$", after=False, name="rename"),
     "checkpoint": _publish(r"/checkpoints/update-\d+$", after=True, name="rename"),
     "old checkpoint": _removal(r"/checkpoints/update-\d+\.tmp\.\d+$"),
-    "stage": _call("mugrpo.pipeline", "generate_stage"),
+    "stage": _call("mugrpo.generation", "generate_stage"),
     "half an evaluation": _call("mugrpo.evaluate", "_generate", after=True),
     "evaluation without metrics line": _call("mugrpo.evaluate", "evaluate", after=True),
     "evaluation before its place": _publish(_EVALUATION, after=False, name="rename"),

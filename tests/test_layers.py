@@ -60,8 +60,11 @@ MAY_IMPORT = {
     "other_policies": BELOW_3 | {"run"},
     "planning": BELOW_3 | {"run"},
     "experience": BELOW_3 | {"run", "other_policies"},
+    "generation": BELOW_3 | {"run", "canary", "planning"},
+    "optimization": BELOW_3
+    | {"run", "evaluate", "experience", "generation", "launch", "other_policies", "saving"},
     "pipeline": BELOW_3
-    | {"launch", "run", "evaluate", "saving", "canary", "other_policies", "planning", "experience"},
+    | {"run", "evaluate", "generation", "optimization", "other_policies", "planning", "saving"},
     "bakeoff": BELOW_3
     | {"opening", "run", "evaluate", "pipeline", "planning", "provenance", "report"},
     "study": BELOW_3 | {"opening", "run", "pipeline", "planning", "report"},

@@ -12,7 +12,7 @@ import pytest
 
 from mugrpo.config.run import ScheduleOptions
 from mugrpo.config.stages import TokenVariation
-from mugrpo.pipeline import end_if_stale
+from mugrpo.optimization import end_if_stale
 from mugrpo.ranks import ALONE
 from mugrpo.report.read import read_runs
 from mugrpo.schedule import Schedule
