@@ -346,6 +346,12 @@ def test_a_resolved_config_survives_json(preset):
 def test_only_what_changes_no_trained_number_is_harmless():
     names = {name for name, _, _, _ in describe_options() if on_resume(name) == "harmless"}
     assert names == {
+        "overlap",
+        "backend.address",
+        "backend.engine_cpus",
+        "backend.name",
+        "backend.rank_cpus",
+        "backend.restarts",
         "checkpoint.every",
         "checkpoint.stage_end",
         "checkpoint.keep",

@@ -29,7 +29,7 @@ LAYER_0 = {
     "shards",
     "stopping",
 }
-LAYER_1 = {"tasks", "pretrained", "policy", "engines", "memory", "ranks", "sharded"}
+LAYER_1 = {"tasks", "pretrained", "policy", "engines", "cluster", "memory", "ranks", "sharded"}
 BELOW_3 = LAYER_0 | LAYER_1 | {"rollouts", "optimize"}
 
 # What each module or package directly under mugrpo may import, besides itself.
@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "ranks": LAYER_0,
     "sharded": LAYER_0,
     "policy": LAYER_0 | {"pretrained", "memory", "sharded"},
-    "engines": LAYER_0 | {"policy", "memory"},
+    "cluster": LAYER_0,
+    "engines": LAYER_0 | {"cluster", "policy", "memory"},
     "rollouts": LAYER_0 | LAYER_1,
     "optimize": LAYER_0 | LAYER_1,
     "repair": LAYER_0,
@@ -54,17 +55,28 @@ MAY_IMPORT = {
     "run": BELOW_3 | {"provenance", "sinks", "weights"},
     "opening": BELOW_3 | {"run", "provenance"},
     "evaluate": BELOW_3 | {"run"},
-    "launch": BELOW_3 | {"run", "evaluate"},
+    "ray_ranks": BELOW_3 | {"run"},
+    "launch": BELOW_3 | {"run", "evaluate", "ray_ranks"},
     "saving": BELOW_3 | {"run"},
     "canary": BELOW_3 | {"run"},
     "other_policies": BELOW_3 | {"run"},
     "planning": BELOW_3 | {"run"},
     "experience": BELOW_3 | {"run", "other_policies"},
     "generation": BELOW_3 | {"run", "canary", "planning"},
+    "overlap": BELOW_3 | {"run", "generation", "planning"},
     "optimization": BELOW_3
     | {"run", "evaluate", "experience", "generation", "launch", "other_policies", "saving"},
     "pipeline": BELOW_3
-    | {"run", "evaluate", "generation", "optimization", "other_policies", "planning", "saving"},
+    | {
+        "run",
+        "evaluate",
+        "generation",
+        "optimization",
+        "other_policies",
+        "overlap",
+        "planning",
+        "saving",
+    },
     "bakeoff": BELOW_3
     | {"opening", "run", "evaluate", "pipeline", "planning", "provenance", "report"},
     "study": BELOW_3 | {"opening", "run", "pipeline", "planning", "report"},

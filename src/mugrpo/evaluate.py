@@ -82,7 +82,7 @@ def evaluate_if_due(run: Run, update: int) -> None:
 
     Not in the ranks of an update: the run that started them evaluates their checkpoints.
     """
-    if evaluation_due(run, update) and run.ranks.size == 1:
+    if evaluation_due(run, update) and run.alone:
         evaluate_once(run, update)
 
 

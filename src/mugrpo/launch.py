@@ -12,18 +12,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from mugrpo.errors import RunStopped
 from mugrpo.evaluate import evaluate_if_due, evaluation_due
-from mugrpo.ranks import DRIVER, driver_name
+from mugrpo.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run import Run
 
 _TICK = 0.2
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
-_SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
 
 
 def optimize_in_ranks(run: Run, stage: int, last: int | None = None) -> None:
@@ -45,14 +45,31 @@ def optimize_in_ranks(run: Run, stage: int, last: int | None = None) -> None:
 
 def _run_ranks(run: Run, stage: int, until: int) -> None:
     """Raises Interrupted where the run was asked to stop, RunStopped naming the rank that ended."""
-    count, logs = run.config.distributed.processes, run.dir.rank_logs()
+    logs = run.dir.rank_logs().absolute()
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     run.dir.stop_request.unlink(missing_ok=True)
+    words = ["optimize", str(run.dir.root.absolute()), "--stage", str(stage), "--until", str(until)]
+    try:
+        if run.config.backend.name == "ray":
+            from mugrpo.ray_ranks import run_ray_ranks  # Ray is off the default path
+
+            fault = said_by_ranks(run_ray_ranks(run, words, logs))
+        else:
+            fault = _run_local_ranks(run, words, logs)
+    finally:
+        run.dir.stop_request.unlink(missing_ok=True)
+    run.stop.check()
+    if fault:
+        raise RunStopped(fault)
+
+
+def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
+    """Run `mugrpo WORDS` under torchrun; returns what went wrong."""
+    count = run.config.distributed.processes
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
-    command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo.cli"]
-    command += ["optimize", str(run.dir.root), "--stage", str(stage), "--until", str(until)]
+    command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo.cli", *words]
     environment = {**os.environ, DRIVER: driver_name()}
     environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
     if not torch.cuda.is_available():
@@ -65,22 +82,18 @@ def _run_ranks(run: Run, stage: int, until: int) -> None:
         while launcher.poll() is None:
             if run.stop.signal_name and not run.dir.stop_request.exists():
                 run.dir.stop_request.touch()
-            try:
+            _ = run.generating  # what stops it stops the updates that wait for it
+            with suppress(subprocess.TimeoutExpired):
                 launcher.wait(_TICK)
-            except subprocess.TimeoutExpired:
-                continue
     finally:
         if launcher.poll() is None:
             launcher.terminate()
-        run.dir.stop_request.unlink(missing_ok=True)
-    run.stop.check()
-    if launcher.returncode:
-        raise RunStopped(_what_happened(logs, count))
+    return _what_happened(logs, count) if launcher.returncode else None
 
 
 def _what_happened(logs: Path, count: int) -> str:
     """Which rank ended first and how, in its own words where it had some."""
-    text = (logs / "torchrun.log").read_text(errors="replace")
+    text = _text(logs / "torchrun.log")
     ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
     if not ends:
         return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
@@ -89,8 +102,11 @@ def _what_happened(logs: Path, count: int) -> str:
     killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
     rank, status = (killed or ends)[-1]
     log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
-    text = log.read_text(errors="replace") if log.is_file() else ""
-    if said := _SENTENCE.findall(text):
-        return str(said[-1])
+    if said := said_by_ranks([log]):
+        return said
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
     return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from mugrpo.policy import load_tokenizer, model_sizes
 from mugrpo.progress import Progress
 from mugrpo.provenance import provenance_of, settled_config
 from mugrpo.publishing import publish_json, set_aside
-from mugrpo.ranks import ALONE, DRIVER, Ranks
+from mugrpo.ranks import ALONE, Ranks, driven
 from mugrpo.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.run import Run
@@ -60,15 +59,15 @@ def open_run(
             f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
             "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
         )
-    driven = not ranks.first or DRIVER in os.environ
-    with nullcontext(()) if driven else folder.locked() as notices:
+    held = not ranks.first or driven()  # by another process
+    with nullcontext(()) if held else folder.locked() as notices:
         for notice in notices:
             progress.say(notice)
         document, forced = (
             settled_config(
                 folder, config, provenance_of(config, problems, eval_problems), force, progress
             )
-            if not driven
+            if not held
             else (None, False)
         )
         for stage in folder.stages() if forced else ():

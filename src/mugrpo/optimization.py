@@ -27,14 +27,13 @@ def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
     if run.newest_update >= run.schedule.first_update(stage + 1):
         run.progress.say(f"stage {stage}: all updates are made")
         return
-    if run.config.distributed.processes > 1 and run.ranks.size == 1:
+    if run.alone and (run.config.distributed.processes > 1 or run.config.backend.name == "ray"):
         optimize_in_ranks(run, stage, until)
         return
     start = max(run.newest_update, first)
     evaluate_if_due(run, start)
     trainer = run.trainer_at(start)
     reader = StageReader(run, stage)
-    run.progress.behavior_reward = reader.behavior_reward
     planned = run.schedule.planned_updates(stage)
     run.progress.begin(heading(run, stage, "optimize"), "updates", planned, start - first)
     last = math.inf if until is None else until
@@ -45,13 +44,13 @@ def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
         experience = reader.of_update(trainer.update)
         read_seconds = time.monotonic() - began
         told = {"stage": stage, "staleness": trainer.update - first}
-        told["behavior_reward"] = reader.behavior_reward
+        reward = run.progress.behavior_reward = reader.behavior_reward
         watch = SampleCollector() if samples_due(run, trainer.update + 1) else None
         metrics = trainer.step(experience, watch)
         metrics |= {"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds}
         run.checkpoint_seconds = 0.0  # they stand in the line of the next update
         if run.ranks.first:
-            run.metrics.append("update", trainer.update, **told, **metrics)
+            run.metrics.append("update", trainer.update, **told, behavior_reward=reward, **metrics)
             if watch is not None:
                 keep_samples(run, experience, watch)
         if metrics["skipped"]:

@@ -61,7 +61,7 @@ def require_logprobs(run: Run, stage: int) -> None:
         if name in _ONCE_A_STAGE
         and set(rollouts.numbers()) - set(ShardSet(run.dir.logprobs(stage, name), name).numbers())
     ]
-    if getattr(run.config.objective, "proximal_period", 1) > 1:
+    if run.ranks.size > 1 and getattr(run.config.objective, "proximal_period", 1) > 1:
         lacking.append(_PROXIMAL)
     if lacking:
         raise UsageError(

@@ -21,7 +21,9 @@ from mugrpo.evaluate import evaluate_if_due
 from mugrpo.generation import generate_stage, mend_past_stage, sample_stage, score_stage
 from mugrpo.optimization import optimize_stage
 from mugrpo.other_policies import logprobs_stage, require_logprobs
+from mugrpo.overlap import generated_beside
 from mugrpo.planning import plan_stage, require
+from mugrpo.ranks import driven
 from mugrpo.run import Run
 from mugrpo.saving import checkpoint, saved_when_interrupted
 
@@ -41,9 +43,13 @@ def train(run: Run) -> None:
         for stage in count(current):
             if run.schedule.first_update(stage) == total:
                 break
-            sample_stage(run, stage)
-            logprobs_stage(run, stage)
-            optimize_stage(run, stage)
+            if run.config.overlap:
+                with generated_beside(run, stage):
+                    optimize_stage(run, stage)
+            else:
+                sample_stage(run, stage)
+                logprobs_stage(run, stage)
+                optimize_stage(run, stage)
     assert run.newest_update == total
 
 
@@ -54,12 +60,12 @@ def run_phase(
 
     Raises UsageError where the phase before it is not complete.
     """
-    if phase != "generate":
+    come_beside = run.config.overlap and driven()
+    if phase != "generate" and not come_beside:
         require(run, stage, "rollouts")
-    if phase == "optimize":
+    if phase == "optimize" and not come_beside:
         require(run, stage, "scores")
-    alone = run.ranks.size == 1
-    if alone and (phase == "score" or (phase == "optimize" and run.config.evaluation.every)):
+    if run.alone and (phase == "score" or (phase == "optimize" and run.config.evaluation.every)):
         run.task.prepare()
     with saved_when_interrupted(run):
         if phase == "generate":
@@ -69,13 +75,19 @@ def run_phase(
                 run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
             score_stage(run, stage, again=again)
         else:
-            if run.ranks.first:
-                plan_stage(run, stage)
-            if alone:
-                logprobs_stage(run, stage)
-            else:
-                run.ranks.wait()  # for the plan
-                require_logprobs(run, stage)
-            optimize_stage(run, stage, until)
-            if run.trained and run.trainer.update > run.newest_update:  # the next command needs it
-                checkpoint(run)
+            _optimize(run, stage, until, come_beside=come_beside)
+
+
+def _optimize(run: Run, stage: int, until: int | None, *, come_beside: bool) -> None:
+    """The stage's updates alone, `come_beside` those of a run that generates meanwhile."""
+    if run.ranks.first:
+        plan_stage(run, stage)
+    if run.alone:
+        logprobs_stage(run, stage)
+    else:
+        run.ranks.wait()  # for the plan
+        if not come_beside:
+            require_logprobs(run, stage)
+    optimize_stage(run, stage, until)
+    if run.trained and run.trainer.update > run.newest_update:  # the next command needs it
+        checkpoint(run)

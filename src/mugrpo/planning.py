@@ -79,7 +79,7 @@ def plan_stage(run: Run, stage: int) -> None:
     size, per_update = run.config.schedule.group_size, run.config.schedule.problems_per_update
     chosen, others, groups = list[Group](), list[Group](), list[int]()
     for number, (shard, varies) in enumerate(_sampled(run, stage)):
-        if rollouts.entry(number)["rows"] != len(shard) * size:
+        if number in rollouts and rollouts.entry(number)["rows"] != len(shard) * size:
             raise UsageError(
                 f"{rollouts.path(number)} has {rollouts.entry(number)['rows']} rollouts, not the "
                 f"{len(shard) * size} of the schedule: whole groups, and rollouts.shard_rollouts "

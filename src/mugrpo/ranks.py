@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mugrpo.errors import UsageError
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=30)  # a rank may be loading, or writing a checkpoint
+_SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
 DRIVER = "MUGRPO_DRIVER"  # the process that started the ranks, and holds the run
 
 
@@ -78,14 +80,14 @@ def joined(command: str) -> Iterator[Ranks]:
     A rank that waits for another one longer than TIMEOUT ends with an error. Raises UsageError for
     a command that is not for ranks.
     """
+    if driver := os.environ.get(DRIVER):
+        threading.Thread(target=_end_with, args=[driver], daemon=True).start()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks()
         return
     if command != "optimize":
         raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
-    if driver := os.environ.get(DRIVER):
-        threading.Thread(target=_end_with, args=[driver], daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -98,9 +100,25 @@ def joined(command: str) -> Iterator[Ranks]:
     os._exit(0)  # gloo's threads abort some processes that end in the ordinary way
 
 
+def driven() -> bool:
+    """Whether a run started this process, and holds the lock, generates, scores and evaluates."""
+    return DRIVER in os.environ
+
+
 def driver_name() -> str:
     """This process's number and when it began: nobody else's, ever."""
     return f"{os.getpid()} {_began(os.getpid())}"
+
+
+def said_by_ranks(logs: Iterable[Path]) -> str | None:
+    """What a rank that ended in an ordinary way has said of it."""
+    said = [
+        s
+        for log in logs
+        if log.is_file()
+        for s in _SENTENCE.findall(log.read_text(errors="replace"))
+    ]
+    return str(said[-1]) if said else None
 
 
 def _end_with(driver: str) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.policy import Policy, load_policy
 from mugrpo.progress import Progress
 from mugrpo.provenance import judge_fingerprint
-from mugrpo.ranks import ALONE, DRIVER, Ranks
+from mugrpo.ranks import ALONE, Ranks, driven
 from mugrpo.records import Problem
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -34,6 +33,8 @@ from mugrpo.sinks import Sinks
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks.base import Task
 from mugrpo.weights import hand_over, weights_at
+
+_TICK = 0.2  # seconds between looks at a signal
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Run:
     stop: StopFlag
     ranks: Ranks = ALONE
     checkpoint_seconds: float = 0.0  # spent since the last update's metrics line
+    beside: Future[None] | None = None  # generation while updates are made, see overlap
     _frozen: Policy | None = None
     _lengths: tuple[int, ExpectedLengths] = field(default_factory=lambda: (0, ExpectedLengths()))
 
@@ -90,15 +92,18 @@ class Run:
         """What samples, side by side where they have processes of their own."""
         return make_engines(
             self.policy,
-            self.config.model,
-            self.config.engine,
+            self.config,
             log=self.dir.log,
             notify=self.progress.say,
             check=self.stop.check,
         )
 
     def engines_at(self, update: int) -> list[Engine]:
-        """The engines, sampling from the policy after `update` updates; so is `policy`."""
+        """The engines, sampling from the policy after `update` updates; so is `policy`.
+
+        Those that are generating finish that first.
+        """
+        self.wait_for_generation()
         policy, lock = self.policy_at(update), Lock()
         handed_over = cache(lambda: hand_over(self.dir, self.config.model, policy))
 
@@ -112,9 +117,24 @@ class Run:
         return self.engines
 
     def rest_engines(self) -> None:
-        """Leave the machine to the trainer."""
-        for engine in self.__dict__.get("engines", ()):
-            engine.rest()
+        """Leave the machine to the trainer, unless they generate beside it."""
+        if not self.generating:
+            for engine in self.__dict__.get("engines", ()):
+                engine.rest()
+
+    @property
+    def generating(self) -> bool:
+        """Whether rollouts are generated beside the updates now; raises what has stopped that."""
+        if self.beside is None or not self.beside.done():
+            return self.beside is not None
+        self.beside.result()
+        return False
+
+    def wait_for_generation(self) -> None:
+        """Until no rollouts are generated beside the updates; raises what has stopped that."""
+        while self.beside is not None and self.generating:
+            self.stop.check()
+            wait([self.beside], _TICK)
 
     @cached_property
     def budget(self) -> TokenBudget:
@@ -143,8 +163,9 @@ class Run:
 
     def hand_out(self) -> None:
         """Leave updates, memory and metrics to other processes."""
-        for engine in self.__dict__.pop("engines", ()):
-            engine.close()
+        if not self.generating:
+            for engine in self.__dict__.pop("engines", ()):
+                engine.close()
         for name in ("trainer", "policy", "budget"):
             self.__dict__.pop(name, None)
         self._frozen = None
@@ -162,12 +183,17 @@ class Run:
             self.__dict__.pop("metrics").close()
             self.__dict__.pop("sinks").close()
 
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the run itself, no rank that it has for its updates."""
+        return self.ranks.size == 1 and not driven()
+
     def check(self) -> None:
         """Raise Interrupted if the run is asked to stop: all ranks do at the same update."""
-        if self.ranks.size == 1:
+        if self.alone:
             self.stop.check()
             return
-        asked = DRIVER in os.environ and self.dir.stop_request.exists()
+        asked = driven() and self.dir.stop_request.exists()
         if self.ranks.any(asked or self.stop.signal_name is not None):
             raise Interrupted("stopped with the other ranks")
 

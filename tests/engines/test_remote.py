@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from tests.builders import PROMPTS, encoded
 from tests.runs import ENVIRONMENT
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions
-from mugrpo.config.run import ModelOptions
-from mugrpo.engines import make_engines, remote
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.engines import child, make_engines
 from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.child import LocalChild
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.remote import RemoteEngine
 from mugrpo.errors import Interrupted, RunStopped, UsageError
@@ -40,8 +42,7 @@ class Remote:
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
             policy,
-            ModelOptions(),
-            chosen,
+            RunConfig(engine=chosen),
             log=lambda name: folder / f"{name}.log",
             notify=self.said.append,
             check=lambda: None,
@@ -201,7 +202,7 @@ def test_a_process_ends_with_the_run_that_started_it(tmp_path: Path):
         import os, signal
         from pathlib import Path
         from tests.engines.test_remote import CHAIN, Remote
-        from mugrpo.config.run import ModelOptions
+        from mugrpo.config.run import ModelOptions, RunConfig
         from mugrpo.policy import load_policy
         remote = Remote(load_policy(ModelOptions()), Path({str(tmp_path)!r}))
         remote.engine.refresh(0, lambda: CHAIN)
@@ -225,7 +226,8 @@ def test_a_process_ends_with_the_run_that_started_it(tmp_path: Path):
 
 def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tmp_path: Path):
     nowhere = Remote(embedded_policy, tmp_path)
-    nowhere.engine._host = replace(nowhere.engine._host, python="/no/such/python")
+    host = replace(nowhere.engine._host, python="/no/such/python")
+    nowhere.engine._start = partial(LocalChild, host, 1.0)
     with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
         nowhere.engine.refresh(0, lambda: CHAIN)
 
@@ -235,8 +237,7 @@ def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_pat
     said: list[str] = []
     (engine,) = make_engines(
         embedded_policy,
-        ModelOptions(),
-        VLLMOptions(),
+        RunConfig(engine=VLLMOptions()),
         log=lambda name: tmp_path / f"{name}.log",
         notify=said.append,
         check=lambda: None,
@@ -300,9 +301,9 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
 ):
     worker = tmp_path / "worker.py"
-    frames = str(Path(remote.__file__).parents[1] / "frames.py")
+    frames = str(Path(child.__file__).parents[1] / "frames.py")
     worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", said))
-    monkeypatch.setattr(remote, "_WORKER", worker)
+    monkeypatch.setattr(child, "_WORKER", worker)
     lying = Remote(embedded_policy, tmp_path, restarts=0)
     with pytest.raises(error, match=text):
         taken(lying.engine, requests[:3])
@@ -314,9 +315,9 @@ def test_the_right_answer_of_the_same_process_is_taken(
 ):
     """So that it is the answers above that are refused."""
     worker = tmp_path / "worker.py"
-    frames = str(Path(remote.__file__).parents[1] / "frames.py")
+    frames = str(Path(child.__file__).parents[1] / "frames.py")
     worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", answer()))
-    monkeypatch.setattr(remote, "_WORKER", worker)
+    monkeypatch.setattr(child, "_WORKER", worker)
     honest = Remote(embedded_policy, tmp_path)
     honest.engine.refresh(0, lambda: CHAIN)
     made = taken(honest.engine, requests[:3])

@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mugrpo.config.run import ModelOptions, OptimizerOptions
+from mugrpo.config.optimizer import OptimizerOptions
+from mugrpo.config.run import ModelOptions
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.errors import RunStopped

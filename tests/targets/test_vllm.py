@@ -16,7 +16,7 @@ import pytest
 from scipy.stats import chisquare
 
 from mugrpo.config.engines import VLLMOptions
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Request
 from mugrpo.policy import EMBEDDED, load_policy
@@ -173,8 +173,7 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     (engine,) = make_engines(
         policy,
-        ModelOptions(),
-        options,
+        RunConfig(engine=options),
         log=lambda name: tmp_path / name,
         notify=print,
         check=lambda: None,

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
+from mugrpo.config import backends, parts, stages
 from mugrpo.config import objectives as o
-from mugrpo.config import parts, stages
 from mugrpo.config.engines import (
     ContinuousOptions,
     EngineOptions,
@@ -28,6 +28,7 @@ def _by_name(*options: type[NamedOptions]) -> Group:
 CHOICES: dict[str, Group] = {
     "task": _by_name(ChainOptions, LettersOptions, DatasetOptions),
     "engine": _by_name(ContinuousOptions, HFOptions, VLLMOptions, VLLMServerOptions),
+    "backend": _by_name(backends.LocalBackend, backends.RayBackend),
     "sampling": _by_name(stages.EveryGroup, stages.DynamicSampling),
     "stage_until": _by_name(stages.AllUpdates, stages.TokenVariation, stages.SequenceVariation),
     "advantage": _by_name(o.GroupAdvantage, o.ShiftedAdvantage, o.AsymREAdvantage),
@@ -66,6 +67,7 @@ def _chosen(group: str, default: str) -> BeforeValidator:
 
 TaskChoice = Annotated[SerializeAsAny[NamedOptions], _chosen("task", "chain")]
 EngineChoice = Annotated[SerializeAsAny[EngineOptions], _chosen("engine", "continuous")]
+BackendChoice = Annotated[SerializeAsAny[backends.BackendOptions], _chosen("backend", "local")]
 SamplingChoice = Annotated[SerializeAsAny[stages.SamplingOptions], _chosen("sampling", "every")]
 StageUntilChoice = Annotated[
     SerializeAsAny[stages.StageUntilOptions], _chosen("stage_until", "all_updates")

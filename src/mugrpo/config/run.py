@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from mugrpo.config.backends import LocalBackend
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.config.kept import (
@@ -15,11 +16,13 @@ from mugrpo.config.kept import (
     SinkOptions,
 )
 from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
+from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
 from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
 from mugrpo.config.presets import PRESETS, beneath
 from mugrpo.config.registry import (
     AdvantageChoice,
+    BackendChoice,
     CorrectionChoice,
     EngineChoice,
     ObjectiveChoice,
@@ -154,45 +157,6 @@ class RewardOptions(Options):
         return status.rewarded and not (status is Status.TRUNCATED and self.truncated == "masked")
 
 
-class OptimizerOptions(Options):
-    """AdamW, its learning-rate schedule (in updates), and how an update is computed."""
-
-    lr: float = Field(1e-4, gt=0)
-    """Peak learning rate."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over all updates of the run."""
-    warmup_updates: int = Field(0, ge=0)
-    """Updates over which the learning rate rises linearly from 0."""
-    final_lr_share: float = Field(0.0, ge=0, le=1)
-    """The last learning rate of a linear or cosine schedule, as a share of the peak."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
-    eps: float = Field(1e-8, gt=0)
-    """AdamW's denominator constant."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's decoupled weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient's norm is clipped to this."""
-    micro_batch_tokens: int = Field(4096, ge=1)
-    """Padded tokens through the model in a micro-batch at most (a response's copy of a shared
-    prompt's keys and values counts as an eighth of them); one response longer goes alone."""
-    halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
-    """Where a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
-    (the same gradient but for rounding); off: stop and say what to lower."""
-    share_prompts: bool = True
-    """Compute a prompt once for all its responses where that is cheaper: the same gradients."""
-    logprob_chunk_tokens: int = Field(1024, ge=1)
-    """Tokens whose logits exist at once: memory is this x vocabulary x 4 bytes."""
-    nonfinite_limit: int = Field(3, ge=1)
-    """Stop after so many updates in a row with a non-finite loss or gradient."""
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> Self:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas = {list(self.betas)}: each must be in [0, 1)")
-        return self
-
-
 class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
@@ -221,6 +185,11 @@ class RunConfig(Options):
     the sum by the responses; or by responses x max_new_tokens."""
     optimizer: OptimizerOptions = OptimizerOptions()
     distributed: DistributedOptions = DistributedOptions()
+    backend: BackendChoice = LocalBackend()
+    overlap: bool = Field(False, json_schema_extra=HARMLESS)
+    """Train on a stage's first shards while its later ones are generated: the same weights, sooner
+    where the engine has a machine, GPUs or cores of its own. A stage wants several shards
+    (rollouts.shard_rollouts)."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
@@ -256,6 +225,29 @@ class RunConfig(Options):
     def _ranks_have_what_they_need(self) -> Self:
         if self.distributed.processes > 1 and getattr(self.objective, "proximal_period", 1) > 1:
             raise ValueError("objective.proximal_period > 1 wants distributed.processes = 1")
+        return self
+
+    @model_validator(mode="after")
+    def _overlap_has_what_it_needs(self) -> Self:
+        lacking = [
+            text
+            for text, there in (
+                (
+                    "engines of their own (engine.processes = 1 or more, or vLLM)",
+                    getattr(self.engine, "processes", 1) > 0 or self.backend.name == "ray",
+                ),
+                ("sampling.name = 'every'", self.sampling.name == "every"),
+                ("checkpoint.stage_end", self.checkpoint.stage_end),
+                (
+                    "distributed.processes = 1 with an objective or reference that needs logprobs "
+                    "of other policies",
+                    self.distributed.processes == 1 or not self.needs,
+                ),
+            )
+            if not there
+        ]
+        if self.overlap and lacking:
+            raise ValueError(f"overlap = true wants {lacking[0]}")
         return self
 
     @property

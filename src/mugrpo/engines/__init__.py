@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from mugrpo.cluster import connected
+from mugrpo.config.backends import BackendOptions, RayBackend
 from mugrpo.config.engines import (
     ContinuousOptions,
     EngineOptions,
@@ -16,13 +19,15 @@ from mugrpo.config.engines import (
     VLLMOptions,
     VLLMServerOptions,
 )
-from mugrpo.config.run import ModelOptions
+from mugrpo.config.run import RunConfig
 from mugrpo.engines.base import Engine
+from mugrpo.engines.child import Child, Host, LocalChild
 from mugrpo.engines.continuous import ContinuousEngine, unfit
+from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.remote import Host, RemoteEngine
+from mugrpo.engines.remote import RemoteEngine
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import vllm_hosts
+from mugrpo.engines.vllm import vllm_host
 from mugrpo.policy import Policy
 
 
@@ -45,47 +50,73 @@ def make_engine(
 
 def make_engines(
     policy: Policy,
-    model: ModelOptions,
-    options: EngineOptions,
+    config: RunConfig,
     *,
     log: Callable[[str], Path],
     notify: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[Engine]:
-    """The engine in this process, or as many as `options` wants in processes of their own or over
-    the network.
+    """The engine in this process, or as many as are wanted in processes of their own, on machines
+    of a cluster or over the network.
 
-    `log` names the file of what a process prints; `check` raises where the run is to stop.
+    `log` names the file of what a process prints; `check` raises where the run is to stop. Raises
+    UsageError where there are too few GPUs.
     """
+    options = config.engine
     if isinstance(options, VLLMServerOptions):
         return [ServerEngine(url, policy, options, log("hand_over")) for url in options.urls]
+    assert isinstance(options, OwnEngineOptions | VLLMOptions)
+    on_ray = isinstance(config.backend, RayBackend)
+    if not (options.processes or on_ray):
+        return [make_engine(policy, options, notify)]
+    engines: list[Engine] = []
+    for number in range(options.processes or 1):
+        host = _host(policy, config, log(f"engine-{number}"))
+        engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
+    return engines
+
+
+def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
+    options = config.engine
     if isinstance(options, VLLMOptions):
-        hosts = vllm_hosts(policy, model, options, log)
-    else:
-        assert isinstance(options, OwnEngineOptions)
-        if not options.processes:
-            return [make_engine(policy, options, notify)]
-        hosts = _own_hosts(policy, model, options, log)
-    return [RemoteEngine(host, options, notify, check) for host in hosts]
-
-
-def _own_hosts(
-    policy: Policy, model: ModelOptions, options: OwnEngineOptions, log: Callable[[str], Path]
-) -> Iterator[Host]:
-    threads = options.threads or max(1, torch.get_num_threads() // options.processes)
+        return vllm_host(policy, config.model, options, log)
+    assert isinstance(options, OwnEngineOptions)
+    threads = options.threads or _threads(config.backend, options)
     setup = {
         "backend": "own",
-        "model": model.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
         "engine": options.model_dump(mode="json"),
         "threads": threads,
     }
-    for number in range(options.processes):
-        yield Host(
-            python=sys.executable,
-            setup=setup,
-            environment={"OMP_NUM_THREADS": str(threads)},
-            log=log(f"engine-{number}"),
-            vocab_size=policy.vocab_size,
-            reloads=True,
-            exact=True,
-        )
+    return Host(
+        python=None,
+        setup=setup,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        log=log,
+        vocab_size=policy.vocab_size,
+        reloads=True,
+        exact=True,
+    )
+
+
+def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
+    if isinstance(backend, RayBackend):
+        return max(1, round(backend.engine_cpus))
+    return max(1, torch.get_num_threads() // options.processes)
+
+
+def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Child]:
+    """What starts process `number`, here or on the cluster."""
+    options = config.engine
+    if isinstance(config.backend, RayBackend):
+        from mugrpo.engines.actor import RayChild  # Ray is off the default path
+
+        connected(config.backend)  # now: a Ray of the run's own ends with the thread that starts it
+        return partial(RayChild, host, options.silence, config.backend)
+    taken = config.distributed.processes if config.overlap else 0  # GPUs of the updates
+    if isinstance(options, VLLMOptions):
+        part = exclusive_part(number, options.processes, options.tensor_parallel, taken)
+    else:
+        part = own_part(number, taken)
+    placed = replace(host, environment={**host.environment, **part})
+    return partial(LocalChild, placed, options.silence)

@@ -1,20 +1,12 @@
-"""An engine in a process of its own: started, fed, watched, and started again where it dies.
+"""An engine in a process of its own: fed, watched, and started again where it dies.
 
-The process runs `worker.py` under an interpreter that may have another environment. What it says
-of a request is looked at before it is believed; what it prints goes to a log.
+What the process says of a request is looked at before it is believed.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,45 +14,10 @@ from numpy.typing import NDArray
 
 from mugrpo.config.engines import EngineOptions
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.child import Child, EngineLost, Host
 from mugrpo.errors import RunStopped, UsageError
-from mugrpo.frames import Inbox, send, to_json
-from mugrpo.processes import kill_with_all
+from mugrpo.frames import to_json
 from mugrpo.records import FinishReason
-
-_WORKER = Path(__file__).with_name("worker.py")
-_TICK = 0.5  # seconds after which a caller that waits is given its turn
-
-
-class EngineLost(Exception):
-    """The process ended, or says nothing any more."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """How a process of the engine is started, and what it is told first."""
-
-    python: str  # the interpreter
-    setup: dict[str, Any]  # backend and its options, as JSON has them
-    environment: dict[str, str]  # besides the run's own
-    log: Path
-    vocab_size: int  # of the policy
-    reloads: bool  # takes other weights while it runs
-    exact: bool  # the same requests together give the same completions to the bit
-
-
-@dataclass(eq=False)
-class _Child:
-    """A process at the other end of a channel."""
-
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    weights: str | None = None
-    inbox: Inbox = field(default_factory=Inbox)
-
-    def end(self) -> str:
-        """Kill it with all that it started; says how it ended."""
-        self.channel.close()
-        return kill_with_all(self.process)
 
 
 class RemoteEngine:
@@ -69,16 +26,19 @@ class RemoteEngine:
     def __init__(
         self,
         host: Host,
+        start: Callable[[], Child],
         options: EngineOptions,
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """`check` is called while the process loads: it raises where the run is to stop."""
+        """`start` starts a process of `host`. `check` is called while it loads: it raises where
+        the run is to stop."""
         self._host = host
+        self._start = start
         self._options = options
         self._notify = notify
         self._check = check
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._update: int | None = None
         self._weights = ""
         self._restarts = 0  # since the refresh
@@ -111,7 +71,7 @@ class RemoteEngine:
                     child = self._loaded()
                     asked = range(len(requests)) if self._host.exact else sorted(missing)
                     task = _task([(i, requests[i]) for i in asked], temperature, max_new_tokens)
-                    self._send(child, task)
+                    child.send(task)
                     for decoded in self._decoded(child, max_new_tokens):
                         fresh = [(i, made) for i, made in decoded.completions if i in missing]
                         missing -= {i for i, _ in fresh}
@@ -135,7 +95,7 @@ class RemoteEngine:
             self._child.end()
             self._child = None
 
-    def _loaded(self) -> _Child:
+    def _loaded(self) -> Child:
         """The process with the weights of the last refresh, started where there is none."""
         child = self._child
         if child is not None and child.weights not in (None, self._key) and not self._host.reloads:
@@ -144,7 +104,7 @@ class RemoteEngine:
         if child is None:
             child = self._child = self._start()
         if child.weights != self._key:
-            self._send(child, to_json({"load": self._weights, "update": self._update}))
+            child.send(to_json({"load": self._weights, "update": self._update}))
             for message in self._messages(child):
                 self._check()
                 if message is not None and "loaded" in message:
@@ -156,71 +116,23 @@ class RemoteEngine:
     def _key(self) -> str:
         return f"{self._update} {self._weights}"
 
-    def _start(self) -> _Child:
-        ours, theirs = socket.socketpair()
-        self._host.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [self._host.python, "-P", str(_WORKER), str(theirs.fileno())]
-        try:
-            with theirs, open(self._host.log, "ab") as log:
-                process = subprocess.Popen(
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **self._host.environment},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            raise UsageError(
-                f"engine.python = {self._host.python!r} cannot be run ({error.strerror}); name an "
-                "interpreter that has the engine"
-            ) from None
-        ours.settimeout(self._options.silence)
-        child = _Child(process, ours)
-        with suppress(OSError):  # it died already: the next message says so
-            send(ours, to_json(self._host.setup))
-        return child
-
-    def _send(self, child: _Child, text: str) -> None:
-        try:
-            send(child.channel, text)
-        except TimeoutError:
-            raise EngineLost(f"has taken nothing for {self._options.silence:g} s") from None
-        except OSError:
-            raise EngineLost(f"ended with {self._ended(child)}") from None
-
-    def _messages(self, child: _Child) -> Iterator[Any]:
-        """What the process says, and None at every tick without a word.
+    def _messages(self, child: Child) -> Iterator[Any]:
+        """What the process says, and None every now and then without a word.
 
         Raises EngineLost where it ended or is silent for too long, and what it says has failed.
         """
         heard = time.monotonic()
         while True:
-            if (message := child.inbox.message()) is not None:
+            if (message := child.hear()) is not None:
                 heard = time.monotonic()
                 _raise_failure(message)
                 yield message
-            elif select.select([child.channel], [], [], _TICK)[0]:
-                try:
-                    there = child.inbox.read(child.channel)
-                except OSError:
-                    there = False
-                if not there:
-                    raise EngineLost(f"ended with {self._ended(child)}")
             elif time.monotonic() - heard > self._options.silence:
                 raise EngineLost(f"has said nothing for {self._options.silence:g} s")
             else:
                 yield None
 
-    def _ended(self, child: _Child) -> str:
-        """How a process that closed its channel ended by itself."""
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(timeout=5)
-        return child.end()
-
-    def _decoded(self, child: _Child, max_new_tokens: int) -> Iterator[Decoded]:
+    def _decoded(self, child: Child, max_new_tokens: int) -> Iterator[Decoded]:
         """What is finished of the task under way, until its end."""
         for message in self._messages(child):
             if message is None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from mugrpo.config.run import OptimizerOptions
+from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.errors import RunStopped
 from mugrpo.memory import out_of_memory
 from mugrpo.optimize.batching import MicroBatch

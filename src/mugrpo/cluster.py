@@ -1,0 +1,82 @@
+"""Ray, where a run uses it: connected to once, or started on this machine for the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from mugrpo.config.backends import RayBackend
+from mugrpo.errors import UsageError
+
+_OBJECT_STORE = 1 << 28  # bytes of a Ray that is started here: only messages go through it
+
+
+def connected(options: RayBackend) -> Any:
+    """The module ray, connected. Raises UsageError where it is missing or no cluster answers.
+
+    A Ray that is started here ends with the thread that calls this first.
+    """
+    return _connected(options.address or os.environ.get("RAY_ADDRESS") or "local")
+
+
+@cache
+def _connected(address: str) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    started = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    with _handlers_kept():
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("backend.name = 'ray' needs Ray: pip install 'mugrpo[ray]'") from None
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(started if address == "local" else {}),
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"no Ray answers at {address} ({str(error).splitlines()[0]}); name the cluster "
+                "with --backend.address, or start one with `ray start --head`"
+            ) from None
+    return ray
+
+
+def require_room(options: RayBackend, cpus: float, gpus: float) -> None:
+    """Raise UsageError where what is reserved together can never be had at once.
+
+    A cluster that lacks it may grow: there Ray waits.
+    """
+    ray = connected(options)
+    there = ray.cluster_resources()
+    grows = options.address or os.environ.get("RAY_ADDRESS")
+    for kind, wanted in (("CPU", cpus), ("GPU", gpus)):
+        if wanted > there.get(kind, 0) and not grows:
+            raise UsageError(
+                f"engines and updates want {wanted:g} {kind}s at once, this machine's Ray has "
+                f"{there.get(kind, 0):g}; lower --engine.processes, --distributed.processes, "
+                "--backend.engine_cpus or --backend.rank_cpus, or name a cluster with "
+                "--backend.address"
+            )
+
+
+def gpus_there(options: RayBackend) -> bool:
+    """Whether the cluster has GPUs, which engines and ranks then reserve."""
+    return bool(connected(options).cluster_resources().get("GPU", 0))
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; the run has handled it already."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,48 @@
+"""Options of the optimizer, and of how an update is computed."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mugrpo.config.options import HARMLESS, Options
+
+
+class OptimizerOptions(Options):
+    """AdamW, its learning-rate schedule (in updates), and how an update is computed."""
+
+    lr: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up, over all updates of the run."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the learning rate rises linearly from 0."""
+    final_lr_share: float = Field(0.0, ge=0, le=1)
+    """The last learning rate of a linear or cosine schedule, as a share of the peak."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's denominator constant."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient's norm is clipped to this."""
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Padded tokens through the model in a micro-batch at most (a response's copy of a shared
+    prompt's keys and values counts as an eighth of them); one response longer goes alone."""
+    halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
+    """Where a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
+    (the same gradient but for rounding); off: stop and say what to lower."""
+    share_prompts: bool = True
+    """Compute a prompt once for all its responses where that is cheaper: the same gradients."""
+    logprob_chunk_tokens: int = Field(1024, ge=1)
+    """Tokens whose logits exist at once: memory is this x vocabulary x 4 bytes."""
+    nonfinite_limit: int = Field(3, ge=1)
+    """Stop after so many updates in a row with a non-finite loss or gradient."""
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas = {list(self.betas)}: each must be in [0, 1)")
+        return self

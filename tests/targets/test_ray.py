@@ -1,0 +1,223 @@
+"""Runs on Ray, on this machine: the bits of the local backend, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    Started,
+    checkpoints,
+    differences,
+    finished,
+    mugrpo,
+    read_metrics,
+    start_train,
+)
+
+pytestmark = pytest.mark.ray
+
+# One stage of 24 shards and 24 updates, checkpoints after every second update.
+LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
+TWO = (*LONG, "--distributed.processes", "2")
+LAST = 24
+
+
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """The options of a run on a cluster of this machine, which the module has for itself."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"]
+    command += ["--num-cpus", "3", "--port", "0", "--include-dashboard", "false"]
+    command += ["--object-store-memory", str(1 << 28), "--disable-usage-stats"]
+    command += ["--node-ip-address", "127.0.0.1"]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    log = tmp_path_factory.mktemp("ray") / "log"
+    with open(log, "wb") as out:
+        head = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        address = until(lambda: _address(log.read_text()))
+        yield ("--backend.name", "ray", "--backend.address", address)
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)  # its processes end with it
+        head.wait()
+
+
+def _address(said: str) -> str | None:
+    """What `ray start` says to connect to."""
+    _, found, rest = said.partition("--address='")
+    return rest.partition("'")[0] if found else None
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run without Ray: two ranks, the engine in the run's process."""
+    run_dir = tmp_path_factory.mktemp("local") / "run"
+    finished(run_dir, *TWO)
+    return run_dir
+
+
+def until(found: Callable[[], object]):
+    """What `found` gives once it gives something."""
+    for _ in range(12000):
+        if value := found():
+            return value
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+def processes(*words: str) -> list[int]:
+    """Those whose command line has all `words`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in line for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def ranks(run_dir: Path) -> list[int]:
+    return processes("mugrpo.cli optimize", str(run_dir))
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def made(run_dir: Path) -> int:
+    return max((e["update"] for e in read_metrics(run_dir) if e["kind"] == "update"), default=0)
+
+
+def start_on_ray(run_dir: Path, on_ray: tuple[str, ...]) -> Started:
+    return start_train(run_dir, *TWO, *on_ray)
+
+
+def test_a_run_has_the_shards_and_weights_of_the_local_backend(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
+    ended = finished(tmp_path / "run", *TWO, *on_ray)
+    assert not differences(tmp_path / "run", local, LAST)
+    assert "optimize  24/24 updates" in ended.out  # what the first rank says is shown
+
+
+def test_an_actor_that_is_killed_is_started_again(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    started = start_on_ray(run_dir, on_ray)
+    actor = until(lambda: processes("ray::Relay"))[0]
+    worker = until(lambda: [pid for pid in processes("engines/worker.py") if parent(pid) == actor])
+    manifest = run_dir / "stages" / "000" / "rollouts" / "manifest.json"
+    until(manifest.exists)
+    os.kill(actor, signal.SIGKILL)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert "the engine ended with its actor" in ended.out
+    assert "It is started again (1/2)" in ended.out
+    assert not Path(f"/proc/{worker[0]}").exists()
+    assert not differences(run_dir, local, LAST)
+
+
+@pytest.mark.parametrize("victim", ["rank", "worker"])
+def test_updates_whose_worker_is_killed_go_on(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path, victim: str
+):
+    """The rank's own process, or that of Ray which holds it."""
+    run_dir = tmp_path / "run"
+    started = start_on_ray(run_dir, on_ray)
+    until(lambda: made(run_dir) >= 3)
+    first = ranks(run_dir)
+    os.kill(first[-1] if victim == "rank" else parent(first[-1]), signal.SIGKILL)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert not differences(run_dir, local, LAST)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first)
+
+
+def test_a_worker_that_is_killed_too_often_stops_the_run(on_ray: tuple[str, ...], tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO, *on_ray, "--backend.restarts", "0")
+    until(lambda: made(run_dir) >= 3)
+    os.kill(ranks(run_dir)[0], signal.SIGKILL)
+    ended = started.end(600)
+    stopped(ended, "were lost more often than --backend.restarts 0", "ended with SIGKILL")
+    assert max(checkpoints(run_dir)) >= 2
+
+
+def test_a_signal_saves_and_the_run_goes_on_without_ray(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    started = start_on_ray(run_dir, on_ray)
+    until(lambda: made(run_dir) >= 3)
+    os.kill(started.pid, signal.SIGTERM)
+    ended = started.end(600)
+    stopped(ended, "stopped by SIGTERM")
+    saved = max(checkpoints(run_dir))
+    assert saved == made(run_dir) >= 3
+    again = mugrpo(*without_ray(resume_words(ended)))
+    assert again.status == 0, again
+    assert "backend.name: 'ray' -> 'local'" in again.out
+    assert not differences(run_dir, local, LAST)
+
+
+def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
+    on_ray: tuple[str, ...], local: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    started = start_on_ray(run_dir, on_ray)
+    until(lambda: made(run_dir) >= 3)
+    os.kill(started.pid, signal.SIGKILL)
+    started.end()
+    until(lambda: not ranks(run_dir))  # Ray ends them with the run
+    finished(run_dir, *TWO, "--backend.name", "local")
+    assert not differences(run_dir, local, LAST)
+
+
+def without_ray(words: list[str]) -> list[str]:
+    """The command with the local backend instead."""
+    place = words.index("ray")
+    return [*words[:place], "local", *words[place + 3 :]]
+
+
+def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
+    on_ray: tuple[str, ...], tmp_path: Path
+):
+    """A Ray job of one worker, beside an actor that still generates."""
+    finished(tmp_path / "plain", *LONG)
+    finished(tmp_path / "run", *LONG, *on_ray, "--overlap", "true")
+    found = differences(tmp_path / "run", tmp_path / "plain", LAST)
+    assert not [text for text in found if not text.startswith("metrics line")]
+
+
+def test_ray_is_started_for_a_run_where_there_is_no_cluster(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    options = ("--backend.name", "ray", "--evaluation.every", "0")
+    finished(run_dir, *options)
+    finished(tmp_path / "plain", "--evaluation.every", "0")
+    assert not differences(run_dir, tmp_path / "plain", 6)
+
+
+def test_more_than_the_machine_has_is_refused(tmp_path: Path):
+    """Of a Ray of its own, which will not grow."""
+    options = ("--backend.name", "ray", "--backend.rank_cpus", "1000")
+    ended = start_train(tmp_path / "run", *TWO, *options).end(600)
+    assert ended.status == 2 and "want 2000 CPUs at once, this machine's Ray has" in ended.err
+
+
+def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path):
+    options = ("--backend.name", "ray", "--backend.address", "127.0.0.1:9")
+    ended = start_train(tmp_path / "run", *options).end(600)
+    assert ended.status == 2 and "no Ray answers at 127.0.0.1:9" in ended.err, ended
