@@ -11,7 +11,7 @@ BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm test-ranks $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
 	$(BIN)/mugrpo train $(CONFIG)
@@ -39,8 +39,15 @@ vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (
 test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about seven minutes)
 	$(BIN)/pytest -m vllm tests/targets
 
-test-ranks: .venv/installed-test  ## updates in several processes, all tests
-	$(BIN)/pytest -m "ranks or not ranks" tests/optimize/test_ranks.py tests/test_distributed.py
+.venv/installed-ray: .venv/installed-test
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
+	touch $@
+
+test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about six minutes)
+	$(BIN)/pytest -m ray tests/targets
+
+test-long: .venv/installed-test  ## tests that take longer: ranks, benchmarks, recipes
+	$(BIN)/pytest -m long
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py

@@ -97,7 +97,7 @@ def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path
     assert not differences(run_dir, together, LAST)
 
 
-@pytest.mark.ranks
+@pytest.mark.long
 def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
@@ -111,7 +111,7 @@ def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
     assert not differences(run_dir, together, LAST)
 
 
-@pytest.mark.ranks
+@pytest.mark.long
 def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)

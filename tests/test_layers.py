@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 FILES = sorted((SOURCE / "mugrpo").rglob("*.py"))
 
 LAYER_0 = {
+    "arguments",
     "attention",
     "config",
     "errors",
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "repair": LAYER_0,
     "summary": LAYER_0,
     "catalog": LAYER_0 | {"optimize"},
+    "dry_run": LAYER_0 | {"optimize", "policy"},
     "report": LAYER_0,
     "provenance": LAYER_0 | {"policy"},
     "sinks": LAYER_0,
@@ -90,6 +92,7 @@ MAY_IMPORT = {
         "summary",
         "report",
         "catalog",
+        "dry_run",
         "bakeoff",
         "study",
     },

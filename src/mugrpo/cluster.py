@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 from mugrpo.config.backends import RayBackend
 from mugrpo.errors import UsageError
 
+_PATIENCE = 10.0  # seconds for a cluster to take a connection
 _OBJECT_STORE = 1 << 28  # bytes of a Ray that is started here: only messages go through it
 
 
@@ -28,6 +30,7 @@ def connected(options: RayBackend) -> Any:
 def _connected(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    _require_listener(address)
     with _handlers_kept():
         try:
             import ray
@@ -41,11 +44,25 @@ def _connected(address: str) -> Any:
                 **(started if address == "local" else {}),
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"no Ray answers at {address} ({str(error).splitlines()[0]}); name the cluster "
-                "with --backend.address, or start one with `ray start --head`"
-            ) from None
+            raise _no_answer(address, str(error).splitlines()[0]) from None
     return ray
+
+
+def _require_listener(address: str) -> None:
+    """Raise UsageError where nobody listens at host:port; Ray itself would wait for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+        except OSError as error:
+            raise _no_answer(address, error.strerror or str(error)) from None
+
+
+def _no_answer(address: str, reason: str) -> UsageError:
+    return UsageError(
+        f"no Ray answers at {address} ({reason}); name the cluster with --backend.address, or "
+        "start one with `ray start --head`"
+    )
 
 
 def require_room(options: RayBackend, cpus: float, gpus: float) -> None:

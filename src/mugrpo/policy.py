@@ -64,9 +64,7 @@ class Policy:
             )
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
-            with warnings.catch_warnings():  # older versions lack its new name
-                warnings.simplefilter("ignore", FutureWarning)
-                self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_activations(self.model)
         self.model.train(options.gradient_checkpointing)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -107,6 +105,13 @@ class Policy:
         except RuntimeError as error:
             raise UsageError(f"{path} holds a model of another form ({_first(error)})") from None
         self.update = update
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let `model`, a Hugging Face one, compute its activations again in the backward pass."""
+    with warnings.catch_warnings():  # older versions lack its new name
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def load_tokenizer(options: ModelOptions) -> Any:

@@ -7,6 +7,7 @@ the newest checkpoint of the run's directory, as they do without Ray. Imports Ra
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from mugrpo.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run import Run
 
 _TICK = 0.2
+_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+")  # what a worker says of its rank
 
 
 def run_ray_ranks(run: Run, words: list[str], logs: Path) -> list[Path]:
@@ -49,10 +51,11 @@ def run_ray_ranks(run: Run, words: list[str], logs: Path) -> list[Path]:
             wait_for([job], _TICK)
             shown = _show(logs / "rank-0.log", shown)
     if (error := job.exception()) is not None:
-        lost = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        told = _ENDED.search(str(error))
+        lost = told[0] if told else f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise RunStopped(
-            f"the {count} ranks were lost more often than --backend.restarts {backend.restarts} "
-            f"allows ({lost}); their logs are in {logs}"
+            f"{lost}, and the others with it; more often than --backend.restarts "
+            f"{backend.restarts} allows; their logs are in {logs}"
         )
     return sorted(logs.glob("rank-*.err"))
 

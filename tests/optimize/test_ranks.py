@@ -47,11 +47,11 @@ def assert_close(ours: Path, theirs: Path) -> None:
     [
         ("chain", {}),
         # The pre-pass of M2PO looks at the whole update.
-        pytest.param("qwen2", {"preset": "m2po"}, marks=pytest.mark.ranks),
+        pytest.param("qwen2", {"preset": "m2po"}, marks=pytest.mark.long),
         pytest.param(
             "gpt2",
             {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}},
-            marks=pytest.mark.ranks,
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -69,7 +69,7 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: d
             assert line[key] == other[key]
 
 
-@pytest.mark.ranks
+@pytest.mark.long
 def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
     whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
     half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
@@ -85,7 +85,7 @@ def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
     assert_close(updates(tmp_path / "alone", "chain", 10, 2, STEADY), whole)
 
 
-@pytest.mark.ranks
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["chain", "llama", "gpt2"])
 def test_a_shared_models_files_are_the_plain_ones(tmp_path: Path, model: str):
     """Tied weights once, every name and shape: a directory that any program loads."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -35,29 +35,41 @@ class _Logprobs(nn.Module):
 
 
 def shard(policy: Policy, options: DistributedOptions, ranks: Ranks) -> None:
-    """Share the policy's weights among `ranks`: every block is gathered when it is computed.
+    """Share the policy's weights among `ranks`, see `cut_over`."""
+    policy.can_share_prompts = can_share_prompts(policy.model)  # it calls parts of the model
+    mesh = init_device_mesh(policy.device.type, (ranks.size,))
+    whole = _Logprobs(policy.model)
+    cut_over(mesh, whole, policy.model, policy.precision, options)
+    policy.compute = whole
+
+
+def cut_over(
+    mesh: DeviceMesh,
+    whole: nn.Module,
+    model: nn.Module,
+    precision: str,
+    options: DistributedOptions,
+) -> None:
+    """Share the weights of `whole`, which computes with `model`, over `mesh`: every block of the
+    model is gathered when it is computed.
 
     The gradient of a parameter is the sum of the ranks' gradients. In bf16 weights are gathered,
     and computed with, in bf16; gradients are summed in fp32.
     """
-    policy.can_share_prompts = can_share_prompts(policy.model)  # it calls parts of the model
-    mesh = init_device_mesh(policy.device.type, (ranks.size,))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     cut = partial(
         fully_shard,
         mesh=mesh,
-        mp_policy=half if policy.precision == "bf16" else MixedPrecisionPolicy(),
+        mp_policy=half if precision == "bf16" else MixedPrecisionPolicy(),
         offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
     )
-    for block in _blocks(policy.model):
+    for block in blocks_of(model):
         cut(block, reshard_after_forward=options.reshard_after_forward)
-    whole = _Logprobs(policy.model)
     cut(whole)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-    policy.compute = whole
 
 
 def _kept_on_the_cpu() -> OffloadPolicy:
@@ -71,7 +83,7 @@ def release(policy: Policy) -> None:
         compute.reshard()
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks: the list of modules with the most parameters."""
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     assert lists, f"{type(model).__name__} has no list of blocks"
