@@ -5,7 +5,7 @@ CONFIG ?= configs/demo.toml
 
 # The rows of docs/cost_model.md's table, each a command of its own: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
-  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length
+  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 
@@ -85,6 +85,9 @@ $(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
 
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
+
+bench-generation_vllm: .venv/installed-bench smollm2 vllm-env  ## our engine against vLLM
+	$(BIN)/python benchmarks/generation_vllm.py $(BENCH_OPTIONS)
 
 bench-gpu: .venv/installed  ## generation and updates on one big GPU (less than nine minutes)
 	PYTHON=$(BIN)/python benchmarks/gpu.sh $(BENCH_OPTIONS)

@@ -73,6 +73,7 @@ def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4, msg=key)
 
 
+@pytest.mark.long
 def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
     """The shards to the bit, the first updates' weights but for rounding."""
     alone = tmp_path / "run"
@@ -84,7 +85,7 @@ def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
     assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
 
 
-def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path):
+def test_a_dead_rank_ends_the_others_and_is_named(tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
     ranks = wait_for(started, run_dir, 1)
@@ -94,6 +95,16 @@ def test_a_dead_rank_ends_the_others_and_is_named(together: Path, tmp_path: Path
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     again = mugrpo(*resume_words(ended))
     assert (again.status, again.err) == (0, ""), again
+    assert max(checkpoints(run_dir)) == LAST
+
+
+@pytest.mark.long
+def test_a_dead_rank_changes_no_bit_of_what_comes(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    os.kill(wait_for(started, run_dir, 3)[0], signal.SIGKILL)
+    assert started.end(300).status == 3
+    finished(run_dir, *TWO)
     assert not differences(run_dir, together, LAST)
 
 
@@ -127,6 +138,7 @@ def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path
     assert not differences(run_dir, together, LAST)
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
     """Begun by two, resumed by one, which says so."""
     run_dir = tmp_path / "run"

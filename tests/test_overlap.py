@@ -128,6 +128,15 @@ def test_logprobs_of_the_reference_are_made_as_shards_come(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+@pytest.mark.long
+def test_two_ranks_wait_for_shards_too(tmp_path: Path):
+    """They read what the run publishes meanwhile; evaluations fall between two starts of them."""
+    two = ("--distributed.processes", "2")
+    finished(tmp_path / "plain", *two)
+    finished(tmp_path / "run", *two, *OVERLAP)
+    assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
+
+
 def test_one_shard_is_told_of(tmp_path: Path):
     ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
     assert "the stage is one shard, which updates wait for" in ended.out

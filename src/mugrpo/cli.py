@@ -144,6 +144,20 @@ def _repair(options: argparse.Namespace) -> int:
     return 0
 
 
+def _push(options: argparse.Namespace) -> int:
+    from mugrpo.store import push
+
+    push(RunDir(options.target), options.url, print)
+    return 0
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from mugrpo.store import pull
+
+    pull(options.url, RunDir(options.target), print)
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     from mugrpo.report import write_report
 
@@ -209,6 +223,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "bakeoff": _bakeoff,
     "memory": _memory,
     "repair": _repair,
+    "push": _push,
+    "pull": _pull,
     "report": _report,
     "study": _study,
     "objectives": _objectives,

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from mugrpo.errors import RunStopped
 
-_SUMS = "sha256.json"
+SUMS = "sha256.json"
 
 
 def remove_unfinished(root: Path) -> list[Path]:
@@ -77,15 +77,15 @@ def seal_folder(folder: Path) -> None:
     """Write down the checksum of every file in `folder`, before it is published."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = {str(file.relative_to(folder)): sha256_of(file) for file in files}
-    (folder / _SUMS).write_text(json.dumps(sums, indent=1) + "\n")
+    (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
 def sealed_folder_fault(folder: Path) -> str | None:
     """What is wrong with a folder that was sealed, or None."""
     try:
-        sums = dict(json.loads((folder / _SUMS).read_text()))
+        sums = dict(json.loads((folder / SUMS).read_text()))
     except (OSError, ValueError, TypeError):
-        return f"has no readable {_SUMS}"
+        return f"has no readable {SUMS}"
     for name, checksum in sums.items():
         if not (folder / name).exists():
             return f"lacks {name}"

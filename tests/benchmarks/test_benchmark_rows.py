@@ -91,8 +91,9 @@ def test_trls_reward_is_the_tasks_and_0_where_truncated():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["run_same_schedule", "run_to_accuracy", "schedules", "stage_length"]
+    "name", ["run_same_schedule", "run_to_accuracy", "schedules", "stage_length", "overlap"]
 )
 def test_rows_of_whole_runs(name, tmp_path, capfd):
     command = __import__(name)
