@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,13 +25,13 @@ from tests.updates import config_of
 torch.set_num_threads(1)
 
 
-def policy_of(model: str) -> Policy:
-    return load_policy(ModelOptions()) if model == "chain" else tiny_policy(model)
+def policy_of(model: str, options: dict[str, Any]) -> Policy:
+    return load_policy(ModelOptions(**options)) if model == "chain" else tiny_policy(model)
 
 
 def experiences(model: str) -> list[Experience]:
     """Four groups of four responses each time, in other orders of groups."""
-    once = sampled_experience(policy_of(model))
+    once = sampled_experience(policy_of(model, {}))
     groups = [slice(4 * g, 4 * g + 4) for g in range(len(once.rollouts) // 4)]
     found = []
     for shift in range(3):
@@ -50,7 +51,7 @@ def main() -> None:
 
 def work(ranks: Ranks, made: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
     raw = json.loads(chosen.get("config", "{}"))
-    policy = policy_of(model)
+    policy = policy_of(model, raw.get("model", {}))
     if ranks.size > 1:
         distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
         shard(policy, distributed, ranks)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.runs import ENVIRONMENT
 
 from mugrpo import ranks
+from mugrpo.policy import EMBEDDED
 from mugrpo.ranks import Ranks
 
 # AdamW divides small gradients by themselves, so that their rounding would show in full: with this
@@ -46,6 +47,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
     ("model", "config"),
     [
         ("chain", {}),
+        pytest.param("chain", {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long),
         # The pre-pass of M2PO looks at the whole update.
         pytest.param("qwen2", {"preset": "m2po"}, marks=pytest.mark.long),
         pytest.param(
@@ -67,6 +69,23 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: d
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), key
         for key in ("tokens", "zero_variance_share", "truncated_share", "skipped"):
             assert line[key] == other[key]
+
+
+@pytest.mark.long
+def test_in_bf16_two_ranks_are_as_near_to_the_fp32_update_as_one(tmp_path: Path):
+    """Ranks compute with weights rounded once, one process under autocast: noise of one size."""
+    half = {**STEADY, "model": {"precision": "bf16"}}
+    before = load_file(EMBEDDED["chain"] / "model.safetensors")
+
+    def step(name: str, count: int, config: dict) -> torch.Tensor:
+        made = updates(tmp_path / name, "chain", 1, count, config) / "model.safetensors"
+        after = load_file(made)
+        return torch.cat([(after[key] - before[key]).flatten() for key in before])
+
+    exact = step("exact", 1, STEADY)
+    alone, together = step("alone", 1, half) - exact, step("together", 2, half) - exact
+    assert 0 < alone.norm() < 0.1 * exact.norm()
+    assert together.norm() < 1.5 * alone.norm()
 
 
 @pytest.mark.long
