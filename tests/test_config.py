@@ -349,6 +349,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "overlap",
         "backend.address",
         "backend.engine_cpus",
+        "backend.gpus",
         "backend.name",
         "backend.rank_cpus",
         "backend.restarts",

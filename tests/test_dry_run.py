@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.dry_run import UpdateMemory, update_memory
+from mugrpo.dry_run import UpdateMemory, memory_table, update_memory
 from tests.builders import tiny_config
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -63,6 +63,7 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
 
 def test_what_is_offloaded_is_not_on_the_gpu(form: Path):
     found = peak(form, distributed={"processes": 4})
+    assert found.longest == PROMPT + RESPONSE
     kept = found.parts["gathered"] + found.parts["activations"]
     assert found.on_gpu(offloaded=True) == kept
     assert found.on_gpu(offloaded=False) == sum(found.parts.values())
@@ -80,6 +81,25 @@ def test_activations_grow_with_the_tokens_and_shrink_with_checkpointing(form: Pa
         for on in (False, True)
     )
     assert again < 0.4 * plain
+
+
+def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
+    """127 tokens hold one response of 64: it counts as one of 127."""
+    found = peak(form, optimizer={"micro_batch_tokens": 127})
+    assert (found.rows, found.longest) == (1, 127)
+
+
+def test_what_lies_beside_is_counted(form: Path, parameters: int):
+    """Of one process: an engine's copy and the reference's; moments while it generates."""
+    raw = {"engine": {"processes": 1}, "reference": {"name": "kl"}}
+    plain = memory_table(config(), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
+    lines = memory_table(config(**raw), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
+    assert [line.split()[0] for line in lines if line not in plain] == [
+        "engine",
+        "reference",
+        "generate",
+    ]
+    assert "AdamW's moments" in lines[-2]
 
 
 def test_what_does_not_fit_is_refused_with_the_ways_out(form: Path, tmp_path: Path, command):

@@ -128,6 +128,35 @@ def test_logprobs_of_the_reference_are_made_as_shards_come(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+def test_a_proximal_policy_over_two_batches_waits_for_both(tmp_path: Path):
+    decoupled = ("--preset", "decoupled-ppo", "--objective.proximal_period", "2")
+    finished(tmp_path / "plain", *decoupled)
+    finished(tmp_path / "run", *decoupled, *OVERLAP)
+    assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["SIGTERM", "engine"])
+def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
+    """By a signal, or because the engine is lost: every update that is made is kept."""
+    run_dir = tmp_path / "run"
+    two = ("--distributed.processes", "2")
+    started = held(run_dir, 2, *two, "--engine.restarts", "0")  # the third is not asked for yet
+    wait_until(lambda: updates(run_dir) == [1])
+    if what == "engine":
+        os.kill(engines_of(started.pid)[0], signal.SIGKILL)
+    else:
+        os.kill(started.pid, signal.SIGTERM)
+    go_on(run_dir)
+    ended = started.end(300)
+    words = {"engine": "the engine ended with SIGKILL", "SIGTERM": "stopped by SIGTERM"}
+    stopped(ended, words[what])
+    assert max(state(run_dir).checkpoints) == max(updates(run_dir))
+    finished(tmp_path / "plain", *two)
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same_but_for_order(run_dir, tmp_path / "plain")
+
+
 @pytest.mark.long
 def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     """They read what the run publishes meanwhile; evaluations fall between two starts of them."""

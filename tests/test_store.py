@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,11 +11,12 @@ import fsspec
 import pytest
 
 from mugrpo.errors import RunStopped, UsageError
+from mugrpo.publishing import set_aside
 from mugrpo.repair import repair
 from mugrpo.run_dir import RunDir
-from mugrpo.store import pull, push
-from tests.faults.harm import flip_bit
-from tests.runs import assert_same, checkpoints, killed, mugrpo, read_metrics, shards
+from mugrpo.store import _Store, pull, push
+from tests.faults.harm import flip_bit, stopped
+from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -54,35 +56,112 @@ def test_what_is_there_is_not_written_again(reference: Path, store: str):
     assert push(RunDir(reference), store) == 0
 
 
-def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
-    tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch
-):
-    """After every number of objects: what is pulled is an older state of the run, and whole."""
-    whole_run = push(RunDir(reference), store)
-    memory = type(fsspec.filesystem("memory"))
-    write, left = memory.pipe_file, 0
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch):
+    """Lets a push write so many objects, then no more."""
+    place, left = _Store._place, 0
 
-    def pipe_file(system, path, data):
+    def placed(store: _Store, name: str) -> str:
         nonlocal left
         if left == 0:
             raise Cut
         left -= 1
-        write(system, path, data)
+        return place(store, name)
 
-    monkeypatch.setattr(memory, "pipe_file", pipe_file)
+    def cut_after(run_dir: Path, url: str, count: int) -> bool:
+        """Whether it came to its end."""
+        nonlocal left
+        left = count
+        with monkeypatch.context() as patched:
+            patched.setattr(_Store, "_place", placed)
+            with suppress(Cut):
+                push(RunDir(run_dir), url)
+                return True
+        return False
+
+    return cut_after
+
+
+def assert_whole(copy: Path) -> int:
+    """Nothing to repair, and metrics of all updates that the newest checkpoint rests on; which."""
+    assert repair(RunDir(copy), lambda _: None) == 0
+    newest = max(checkpoints(copy), default=0)
+    updates = [line["update"] for line in read_metrics(copy) if line["kind"] == "update"]
+    assert max(updates, default=0) >= newest
+    return newest
+
+
+def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """After every number of objects: what is pulled is an older state of the run."""
     found = set()
-    for count in range(1, whole_run):
-        left, cut_short = count, f"{store}-{count}"
-        with pytest.raises(Cut):
-            push(RunDir(reference), cut_short)
-        copy = tmp_path / str(count)
-        pull(cut_short, RunDir(copy))
-        assert repair(RunDir(copy), lambda _: None) == 0
-        newest = max(checkpoints(copy), default=0)
-        updates = [line["update"] for line in read_metrics(copy) if line["kind"] == "update"]
-        assert max(updates, default=0) >= newest  # those that the checkpoint rests on
-        found.add(newest)
-    assert found == {0, *checkpoints(reference)[:-1]}
+    for count in range(1, 100):
+        done = cut(reference, f"{store}-{count}", count)
+        pull(f"{store}-{count}", RunDir(tmp_path / str(count)))
+        found.add(assert_whole(tmp_path / str(count)))
+        if done:
+            break
+    assert done and found == {0, *checkpoints(reference)}
+
+
+def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """Every shard and checkpoint is another one under the same name: another seed's."""
+    other = tmp_path / "other"
+    finished(other, "--seed", "11")
+    for count in range(0, 100):
+        url = f"{store}-{count}"
+        push(RunDir(reference), url)
+        done = cut(other, url, count)
+        pull(url, RunDir(tmp_path / str(count)))
+        assert_whole(tmp_path / str(count))
+        if done:
+            break
+    assert done and shards(tmp_path / str(count)) == shards(other)
+
+
+def test_a_checkpoint_that_was_given_up_does_not_come_again(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """Not even where the push is cut before its first object."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    push(RunDir(run_dir), store)
+    for update in (4, 6):
+        set_aside(run_dir / "checkpoints" / f"update-{update:06d}")
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write("\n")
+    assert not cut(run_dir, store, 0)
+    pull(store, RunDir(tmp_path / "copy"))
+    assert checkpoints(tmp_path / "copy") == checkpoints(run_dir) == [2, 3]
+
+
+def test_what_was_set_aside_is_not_in_the_copy(tmp_path: Path, reference: Path, store: str):
+    """A stage whose rollouts are of a policy that will not come again, a damaged evaluation."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    push(RunDir(run_dir), store)
+    set_aside(run_dir / "stages" / "001")
+    set_aside(run_dir / "evaluations" / "update-000003")
+    push(RunDir(run_dir), store)
+    names = " ".join(objects(store))
+    assert "stages/001/" not in names and "update-000003/rollouts" not in names
+    assert "stages/000" in names and "evaluations/update-000006" in names
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+    tmp_path: Path, reference: Path, store: str
+):
+    """As checkpoint.keep does it, while the first shard is copied."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    oldest = run_dir / "checkpoints" / "update-000002"
+    push(RunDir(run_dir), store, check=lambda: shutil.rmtree(oldest, ignore_errors=True))
+    pull(store, RunDir(tmp_path / "copy"))
+    assert checkpoints(tmp_path / "copy") == [3, 4, 6]
+    assert_whole(tmp_path / "copy")
 
 
 def test_a_checkpoint_that_the_run_has_no_more_is_taken_out_of_the_copy(
@@ -125,6 +204,13 @@ def test_the_command_line_pushes_and_pulls(tmp_path: Path, reference: Path, comm
     url = f"file://{tmp_path}/store/run"
     told = command("push", reference, url)
     assert told.status == 0 and "objects written to" in told.out
+    system, root = fsspec.core.url_to_fs(url)
+    shard = f"{root}/stages/000/rollouts/shard-00000.parquet"
+    good = system.cat_file(shard)
+    system.pipe_file(shard, good[:-1])
+    told = command("pull", url, tmp_path / "copy")
+    stopped(told, f"mugrpo pull {url} {tmp_path}/copy")
+    system.pipe_file(shard, good)
     told = command("pull", url, tmp_path / "copy")
     assert told.status == 0 and f"resume with `mugrpo train {tmp_path}/copy`" in told.out
     assert shards(tmp_path / "copy") == shards(reference)

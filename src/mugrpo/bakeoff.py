@@ -150,6 +150,7 @@ def _config_of(config: RunConfig, method: str) -> RunConfig:
         )
     raw = config.model_dump(mode="json") | _parts(chosen)
     raw |= {"preset": chosen.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
+    raw["overlap"] = False  # all is generated
     raw["checkpoint"] = {"every": config.checkpoint.every, "stage_end": True, "keep": 0}
     return build_config(raw, method)
 

@@ -147,14 +147,14 @@ def _repair(options: argparse.Namespace) -> int:
 def _push(options: argparse.Namespace) -> int:
     from mugrpo.store import push
 
-    push(RunDir(options.target), options.url, print)
+    push(RunDir(options.target), options.url, print, options.stop.check)
     return 0
 
 
 def _pull(options: argparse.Namespace) -> int:
     from mugrpo.store import pull
 
-    pull(options.url, RunDir(options.target), print)
+    pull(options.url, RunDir(options.target), print, options.stop.check)
     return 0
 
 
@@ -203,12 +203,10 @@ def _opened(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    words = [
-        "mugrpo",
-        options.command,
-        *getattr(options, "action", "").split(),
-        str(options.target),
-    ]
+    places = [str(options.target), *getattr(options, "url", "").split()]
+    if options.command == "pull":
+        places.reverse()
+    words = ["mugrpo", options.command, *getattr(options, "action", "").split(), *places]
     for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
         if (value := getattr(options, flag, None)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]

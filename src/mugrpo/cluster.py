@@ -83,9 +83,16 @@ def require_room(options: RayBackend, cpus: float, gpus: float) -> None:
             )
 
 
-def gpus_there(options: RayBackend) -> bool:
-    """Whether the cluster has GPUs, which engines and ranks then reserve."""
-    return bool(connected(options).cluster_resources().get("GPU", 0))
+def on_gpus(options: RayBackend) -> bool:
+    """Whether engines and ranks reserve GPUs."""
+    there = _gpus_there(options.address or os.environ.get("RAY_ADDRESS") or "local")
+    return there if options.gpus is None else options.gpus
+
+
+@cache
+def _gpus_there(address: str) -> bool:
+    """As it is at first: an answer that changed would change what a run computes on."""
+    return bool(_connected(address).cluster_resources().get("GPU", 0))
 
 
 @contextmanager

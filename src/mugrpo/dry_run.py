@@ -50,6 +50,7 @@ class UpdateMemory:
 
     parameters: int  # of the whole model, a count
     rows: int  # responses of the micro-batch
+    longest: int  # tokens of each, prompt included
     parts: dict[str, int]  # kind -> bytes at the peak
 
     def on_gpu(self, *, offloaded: bool) -> int:
@@ -67,24 +68,23 @@ def memory_table(
     """
     found = update_memory(config, form=form, prompt_tokens=prompt_tokens)
     ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
-    update = found.on_gpu(offloaded=offloaded)
-    tokens = prompt_tokens + config.rollouts.max_new_tokens
     where = "on the host" if offloaded else "on the GPU"
+    beside = _beside_updates(config, found.parameters)
+    update = found.on_gpu(offloaded=offloaded) + sum(beside.values())
+    generate, text = _generation(config, found.parameters, gpu_gib)
     lines = [
         f"model       {found.parameters / 1e9:.2f} billion parameters",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
-        f"of {found.rows} x {tokens} tokens",
+        f"of {found.rows} x {found.longest} tokens",
         *(
             f"  {kind:<12}{size / GIB:6.1f} GiB" + (f"  {where}" if kind in _ON_THE_HOST else "")
             for kind, size in found.parts.items()
         ),
+        *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside it" for kind, size in beside.items()),
+        f"generate    {generate:.1f} GiB of the first GPU: {text}",
+        f"host        {_on_host(config, found) / GIB:.1f} GiB: {ranks} ranks load the model, each "
+        "the whole of it" + (", and keep their share" if offloaded else ""),
     ]
-    generate, text = _generation(config, 4 * found.parameters, gpu_gib)
-    lines.append(f"generate    {generate:.1f} GiB of the first GPU: {text}")
-    lines.append(
-        f"host        {ranks * 4 * found.parameters / GIB:.1f} GiB while {ranks} ranks load the "
-        "model, each the whole of it"
-    )
     limit = _USABLE * gpu_gib
     if update / GIB > limit:
         return lines, (
@@ -93,21 +93,23 @@ def memory_table(
             "--model.gradient_checkpointing or --distributed.cpu_offload, take "
             "--model.precision bf16 or more --distributed.processes"
         )
-    if generate > gpu_gib:
+    if generate > limit:
         return lines, (
-            f"generation takes {generate:.1f} GiB of a GPU of {gpu_gib:g} GiB: lower "
-            "--engine.gpu_memory_utilization or the engine's slots"
+            f"generation takes {generate:.1f} GiB of the first GPU, one of {gpu_gib:g} GiB leaves "
+            f"{limit:.1f}: lower --engine.gpu_memory_utilization or the engine's slots"
         )
     return lines, None
 
 
 def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -> UpdateMemory:
-    """The peak of an update's largest micro-batch: responses of full length, none sharing a prompt.
+    """The peak of an update's largest micro-batch: long responses, none sharing a prompt, that fill
+    `micro_batch_tokens`; the gradients of another one are there already.
 
     Raises UsageError where the model's form cannot be read.
     """
     longest = prompt_tokens + config.rollouts.max_new_tokens
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
+    longest = max(longest, config.optimizer.micro_batch_tokens // rows)
     half = config.model.precision == "bf16"
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
     model_config = _model_config(config, form)
@@ -134,7 +136,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     sizes = {getattr(kind, "name", str(kind)).rpartition(".")[2]: n for kind, n in snapshot.items()}
     parts = {kind: sum(sizes.get(n, 0) for n in names) for kind, names in _KINDS.items()}
-    return UpdateMemory(parameters, rows, parts)
+    return UpdateMemory(parameters, rows, longest, parts)
 
 
 class _FullRows(nn.Module):
@@ -185,14 +187,42 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
         ) from None
 
 
-def _generation(config: RunConfig, copy: int, gpu_gib: float) -> tuple[float, str]:
-    """GiB of the first GPU while the stage is generated, and what they are."""
-    own = copy / GIB
-    text = f"the run's copy of the model in fp32, {own:.1f}"
+def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
+    """Bytes of what else is on the GPU where the run itself makes its updates."""
+    found = {}
+    if config.distributed.processes == 1 and config.backend.name == "local":
+        engine = config.engine
+        if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
+            found["engine"] = 4 * parameters
+        if config.needs:
+            found["reference"] = 4 * parameters
+    return found
+
+
+def _on_host(config: RunConfig, found: UpdateMemory) -> int:
+    kept = sum(found.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
+    return config.distributed.processes * (4 * found.parameters + kept)
+
+
+def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:
+    """GiB of the first GPU while the stage is generated, and what they are.
+
+    The run's copy checks the engine's logprobs: in bf16 its weights are there in both precisions.
+    """
+    half = config.model.precision == "bf16"
+    own = (6 if half else 4) * parameters / GIB
+    text = f"the run's copy of the model, {own:.1f}"
+    if config.distributed.processes == 1 and config.backend.name == "local":
+        moments = 8 * parameters / GIB
+        own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
-    if isinstance(engine, VLLMOptions) and not config.overlap and config.backend.name == "local":
+    here = not config.overlap and config.backend.name == "local"
+    if isinstance(engine, VLLMOptions) and here:
         share = engine.gpu_memory_utilization * gpu_gib
         return own + share, f"{text}, and vLLM's {engine.gpu_memory_utilization:g} of it"
-    if isinstance(engine, OwnEngineOptions) and engine.processes:
-        return 2 * own, f"{text}, and an engine's; keys and values come on top"
-    return own, f"{text}; the engine is elsewhere, or keys and values come on top"
+    if isinstance(engine, OwnEngineOptions) and engine.processes and here:
+        copy = 4 * parameters / GIB
+        return own + copy, f"{text}, and an engine's, {copy:.1f}; keys and values come on top"
+    if isinstance(engine, OwnEngineOptions) and here:
+        return own, f"{text}; keys and values come on top"
+    return own, f"{text}; the engine is elsewhere"

@@ -59,7 +59,8 @@ class StageReader:
         """What update number `update` (from 0) trains on."""
         places = self._plan[self._run.schedule.batch_of(update)]
         if self._run.config.overlap:
-            self._wait_for({shard for shard, _ in places})
+            wanted = (self._plan[batch] for batch in self._stored.batches_for(update))
+            self._wait_for({shard for batch in wanted for shard, _ in batch})
         return Experience(
             [rollout_from_row(row) for row in self._rollouts.rows(places)],
             [score_from_row(row) for row in self._scores.rows(places)],

@@ -23,6 +23,7 @@ from mugrpo.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run import Run
 
 _TICK = 0.2
+_PATIENCE = 60.0  # seconds for ranks to end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
@@ -54,12 +55,13 @@ def _run_ranks(run: Run, stage: int, until: int) -> None:
         if run.config.backend.name == "ray":
             from mugrpo.ray_ranks import run_ray_ranks  # Ray is off the default path
 
-            fault = said_by_ranks(run_ray_ranks(run, words, logs))
+            fault = run_ray_ranks(run, words, logs)
         else:
             fault = _run_local_ranks(run, words, logs)
     finally:
         run.dir.stop_request.unlink(missing_ok=True)
     run.stop.check()
+    _ = run.generating  # raises what has stopped it
     if fault:
         raise RunStopped(fault)
 
@@ -80,14 +82,14 @@ def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
         )
     try:
         while launcher.poll() is None:
-            if run.stop.signal_name and not run.dir.stop_request.exists():
-                run.dir.stop_request.touch()
-            _ = run.generating  # what stops it stops the updates that wait for it
+            run.look_after_ranks()
             with suppress(subprocess.TimeoutExpired):
                 launcher.wait(_TICK)
     finally:
         if launcher.poll() is None:
             launcher.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                launcher.wait(_PATIENCE)
     return _what_happened(logs, count) if launcher.returncode else None
 
 

@@ -83,8 +83,9 @@ def open_run(
         finally:
             progress.stop()
             task.close()
-            for engine in run.__dict__.get("engines", ()):
-                engine.close()
+            run.close_engines()
+            if "helper" in run.__dict__:
+                run.helper.shutdown()
             run.close_metrics()
 
 
@@ -114,6 +115,8 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
     """What makes prompts under `config`, leaving room for a response in the model's context."""
     vocab_size, context = model_sizes(config.model)
     longest = config.rollouts.max_new_tokens
+    if (most := getattr(config.engine, "arguments", {}).get("max_model_len")) is not None:
+        context = min(most, context or most)
     if context is not None and context <= longest:
         raise UsageError(
             f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "

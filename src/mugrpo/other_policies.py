@@ -41,6 +41,7 @@ def logprobs_stage(run: Run, stage: int) -> None:
         missing = [s for s in rollouts.numbers() if not _of_these(rollouts, kept, s, update)]
         if not missing:
             continue
+        run.rest_engines()
         policy = run.frozen_policy(update)
         run.progress.begin(f"stage {stage + 1}  {name}", "shards", len(missing))
         for shard in missing:
@@ -100,6 +101,13 @@ class StoredLogprobs:
         if self._proximal:
             found[_PROXIMAL] = self._of_proximal(update, batch)
         return found
+
+    def batches_for(self, update: int) -> list[int]:
+        """The batches whose rollouts it takes: the update's own, or those of its period."""
+        if not self._proximal:
+            return [self._run.schedule.batch_of(update)]
+        period = self._run.schedule.staleness(update) // self._period
+        return list(dict.fromkeys(self._batches(period)))
 
     def _of_proximal(self, update: int, batch: int) -> list[NDArray[np.float32]]:
         period = self._run.schedule.staleness(update) // self._period

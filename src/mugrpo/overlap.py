@@ -8,7 +8,7 @@ the same policy as without overlap: the weights are the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from contextlib import contextmanager
 from threading import Event
 
@@ -41,14 +41,14 @@ def generated_beside(run: Run, stage: int) -> Iterator[None]:
         if abandoned.is_set():
             raise RunStopped("the updates ended")
 
-    with ThreadPoolExecutor(1) as pool:
-        run.beside = pool.submit(_make, run, stage, generation, on_decoded)
-        try:
-            yield
-            run.wait_for_generation()
-        finally:
-            abandoned.set()
-            run.beside = None
+    run.beside = run.helper.submit(_make, run, stage, generation, on_decoded)
+    try:
+        yield
+        run.wait_for_generation()
+    finally:
+        abandoned.set()
+        wait([run.beside])
+        run.beside = None
     score_stage(run, stage)  # all are: the stage's line of metrics
 
 

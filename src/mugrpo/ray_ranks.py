@@ -12,56 +12,76 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from mugrpo.cluster import connected, gpus_there, require_room
+from mugrpo.cluster import connected, on_gpus, require_room
 from mugrpo.config.backends import RayBackend
-from mugrpo.errors import RunStopped
+from mugrpo.engines.remote import RemoteEngine
 from mugrpo.processes import kill_with_all
 from mugrpo.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run import Run
 
 _TICK = 0.2
-_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+")  # what a worker says of its rank
+_PATIENCE = 30.0  # seconds for ranks to follow one that has ended in its own words
+_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
 
 
-def run_ray_ranks(run: Run, words: list[str], logs: Path) -> list[Path]:
-    """Run `mugrpo WORDS` in `distributed.processes` workers; returns the logs of the ranks.
-
-    Raises RunStopped where a worker was lost too often.
-    """
+def run_ray_ranks(run: Run, words: list[str], logs: Path) -> str | None:
+    """Run `mugrpo WORDS` in `distributed.processes` workers; returns what went wrong."""
     backend = run.config.backend
     assert isinstance(backend, RayBackend)
-    count, on_gpus = run.config.distributed.processes, gpus_there(backend)
-    cpus, gpus = count * backend.rank_cpus, float(count if on_gpus else 0)
+    count, with_gpus = run.config.distributed.processes, on_gpus(backend)
+    cpus, gpus = count * backend.rank_cpus, count if with_gpus else 0
     if run.generating:
-        cpus += len(run.engines) * backend.engine_cpus
+        actors = [engine for engine in run.engines if isinstance(engine, RemoteEngine)]
+        cpus += len(actors) * backend.engine_cpus
+        gpus += sum(engine.gpus for engine in actors) if with_gpus else 0
     require_room(backend, cpus, gpus)
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(_fit, backend, count, on_gpus, words, logs, run.dir.root.name)
-        shown = 0
-        while not job.done():
-            _ = run.generating  # what stops it stops the updates that wait for it
-            if run.stop.signal_name and not run.dir.stop_request.exists():
-                run.dir.stop_request.touch()
-            wait_for([job], _TICK)
-            shown = _show(logs / "rank-0.log", shown)
-    if (error := job.exception()) is not None:
-        told = _ENDED.search(str(error))
-        lost = told[0] if told else f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise RunStopped(
-            f"{lost}, and the others with it; more often than --backend.restarts "
+    job = Future[None]()
+
+    def fit() -> None:
+        try:
+            _fit(backend, count, with_gpus, words, logs, run.dir.root.name)
+            job.set_result(None)
+        except Exception as error:
+            job.set_exception(error)
+
+    threading.Thread(target=fit, daemon=True).start()  # not waited for where it waits for room
+    _look_after(run, job, logs)
+    if said := said_by_ranks(sorted(logs.glob("rank-*.err"))):
+        return said
+    if (error := job.exception()) is None:
+        return None
+    if told := _ENDED.search(str(error)):
+        return (
+            f"{told[0]}, and the others with it; more often than --backend.restarts "
             f"{backend.restarts} allows; their logs are in {logs}"
         )
-    return sorted(logs.glob("rank-*.err"))
+    first = (str(error).splitlines() or [""])[0]
+    return f"Ray Train stopped with {type(error).__name__}: {first}"
+
+
+def _look_after(run: Run, job: Future[None], logs: Path) -> None:
+    """Until the job is done; raises what stops the run where no rank has begun to hear of it."""
+    shown = 0
+    while not job.done():
+        run.look_after_ranks()
+        if run.dir.stop_request.exists():
+            if not any(logs.glob("rank-*.log")):
+                run.stop.check()
+                _ = run.generating
+        elif not run.generating:
+            run.close_engines()  # the job may be waiting for what they hold
+        wait([job], _TICK)
+        shown = _show(logs / "rank-0.log", shown)
 
 
 def _fit(
-    backend: RayBackend, count: int, on_gpus: bool, words: list[str], logs: Path, name: str
+    backend: RayBackend, count: int, with_gpus: bool, words: list[str], logs: Path, name: str
 ) -> None:
     connected(backend)
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -72,7 +92,7 @@ def _fit(
         _rank,
         train_loop_config={"words": words, "logs": str(logs)},
         scaling_config=ScalingConfig(
-            num_workers=count, use_gpu=on_gpus, resources_per_worker={"CPU": backend.rank_cpus}
+            num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": backend.rank_cpus}
         ),
         run_config=RunConfig(
             name=name,
@@ -110,7 +130,7 @@ def _rank(config: dict[str, Any]) -> None:
         DRIVER: driver_name(),
     }
     log = Path(config["logs"]) / f"rank-{rank}"
-    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "ab") as err:
+    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "mugrpo.cli", *config["words"]],
             env=environment,
@@ -119,17 +139,25 @@ def _rank(config: dict[str, Any]) -> None:
             stderr=err,
             start_new_session=True,
         )
+    others = [log.with_name(f"rank-{r}.err") for r in range(context.get_world_size()) if r != rank]
     try:
-        while process.poll() is None:
-            time.sleep(_TICK)
+        _wait(process, others)
     finally:
         if process.poll() is None:
             kill_with_all(process)
-    if process.returncode and not said_by_ranks([Path(f"{log}.err")]):  # else it would come again
-        how = f"status {process.returncode}"
+    if process.returncode and not said_by_ranks([log.with_name(f"rank-{rank}.err"), *others]):
+        how = f"status {process.returncode}"  # what was said would come again: no other try
         if process.returncode < 0:
             how = signal.Signals(-process.returncode).name
         raise RuntimeError(f"rank {rank} of {context.get_world_size()} ended with {how}")
+
+
+def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
+    """Until the rank has ended; not much longer than one of the others that says why it did."""
+    left = _PATIENCE / _TICK
+    while process.poll() is None and left > 0:
+        time.sleep(_TICK)
+        left -= said_by_ranks(others) is not None
 
 
 def _show(log: Path, shown: int) -> int:

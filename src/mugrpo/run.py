@@ -122,6 +122,12 @@ class Run:
             for engine in self.__dict__.get("engines", ()):
                 engine.rest()
 
+    @cached_property
+    def helper(self) -> ThreadPoolExecutor:
+        """The thread that generates beside updates. It lives as long as the run: the processes of
+        rewards that it starts end with it."""
+        return ThreadPoolExecutor(1, "generation")
+
     @property
     def generating(self) -> bool:
         """Whether rollouts are generated beside the updates now; raises what has stopped that."""
@@ -129,6 +135,17 @@ class Run:
             return self.beside is not None
         self.beside.result()
         return False
+
+    def look_after_ranks(self) -> None:
+        """Ask the processes that make updates together to save and end where the run is to stop,
+        or where what they wait for will not come."""
+        lost = False
+        try:
+            _ = self.generating
+        except Exception:  # raised again once they have ended
+            lost = True
+        if (lost or self.stop.signal_name) and not self.dir.stop_request.exists():
+            self.dir.stop_request.touch()
 
     def wait_for_generation(self) -> None:
         """Until no rollouts are generated beside the updates; raises what has stopped that."""
@@ -164,13 +181,17 @@ class Run:
     def hand_out(self) -> None:
         """Leave updates, memory and metrics to other processes."""
         if not self.generating:
-            for engine in self.__dict__.pop("engines", ()):
-                engine.close()
+            self.close_engines()
         for name in ("trainer", "policy", "budget"):
             self.__dict__.pop(name, None)
         self._frozen = None
         give_back_memory()
         self.close_metrics()
+
+    def close_engines(self) -> None:
+        """Give back all that they hold; they are made again when they are wanted."""
+        for engine in self.__dict__.pop("engines", ()):
+            engine.close()
 
     def take_back(self) -> None:
         """Go on from what the other processes have published."""

@@ -119,7 +119,8 @@ class RunDir:
     def shard_folders(self) -> list[tuple[Path, str]]:
         """(folder, kind of shards) of every stage, in stage order."""
         manifests = sorted(self.root.glob("stages/*/*/manifest.json"))
-        return [(manifest.parent, manifest.parent.name) for manifest in manifests]
+        folders = [manifest.parent for manifest in manifests]
+        return [(folder, folder.name) for folder in folders if folder.parent.name.isdigit()]
 
     def read_config(self) -> dict[str, Any] | None:
         """The stored config.json, or None where this is no run yet.

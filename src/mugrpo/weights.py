@@ -54,7 +54,7 @@ def hand_over(run_dir: RunDir, model: ModelOptions, policy: Policy) -> str:
             _link_model(Path(weights_at(run_dir, model, update)), unfinished)
         else:
             policy.save(unfinished)
-    return str(folder)
+    return str(folder.absolute())
 
 
 def _link_model(checkpoint: Path, folder: Path) -> None:

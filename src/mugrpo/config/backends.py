@@ -32,6 +32,9 @@ class RayBackend(BackendOptions):
     address: str | None = Field(None, json_schema_extra=HARMLESS)
     """Of the cluster, "auto" for one that this machine is part of; unset: that of RAY_ADDRESS, and
     where that is unset, too, Ray is started on this machine for the run."""
+    gpus: bool | None = Field(None, json_schema_extra=HARMLESS)
+    """Whether engines and processes of updates reserve GPUs; unset: where the cluster has some when
+    the run is started."""
     engine_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)
     """CPUs that an engine's actor reserves, besides the GPUs of the engine."""
     rank_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)

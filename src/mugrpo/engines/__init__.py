@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mugrpo.cluster import connected
+from mugrpo.cluster import connected, on_gpus, require_room
 from mugrpo.config.backends import BackendOptions, RayBackend
 from mugrpo.config.engines import (
     ContinuousOptions,
@@ -69,11 +69,14 @@ def make_engines(
     on_ray = isinstance(config.backend, RayBackend)
     if not (options.processes or on_ray):
         return [make_engine(policy, options, notify)]
-    engines: list[Engine] = []
+    engines: list[RemoteEngine] = []
     for number in range(options.processes or 1):
-        host = _host(policy, config, log(f"engine-{number}"))
+        host = _host(policy, config, log(f"engine-{number}").absolute())
         engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
-    return engines
+    if isinstance(config.backend, RayBackend):
+        gpus = sum(e.gpus for e in engines) if on_gpus(config.backend) else 0
+        require_room(config.backend, len(engines) * config.backend.engine_cpus, gpus)
+    return list(engines)
 
 
 def _host(policy: Policy, config: RunConfig, log: Path) -> Host:

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from mugrpo.cluster import connected, gpus_there
+from mugrpo.cluster import connected, on_gpus
 from mugrpo.config.backends import RayBackend
 from mugrpo.engines.child import EngineLost, Host, LocalChild
 from mugrpo.errors import UsageError
@@ -54,9 +54,10 @@ class RayChild:
 
     def __init__(self, host: Host, silence: float, options: RayBackend) -> None:
         self.weights: str | None = None
+        self.waits = True  # until the actor has answered
         self._ray = connected(options)
         resources = {"num_cpus": options.engine_cpus}
-        if gpus_there(options):
+        if on_gpus(options):
             resources["num_gpus"] = host.gpus
         self._actor = self._ray.remote(Relay).options(**resources).remote(host, silence)
         self._said: deque[Any] = deque()
@@ -74,6 +75,7 @@ class RayChild:
             asked, self._asked = self._asked, None
             try:
                 self._said.extend(self._ray.get(asked))
+                self.waits = False
             except self._ray.exceptions.RayError as error:
                 raise EngineLost(f"ended with its actor ({type(error).__name__})") from None
         message = self._said.popleft() if self._said else None

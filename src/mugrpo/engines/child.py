@@ -46,6 +46,7 @@ class Child(Protocol):
     """Such a process, wherever it runs."""
 
     weights: str | None  # that it has loaded
+    waits: bool  # for a machine to run on: its silence means nothing yet
 
     def send(self, text: str) -> None:
         """Say `text`, JSON; raises EngineLost where it is not taken."""
@@ -67,6 +68,7 @@ class LocalChild:
     def __init__(self, host: Host, silence: float) -> None:
         """Raises UsageError where the interpreter cannot be run."""
         self.weights: str | None = None
+        self.waits = False
         self._silence = silence
         self._inbox = Inbox()
         python = host.python or sys.executable

@@ -43,6 +43,11 @@ class RemoteEngine:
         self._weights = ""
         self._restarts = 0  # since the refresh
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that its process computes on, where there are any."""
+        return self._host.gpus
+
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
         """See `Engine.refresh`. Raises RunStopped where the process does not come up."""
         if update != self._update:
@@ -127,6 +132,9 @@ class RemoteEngine:
                 heard = time.monotonic()
                 _raise_failure(message)
                 yield message
+            elif child.waits:
+                heard = time.monotonic()
+                yield None
             elif time.monotonic() - heard > self._options.silence:
                 raise EngineLost(f"has said nothing for {self._options.silence:g} s")
             else:
