@@ -46,10 +46,10 @@ def main(given: Sequence[str] | None = None) -> Any:
         TOGETHER: lambda _: side([], None),
     }
     found = alternate(sides, options.repetitions)
-    title = "Whole run with overlap, embedded task, one thread each"
+    title = "Overlap, embedded task, a thread each"
     ratios = [
-        Ratio(OVERLAPPED, SEQUENTIAL, f"{title}, against one after the other"),
-        Ratio(OVERLAPPED, TOGETHER, f"{title}, against both cores for each half in turn"),
+        Ratio(OVERLAPPED, SEQUENTIAL, f"{title}, against the same in turn"),
+        Ratio(OVERLAPPED, TOGETHER, f"{title}, against both cores in turn"),
     ]
     details = {"updates": updates, "overrides": overrides}
     row = Row("overlap", title, "updates/s", found, ratios, details, options.tiny)
