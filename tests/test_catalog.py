@@ -7,7 +7,7 @@ from mugrpo.config.presets import PRESETS
 from mugrpo.config.registry import CHOICES
 
 TEXT = "\n".join(catalog())
-GROUPS = [group for group in CHOICES if group not in ("task", "engine")]
+GROUPS = [group for group in CHOICES if group not in ("task", "engine", "backend")]
 
 
 @pytest.mark.parametrize("group", GROUPS)
