@@ -233,6 +233,7 @@ def test_where_all_groups_vary_it_is_the_run_that_trains_on_every_group(
     assert_same(tmp_path / "dynamic", tmp_path / "every")
 
 
+@pytest.mark.long
 def test_with_stages_that_end_early_killed_and_not(tmp_path: Path, command: Command):
     """Two stages of 4 updates become four, of two each; the last needs 4 groups only."""
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
