@@ -56,9 +56,10 @@ def run_ray_ranks(run: Run, words: list[str], logs: Path) -> str | None:
         return said
     if (error := job.exception()) is None:
         return None
-    if told := _ENDED.search(str(error)):
+    if ends := _ENDED.findall(str(error)):
+        killed = [end for end in ends if "status" not in end]  # others fail because they miss it
         return (
-            f"{told[0]}, and the others with it; more often than --backend.restarts "
+            f"{(killed or ends)[0]}, and the others with it; more often than --backend.restarts "
             f"{backend.restarts} allows; their logs are in {logs}"
         )
     first = (str(error).splitlines() or [""])[0]
