@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.child import Host
@@ -21,6 +23,8 @@ def vllm_host(policy: Policy, model: ModelOptions, options: VLLMOptions, log: Pa
         "max_num_seqs": options.max_num_seqs,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
+        # The CPU build (0.32) dies of a request with a seed whose prompt is cut in two.
+        **({} if torch.cuda.is_available() else {"enable_chunked_prefill": False}),
         **options.arguments,
     }
     return Host(
