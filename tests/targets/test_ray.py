@@ -22,13 +22,9 @@ from tests.runs import (
     read_metrics,
     start_train,
 )
+from tests.test_distributed import LAST, LONG, TWO
 
 pytestmark = pytest.mark.ray
-
-# One stage of 24 shards and 24 updates, checkpoints after every second update.
-LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
-TWO = (*LONG, "--distributed.processes", "2")
-LAST = 24
 
 
 @pytest.fixture(scope="module")
