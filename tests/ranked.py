@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,21 +16,17 @@ from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.optimize.sharding import shard
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_policy
+from mugrpo.policy import load_policy
 from mugrpo.ranks import Ranks, joined
-from tests.builders import sampled_experience, tiny_policy
+from tests.builders import sampled_experience
 from tests.updates import config_of
 
 torch.set_num_threads(1)
 
 
-def policy_of(model: str, options: dict[str, Any]) -> Policy:
-    return load_policy(ModelOptions(**options)) if model == "chain" else tiny_policy(model)
-
-
 def experiences(model: str) -> list[Experience]:
     """Four groups of four responses each time, in other orders of groups."""
-    once = sampled_experience(policy_of(model, {}))
+    once = sampled_experience(load_policy(ModelOptions(path=model)))
     groups = [slice(4 * g, 4 * g + 4) for g in range(len(once.rollouts) // 4)]
     found = []
     for shift in range(3):
@@ -51,11 +46,11 @@ def main() -> None:
 
 def work(ranks: Ranks, made: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
     raw = json.loads(chosen.get("config", "{}"))
-    policy = policy_of(model, raw.get("model", {}))
+    policy = load_policy(ModelOptions(path=model, **raw.get("model", {})), ranks=ranks)
     if ranks.size > 1:
         distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
-        shard(policy, distributed, ranks)
-    trainer = Trainer(policy, config_of(**raw), ranks=ranks)
+        shard(policy, distributed)
+    trainer = Trainer(policy, config_of(**raw))
     start = max((int(p.name) for p in made.iterdir()), default=0)
     if start:
         trainer.load(made / str(start))

@@ -82,8 +82,8 @@ def memory_table(
         ),
         *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside it" for kind, size in beside.items()),
         f"generate    {generate:.1f} GiB of the first GPU: {text}",
-        f"host        {_on_host(config, found) / GIB:.1f} GiB: {ranks} ranks load the model, each "
-        "the whole of it" + (", and keep their share" if offloaded else ""),
+        f"host        {_on_host(config, found) / GIB:.1f} GiB: the first rank reads the model"
+        + (", and each keeps its share" if offloaded else ""),
     ]
     limit = _USABLE * gpu_gib
     if update / GIB > limit:
@@ -201,7 +201,7 @@ def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
 
 def _on_host(config: RunConfig, found: UpdateMemory) -> int:
     kept = sum(found.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
-    return config.distributed.processes * (4 * found.parameters + kept)
+    return 4 * found.parameters + config.distributed.processes * kept
 
 
 def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:

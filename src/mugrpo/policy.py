@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from mugrpo.errors import UsageError
 from mugrpo.memory import keep_freed_memory
 from mugrpo.pretrained import PACKAGED, converted
 from mugrpo.publishing import sha256_of
-from mugrpo.sharded import full, like, local
+from mugrpo.ranks import ALONE, Ranks
+from mugrpo.sharded import fill, full, local, tensors_of
 
 EMBEDDED = {
     name: Path(__file__).parent / "tasks" / f"{name}_model" for name in ("chain", "letters")
@@ -48,6 +49,7 @@ class Policy:
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.device: torch.device = model.device  # where it is computed
+        self.ranks: Ranks = ALONE  # among which the weights are shared
         self.compute: nn.Module | None = None  # from ids to logprobs, of a model shared among ranks
         self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
         pad_id = tokenizer.pad_token_id
@@ -80,30 +82,38 @@ class Policy:
                 return str(name)
         return None
 
-    def save(self, folder: Path, *, first: bool = True) -> None:
+    def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face form.
 
-        Of a model that is shared all ranks call it, and the `first` writes.
+        Of a model that is shared all ranks call it, and the first writes.
         """
-        whole = None
+        whole: dict[str, torch.Tensor] = {}
         if self.compute is not None:
-            own = [*self.model.named_parameters(), *self.model.named_buffers()]  # tied ones once
             kept = self.model.state_dict().keys()
-            whole = {name: full(t.detach()).cpu() for name, t in own if name in kept}
-        if first:
-            self.model.save_pretrained(folder, state_dict=whole)
+            for name, tensor in tensors_of(self.model).items():  # tied ones once
+                if name in kept:
+                    together = full(tensor)
+                    if self.ranks.first:
+                        whole[name] = together.cpu()
+        if self.ranks.first:
+            self.model.save_pretrained(folder, state_dict=whole or None)
             self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, path: str | Path, update: int) -> None:
-        """Take the weights of a model of the same architecture: a directory or a hub id."""
-        state = _load_model(path).state_dict()
-        if self.compute is not None:
-            own = self.model.state_dict()
-            state = {n: like(t, own[n]) if n in own else t for n, t in state.items()}
-        try:
-            self.model.load_state_dict(state)
-        except RuntimeError as error:
-            raise UsageError(f"{path} holds a model of another form ({_first(error)})") from None
+        """Take the weights of a model of the same architecture: a directory or a hub id.
+
+        Of a model that is shared all ranks call it, and the first reads.
+        """
+        if self.compute is None:
+            try:
+                self.model.load_state_dict(_load_model(path).state_dict())
+            except RuntimeError as error:
+                raise _another_form(path, _first(error)) from None
+        else:
+            source = tensors_of(_load_model(path)) if self.ranks.first else None
+            if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
+                raise _another_form(path, "names or shapes of weights differ")
+            fill(self.model, source, self.ranks)
         self.update = update
 
 
@@ -118,12 +128,8 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """The tokenizer of `options`, which names an end-of-sequence token; UsageError otherwise."""
     path = model_path(options)
     _refuse_absent(path)
-    try:
+    with _loading(f"the tokenizer of {path}"):
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the tokenizer of {path} cannot be loaded ({_first(error)}); {_WAY_OUT}"
-        ) from None
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
             raise UsageError(
@@ -142,23 +148,26 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     """(vocabulary, longest context in tokens or None) of the model, from its config alone."""
     path = model_path(options)
     _refuse_absent(path)
-    try:
+    with _loading(f"the model {path}"):
         config = AutoConfig.from_pretrained(path).get_text_config()
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the model {path} cannot be loaded ({_first(error)}); {_WAY_OUT}"
-        ) from None
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
-def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _: None) -> Policy:
+def load_policy(
+    options: ModelOptions, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
+) -> Policy:
     """The policy at update 0. Raises UsageError where model or tokenizer cannot be had.
 
+    Of several `ranks` the first alone reads weights, into the host's memory; on the others they
+    are anything until they are shared, see `sharding.shard`.
     On a CPU the process keeps the memory that it frees from here on.
     """
-    model, tokenizer = _load_model(model_path(options)), load_tokenizer(options)
-    for parameter in model.parameters():  # safetensors hands out unaligned memory; resume is exact
-        parameter.data = parameter.data.clone()
+    path = model_path(options)
+    model = _load_model(path) if ranks.first else _empty_model(path)
+    tokenizer = load_tokenizer(options)
+    if ranks.size == 1:  # safetensors hands out unaligned memory; resume is exact
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
     device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
@@ -166,7 +175,8 @@ def load_policy(options: ModelOptions, notify: Callable[[str], None] = lambda _:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         keep_freed_memory()
-    policy = Policy(model.to(device), tokenizer, options)
+    policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options)
+    policy.ranks, policy.device = ranks, torch.device(device)
     if policy.pads_with_eos:
         notify("the tokenizer names no padding token; padding with the end-of-sequence token")
     return policy
@@ -178,17 +188,40 @@ def _load_model(path: str | Path) -> Any:
     _refuse_absent(text)
     model: Any
     info: dict[str, Any]
-    try:
+    with _loading(f"the model {text}"):
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             path, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(
-            f"the model {text} cannot be loaded ({_first(error)}); {_WAY_OUT}"
-        ) from None
     if absent := sorted(info["missing_keys"]):
         raise UsageError(f"the weights of {text} lack {absent[0]}; its files are not complete")
     return model
+
+
+def _empty_model(path: str) -> Any:
+    """The model's form, in fp32. Its weights are memory that is reserved and never written to."""
+    with _loading(f"the model {path}"):
+        config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    return model
+
+
+@contextlib.contextmanager
+def _loading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"{what} cannot be loaded ({_first(error)}); {_WAY_OUT}") from None
+
+
+def _another_form(path: str | Path, how: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another form ({how})")
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _refuse_absent(path: str) -> None:

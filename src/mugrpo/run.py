@@ -58,9 +58,9 @@ class Run:
 
     @cached_property
     def policy(self) -> Policy:
-        policy = load_policy(self.config.model, self.progress.say)
+        policy = load_policy(self.config.model, self.progress.say, self.ranks)
         if self.ranks.size > 1:
-            shard(policy, self.config.distributed, self.ranks)
+            shard(policy, self.config.distributed)
         return policy
 
     def scorer(self, problems: Sequence[Problem]) -> Scorer:
@@ -160,7 +160,7 @@ class Run:
 
     @cached_property
     def trainer(self) -> Trainer:
-        trainer = Trainer(self.policy, self.config, self.budget, self.ranks)
+        trainer = Trainer(self.policy, self.config, self.budget)
         if self.config.optimizer.share_prompts and not trainer.share:
             self.progress.say(
                 "the model's form, or gradient checkpointing, lets no responses share a prompt: "

@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders import chain_tokenizer, tiny_policy
 from tests.runs import ENVIRONMENT
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mugrpo import ranks
-from mugrpo.policy import EMBEDDED
+from mugrpo.config.run import ModelOptions
+from mugrpo.policy import EMBEDDED, Policy
 from mugrpo.ranks import Ranks
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 # AdamW divides small gradients by themselves, so that their rounding would show in full: with this
 # eps it does not, and ten updates still move the weights by far more than is asked of them.
@@ -26,9 +31,11 @@ STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
     """Make the updates up to `until` in `folder`, which may have earlier ones."""
     folder.mkdir(exist_ok=True)
-    words = [sys.executable]
-    if count > 1:
-        words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    if model != "chain":
+        path = folder.parent / model
+        tiny_policy(model).save(path)
+        model = str(path)
+    words = [*TORCHRUN, str(count)] if count > 1 else [sys.executable]
     words += ["-m", "tests.ranked", str(folder), model, str(until)]
     words += [f"config={json.dumps(config)}", *more]
     done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
@@ -115,6 +122,44 @@ def test_a_shared_models_files_are_the_plain_ones(tmp_path: Path, model: str):
     for name in ("config.json", "tokenizer.json"):
         assert (together / name).read_text() == (alone / name).read_text()
     assert_close(together, alone)
+
+
+LOADS = """
+import sys
+from pathlib import Path
+from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.sharding import shard
+from mugrpo.policy import load_policy
+from mugrpo.ranks import joined
+
+def peak():
+    words = Path("/proc/self/status").read_text().split()
+    return int(words[words.index("VmHWM:") + 1])
+
+with joined("optimize") as ranks:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    before = peak()
+    policy = load_policy(ModelOptions(path=sys.argv[1]), ranks=ranks)
+    shard(policy, DistributedOptions())
+    Path(sys.argv[2], str(ranks.rank)).write_text(str((peak() - before) * 1024))
+"""
+
+
+@pytest.mark.long
+def test_only_the_first_rank_ever_holds_the_whole_model(tmp_path: Path):
+    config = LlamaConfig(
+        vocab_size=24, hidden_size=768, intermediate_size=2048, num_hidden_layers=8, eos_token_id=1
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    whole = 4 * sum(p.numel() for p in model.parameters())  # 226 MB
+    Policy(model, chain_tokenizer(), ModelOptions()).save(tmp_path / "model")
+    script = tmp_path / "loads.py"
+    script.write_text(LOADS)
+    words = [*TORCHRUN, "2", str(script), str(tmp_path / "model"), str(tmp_path)]
+    subprocess.run(words, env={**os.environ, **ENVIRONMENT}, check=True)
+    first, second = (int((tmp_path / rank).read_text()) for rank in "01")
+    assert second < 0.7 * whole < whole < first
 
 
 def test_work_is_shared_by_its_cost():

@@ -20,7 +20,7 @@ from mugrpo.config.distributed import DistributedOptions
 from mugrpo.optimize.hidden_states import can_share_prompts
 from mugrpo.optimize.logprobs import response_logprobs
 from mugrpo.policy import Policy
-from mugrpo.ranks import Ranks
+from mugrpo.sharded import fill, tensors_of
 
 
 class _Logprobs(nn.Module):
@@ -34,12 +34,16 @@ class _Logprobs(nn.Module):
         return response_logprobs(self.model, *rows, **options)
 
 
-def shard(policy: Policy, options: DistributedOptions, ranks: Ranks) -> None:
-    """Share the policy's weights among `ranks`, see `cut_over`."""
-    policy.can_share_prompts = can_share_prompts(policy.model)  # it calls parts of the model
+def shard(policy: Policy, options: DistributedOptions) -> None:
+    """Share the weights that the first of the policy's ranks has among all, see `cut_over`."""
+    ranks, model = policy.ranks, policy.model
+    able = ranks.first and can_share_prompts(model)  # it calls parts of the model
+    policy.can_share_prompts = ranks.all(able)[0]
+    source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,))
-    whole = _Logprobs(policy.model)
-    cut_over(mesh, whole, policy.model, policy.precision, options)
+    whole = _Logprobs(model)
+    cut_over(mesh, whole, model, policy.precision, options)
+    fill(model, source, ranks)
     policy.compute = whole
 
 

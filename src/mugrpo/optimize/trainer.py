@@ -33,7 +33,6 @@ from mugrpo.optimize.sharding import release
 from mugrpo.optimize.stored import batch_logprobs, rollout_logprobs, shares_prompts
 from mugrpo.optimize.update_loss import UpdateLoss
 from mugrpo.policy import Policy
-from mugrpo.ranks import ALONE, Ranks
 from mugrpo.records import Rollout, Score, Status
 from mugrpo.sharded import full
 
@@ -60,14 +59,10 @@ class Trainer:
     """The policy with its optimizer. `update` counts updates made, applied or not."""
 
     def __init__(
-        self,
-        policy: Policy,
-        config: RunConfig,
-        budget: TokenBudget | None = None,
-        ranks: Ranks = ALONE,
+        self, policy: Policy, config: RunConfig, budget: TokenBudget | None = None
     ) -> None:
-        """With `ranks` each of them makes the same calls, and the policy is shared among them."""
-        self.ranks = ranks
+        """Each of the ranks that share a policy makes the same calls."""
+        self.ranks = policy.ranks
         self.policy = policy
         self.config = config
         self.options = config.optimizer
@@ -155,7 +150,7 @@ class Trainer:
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
         names = {p: name for name, p in self.policy.model.named_parameters()}
-        self.policy.save(folder, first=self.ranks.first)
+        self.policy.save(folder)
         save_optimizer(folder, self.optimizer, names, self.ranks)
         if self.ranks.first:
             state = {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row}
