@@ -6,11 +6,16 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mugrpo.errors import UsageError
+from mugrpo.opening import _seen_by_all
+from mugrpo.ranks import Ranks
+from mugrpo.run_dir import RunDir
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Started,
@@ -63,6 +68,26 @@ def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
             return found
         time.sleep(0.01)
     raise TimeoutError(f"no update {update}")
+
+
+class Others(Ranks):
+    """Another rank that sees updates as `theirs` tells, look by look."""
+
+    def __init__(self, theirs: list[int]) -> None:
+        super().__init__(0, 2)
+        object.__setattr__(self, "theirs", theirs)
+
+    def all(self, value: Any) -> list[Any]:
+        return [value, self.theirs.pop(0)]
+
+
+def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    folder = RunDir(tmp_path)
+    folder.checkpoint(8).mkdir(parents=True)
+    assert _seen_by_all(folder, Others([0, 0, 8, 0])) == 8
+    with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it has to"):
+        _seen_by_all(folder, Others([4] * 90))
 
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +22,8 @@ from mugrpo.run_dir import RunDir
 from mugrpo.schedule import Schedule
 from mugrpo.stopping import StopFlag
 from mugrpo.tasks import make_task
+
+_PATIENCE = 90  # seconds until what one machine has written is seen by all
 
 
 @contextmanager
@@ -52,7 +55,7 @@ def open_run(
     encode = prompt_encoder(config)
     problems = _fitting(encode, problems, progress)
     eval_problems = _fitting(encode, eval_problems, progress)
-    made = max(folder.checkpoint_updates(), default=0)
+    made = _seen_by_all(folder, ranks)
     schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
     if made > config.schedule.total_updates:
         raise UsageError(
@@ -89,6 +92,19 @@ def open_run(
             run.close_metrics()
 
 
+def _seen_by_all(folder: RunDir, ranks: Ranks) -> int:
+    """The update of the newest checkpoint. Shared storage may tell some ranks of it later."""
+    for _ in range(_PATIENCE):
+        seen = ranks.all(max(folder.checkpoint_updates(), default=0))
+        if len(set(seen)) == 1:
+            return seen[0]
+        time.sleep(1)
+    raise UsageError(
+        f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
+        f"{', '.join(map(str, seen))}; it has to lie on storage that all machines share"
+    )
+
+
 def _begun_or_new(
     target: Path, overrides: Sequence[str], run_dir: Path | None
 ) -> tuple[RunDir, RunConfig]:
@@ -103,6 +119,11 @@ def _begun_or_new(
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
         raw = apply_overrides(stored["config"], overrides)
+        if raw.get("preset") != (begun := stored["config"].get("preset")):
+            raise UsageError(
+                f"{target} was begun with preset {begun}, whose options are all set by now; change "
+                "single options, or begin another run from a config file with --run-dir"
+            )
         config = build_config(raw, str(folder.config))
     else:
         config = load_config(target, overrides)

@@ -19,7 +19,7 @@ from mugrpo.config.load import build_config
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
-from mugrpo.errors import RunStopped, UsageError
+from mugrpo.errors import Interrupted, RunStopped, UsageError
 from mugrpo.policy import Policy
 
 LIMIT = 24
@@ -174,6 +174,23 @@ def test_a_hand_over_that_fails_stops_the_run(
         engine.refresh(0, lambda: "/the/model")
     if "log" in text:
         assert (tmp_path / "hand_over.log").read_text() == "why\n"
+
+
+def test_a_hand_over_ends_with_the_run_that_is_asked_to_stop(
+    server: Server, embedded_policy: Policy, tmp_path: Path
+):
+    pid = tmp_path / "pid"
+    script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def check() -> None:
+        if pid.exists() and pid.read_text():
+            raise Interrupted("asked to stop")
+
+    options = VLLMServerOptions(urls=(server.url,), hand_over=(sys.executable, "-c", script))
+    engine = ServerEngine(server.url, embedded_policy, options, tmp_path / "log", check)
+    with pytest.raises(Interrupted):
+        engine.refresh(0, lambda: "/the/model")
+    assert not Path("/proc", pid.read_text()).exists()
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(

@@ -47,6 +47,16 @@ def test_a_changed_config_is_refused_with_its_differences_and_nothing_is_touched
     assert contents(run_dir) == before
 
 
+def test_another_preset_for_a_begun_run_is_refused(run_dir: Path, command: Command):
+    """Every option of it is set by then, so that another preset would change none."""
+    before = contents(run_dir)
+    for force in ((), ("--force",)):
+        ended = command("train", run_dir, "--preset", "cispo", *force)
+        refused(ended, "was begun with preset mu-grpo", "single options", "--run-dir")
+    assert contents(run_dir) == before
+    assert command("train", run_dir, "--preset", "mu-grpo").status == 0
+
+
 def test_harmless_options_may_change_and_are_told(run_dir: Path, command: Command, reference: Path):
     ended = command("train", run_dir, "--evaluation.every", "2", "--checkpoint.every", "1")
     assert ended.status == 0

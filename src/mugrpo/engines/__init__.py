@@ -64,7 +64,7 @@ def make_engines(
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(url, policy, options, log("hand_over")) for url in options.urls]
+        return [ServerEngine(u, policy, options, log("hand_over"), check) for u in options.urls]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     on_ray = isinstance(config.backend, RayBackend)
     if not (options.processes or on_ray):

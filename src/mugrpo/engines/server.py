@@ -49,12 +49,22 @@ _NEUTRAL = {
 class ServerEngine:
     """See `Engine`. The server is another's: it is asked, and never ended."""
 
-    def __init__(self, url: str, policy: Policy, options: VLLMServerOptions, log: Path) -> None:
+    def __init__(
+        self,
+        url: str,
+        policy: Policy,
+        options: VLLMServerOptions,
+        log: Path,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`log` takes what the command that hands weights over prints; `check` raises where the run
+        is to stop while it runs."""
         self._url = url.rstrip("/")
         self._vocab_size = policy.vocab_size
         self._stop_ids = policy.stop_ids
         self._options = options
         self._log = log
+        self._check = check
         self._update: int | None = None
         self._model = ""
 
@@ -66,22 +76,30 @@ class ServerEngine:
         if update == self._update:
             return
         if self._options.hand_over:
-            command = [*self._options.hand_over, self._url, weights()]
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(self._log, "ab") as log:
-                    done = subprocess.run(command, stdout=log, stderr=log, check=False)
-            except OSError as error:
-                raise RunStopped(
-                    f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
-                ) from None
-            if done.returncode:
-                raise RunStopped(
-                    f"engine.hand_over: {command[0]} ended with status {done.returncode}; its log "
-                    f"is {self._log}"
-                )
+            self._hand_over([*self._options.hand_over, self._url, weights()])
         self._model = self._ask("/v1/models")["data"][0]["id"]
         self._update = update
+
+    def _hand_over(self, command: list[str]) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(self._log, "ab") as log:
+                process = subprocess.Popen(command, stdout=log, stderr=log)
+        except OSError as error:
+            raise RunStopped(
+                f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
+            ) from None
+        try:
+            while process.poll() is None:
+                self._check()
+                time.sleep(_TICK)
+        finally:
+            process.terminate()  # nothing where it has ended
+            status = process.wait()
+        if status:
+            raise RunStopped(
+                f"engine.hand_over: {command[0]} ended with status {status}; its log is {self._log}"
+            )
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
