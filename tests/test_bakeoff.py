@@ -196,6 +196,7 @@ def test_logprobs_once_a_stage_are_made_by_the_first_method_and_read_by_the_othe
     assert (home(run) / "cap2/stages/000/trainer_behavior_logprobs").resolve() == made.resolve()
 
 
+@pytest.mark.long
 def test_all_is_every_preset_and_those_of_the_same_parts_once(run: Path, command: Command):
     """On-policy and sample-reuse are grpo on another schedule, which is the run's here."""
     ended = command("bakeoff", run, "--stage", 1, "--objectives", "all", "--evaluation.every", 0)

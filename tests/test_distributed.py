@@ -110,6 +110,7 @@ def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
     assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
 
 
+@pytest.mark.long
 def test_a_dead_rank_ends_the_others_and_is_named(tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)

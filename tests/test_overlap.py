@@ -83,7 +83,7 @@ def test_weights_are_the_sequential_runs_and_updates_do_not_wait(tmp_path: Path,
     assert_same_but_for_order(run_dir, reference)
 
 
-@pytest.mark.parametrize("options", [OVERLAP, ()])
+@pytest.mark.parametrize("options", [OVERLAP, pytest.param((), marks=pytest.mark.long)])
 def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, options: tuple):
     """With a checkpoint in the middle of a stage that is not generated yet, with and without."""
     run_dir = tmp_path / "run"
@@ -110,6 +110,7 @@ def test_a_signal_stops_both_and_saves(tmp_path: Path, reference: Path):
     assert_same_but_for_order(run_dir, reference)
 
 
+@pytest.mark.long
 def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     started = held(run_dir, 2, "--engine.restarts", "0")
@@ -121,6 +122,7 @@ def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, refer
     assert_same_but_for_order(run_dir, reference)
 
 
+@pytest.mark.long
 def test_logprobs_of_the_reference_are_made_as_shards_come(tmp_path: Path):
     penalty = ("--reference.name", "kl", "--reference.coefficient", "0.1")
     finished(tmp_path / "plain", *penalty)
@@ -128,6 +130,7 @@ def test_logprobs_of_the_reference_are_made_as_shards_come(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+@pytest.mark.long
 def test_a_proximal_policy_over_two_batches_waits_for_both(tmp_path: Path):
     decoupled = ("--preset", "decoupled-ppo", "--objective.proximal_period", "2")
     finished(tmp_path / "plain", *decoupled)

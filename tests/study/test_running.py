@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.runs import ENVIRONMENT, write_config
+from tests.runs import ENVIRONMENT, mugrpo, write_config
 
 from mugrpo.cli import main
 from mugrpo.errors import Interrupted, UsageError
@@ -18,7 +19,7 @@ from mugrpo.stopping import StopFlag
 from mugrpo.study.command import run_study, show_study
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of
-from mugrpo.study.running import share_first_stage
+from mugrpo.study.running import Cells, share_first_stage
 from mugrpo.study.spec import load_study
 
 STUDY = """
@@ -43,6 +44,13 @@ class Studied(NamedTuple):
     second: list[str]
 
 
+def forked(self: Cells, words: Sequence[str], log: Path) -> str | None:
+    """`Cells._process` from the fork server of tests: a second instead of five."""
+    ended = mugrpo(*words)
+    log.write_text(ended.out + ended.err)
+    return None if ended.status == 0 else ended.err
+
+
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
     """Run with one cell at a time, stopped by a signal after the first, and run again."""
@@ -58,7 +66,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
             stop.signal_name = "SIGTERM"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+        patch.setattr(Cells, "_process", forked)
         with pytest.raises(Interrupted):
             run_study(file, home / "work", 1, keep=True, say=stopping, stop=stop)
         run_study(file, home / "work", 2, keep=True, say=said[1].append, stop=StopFlag())
