@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -46,16 +47,14 @@ def end(pid_file: Path) -> None:
     if not pid_file.exists():
         return
     pid = int(pid_file.read_text())
-    pid_file.unlink()
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGTERM)
         for _ in range(100):
             time.sleep(0.2)
             os.killpg(pid, 0)
         os.killpg(pid, signal.SIGKILL)
         time.sleep(1)
-    except ProcessLookupError:
-        return
+    pid_file.unlink()  # only now: what ends this before leaves it to be ended by the next
 
 
 def answers(url: str) -> bool:

@@ -74,8 +74,7 @@ def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
     command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo.cli", *words]
     environment = {**os.environ, DRIVER: driver_name()}
     environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
-    if not torch.cuda.is_available():
-        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
+    environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
     with open(logs / "torchrun.log", "wb") as log:
         launcher = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
@@ -104,7 +103,8 @@ def _what_happened(logs: Path, count: int) -> str:
     killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
     rank, status = (killed or ends)[-1]
     log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
-    if said := said_by_ranks([log]):
+    others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
+    if said := said_by_ranks([log]) or said_by_ranks(others):  # what one says others die of
         return said
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
     return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"

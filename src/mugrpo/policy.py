@@ -163,7 +163,10 @@ def load_policy(
     On a CPU the process keeps the memory that it frees from here on.
     """
     path = model_path(options)
-    model = _load_model(path) if ranks.first else _empty_model(path)
+    model = _load_model(path) if ranks.first else None
+    names = ranks.from_first(None if model is None else set(tensors_of(model)))
+    if model is None:
+        model = _empty_model(path, names)
     tokenizer = load_tokenizer(options)
     if ranks.size == 1:  # safetensors hands out unaligned memory; resume is exact
         for parameter in model.parameters():
@@ -197,14 +200,17 @@ def _load_model(path: str | Path) -> Any:
     return model
 
 
-def _empty_model(path: str) -> Any:
-    """The model's form, in fp32. Its weights are memory that is reserved and never written to."""
-    with _loading(f"the model {path}"):
+def _empty_model(path: str, names: set[str]) -> Any:
+    """The form of a model that has tensors of these names, in fp32.
+
+    Its weights are memory that is reserved and never written to.
+    """
+    with _loading(f"the model {path}"), torch.device("meta"):
         config = AutoConfig.from_pretrained(path)
-    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.to_empty(device="cpu")
-    model.tie_weights()
+    model.to_empty(device="cpu")  # unties
+    if tensors_of(model).keys() != names:  # files may have untied what the config ties
+        model.tie_weights()
     return model
 
 

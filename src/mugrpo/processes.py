@@ -8,6 +8,16 @@ import subprocess
 from contextlib import suppress
 
 
+def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Ask it and all that it started to end; kill what has not after `patience` seconds."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+        return
+    kill_with_all(process)
+
+
 def kill_with_all(process: subprocess.Popen[bytes]) -> str:
     """Kill it with all that it started; says how it had ended where it was dead already."""
     with suppress(ProcessLookupError):  # before the wait: until then its number is no other's

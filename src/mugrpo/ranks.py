@@ -46,6 +46,13 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found  # type: ignore[return-value]
 
+    def from_first(self, value: T | None) -> T:
+        """The first's value, which the others need not have. It travels pickled."""
+        found = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(found, src=0)
+        return found[0]  # type: ignore[return-value]
+
     def any(self, condition: bool) -> bool:
         return any(self.all(condition))
 

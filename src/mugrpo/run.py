@@ -60,7 +60,8 @@ class Run:
     def policy(self) -> Policy:
         policy = load_policy(self.config.model, self.progress.say, self.ranks)
         if self.ranks.size > 1:
-            shard(policy, self.config.distributed)
+            share = self.config.optimizer.share_prompts
+            shard(policy, self.config.distributed, share_prompts=share)
         return policy
 
     def scorer(self, problems: Sequence[Problem]) -> Scorer:

@@ -42,7 +42,7 @@ def fill(model: nn.Module, source: Mapping[str, torch.Tensor] | None, ranks: Ran
     """
     buffers = dict(model.named_buffers())
     sent = source and {name: source[name].cpu() for name in buffers}
-    received = ranks.all(sent)[0] or {}
+    received: Mapping[str, torch.Tensor] = ranks.from_first(sent)
     for name, buffer in buffers.items():
         buffer.copy_(received[name])
     for name, own in tensors_of(model).items():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.builders import chain_tokenizer, tiny_policy
+from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 from tests.runs import ENVIRONMENT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -31,7 +31,7 @@ STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
     """Make the updates up to `until` in `folder`, which may have earlier ones."""
     folder.mkdir(exist_ok=True)
-    if model != "chain":
+    if model in TINY_FORMS:
         path = folder.parent / model
         tiny_policy(model).save(path)
         model = str(path)
@@ -160,6 +160,21 @@ def test_only_the_first_rank_ever_holds_the_whole_model(tmp_path: Path):
     subprocess.run(words, env={**os.environ, **ENVIRONMENT}, check=True)
     first, second = (int((tmp_path / rank).read_text()) for rank in "01")
     assert second < 0.7 * whole < whole < first
+
+
+@pytest.mark.long
+def test_files_that_untie_what_the_config_ties_are_shared_as_they_are(tmp_path: Path):
+    """transformers goes by the files; so do the ranks that see none of them."""
+    policy = tiny_policy("llama")
+    assert policy.model.config.tie_word_embeddings
+    head = policy.model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach() + 0.1)
+    policy.save(tmp_path / "untied")
+    model = str(tmp_path / "untied")
+    alone = updates(tmp_path / "alone", model, 1, 1, STEADY)
+    together = updates(tmp_path / "together", model, 1, 2, STEADY)
+    assert "lm_head.weight" in load_file(alone / "model.safetensors")
+    assert_close(together, alone)
 
 
 def test_work_is_shared_by_its_cost():

@@ -26,8 +26,10 @@ from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.remote import checked
 from mugrpo.errors import RunStopped
 from mugrpo.policy import Policy
+from mugrpo.processes import end_with_all
 
 _TICK = 0.5  # seconds after which a caller that waits is given its turn
+_PATIENCE = 10.0  # seconds for a command that hands weights over to end
 _PAUSE = 1.0  # seconds before a request that found no server is sent again
 
 # Whatever the model's own generation config says.
@@ -84,7 +86,7 @@ class ServerEngine:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(self._log, "ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log)
+                process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
             raise RunStopped(
                 f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
@@ -92,13 +94,15 @@ class ServerEngine:
         try:
             while process.poll() is None:
                 self._check()
-                time.sleep(_TICK)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TICK)
         finally:
-            process.terminate()  # nothing where it has ended
-            status = process.wait()
-        if status:
+            if process.poll() is None:  # what it started stays where it has done its work
+                end_with_all(process, _PATIENCE)
+        if process.returncode:
             raise RunStopped(
-                f"engine.hand_over: {command[0]} ended with status {status}; its log is {self._log}"
+                f"engine.hand_over: {command[0]} ended with status {process.returncode}; its log "
+                f"is {self._log}"
             )
 
     def generate(

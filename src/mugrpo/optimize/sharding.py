@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 )
 
 from mugrpo.config.distributed import DistributedOptions
+from mugrpo.errors import UsageError
 from mugrpo.optimize.hidden_states import can_share_prompts
 from mugrpo.optimize.logprobs import response_logprobs
 from mugrpo.policy import Policy
@@ -34,11 +35,21 @@ class _Logprobs(nn.Module):
         return response_logprobs(self.model, *rows, **options)
 
 
-def shard(policy: Policy, options: DistributedOptions) -> None:
-    """Share the weights that the first of the policy's ranks has among all, see `cut_over`."""
+def shard(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
+    """Share the weights that the first of the policy's ranks has among all, see `cut_over`.
+
+    Whether prompts can be shared, where that is wanted, is tried before. Raises UsageError on all
+    ranks where one has made a model of another form of the same files.
+    """
     ranks, model = policy.ranks, policy.model
-    able = ranks.first and can_share_prompts(model)  # it calls parts of the model
-    policy.can_share_prompts = ranks.all(able)[0]
+    forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
+    if any(form != forms[0] for form in forms):
+        raise UsageError(
+            "the model's files and its config.json do not agree on its weights, so that it cannot "
+            "be shared among processes: load it with transformers, save it, and name the new folder"
+        )
+    able = share_prompts and ranks.first and can_share_prompts(model)
+    policy.can_share_prompts = ranks.from_first(able)
     source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,))
     whole = _Logprobs(model)
