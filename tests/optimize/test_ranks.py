@@ -17,7 +17,10 @@ from tests.runs import ENVIRONMENT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mugrpo import ranks
+from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.errors import UsageError
+from mugrpo.optimize.sharding import shard
 from mugrpo.policy import EMBEDDED, Policy
 from mugrpo.ranks import Ranks
 
@@ -175,6 +178,14 @@ def test_files_that_untie_what_the_config_ties_are_shared_as_they_are(tmp_path: 
     together = updates(tmp_path / "together", model, 1, 2, STEADY)
     assert "lm_head.weight" in load_file(alone / "model.safetensors")
     assert_close(together, alone)
+
+
+def test_a_model_that_ranks_see_otherwise_is_refused_before_it_is_cut(monkeypatch):
+    monkeypatch.setattr(Ranks, "all", lambda self, value: [value, value[:-1]])
+    policy = tiny_policy("llama")
+    policy.ranks = Ranks(0, 2)
+    with pytest.raises(UsageError, match=r"files and its config\.json do not agree"):
+        shard(policy, DistributedOptions())
 
 
 def test_work_is_shared_by_its_cost():
