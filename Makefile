@@ -36,17 +36,17 @@ kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (a
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
 
-test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about seven minutes)
+test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about five minutes)
 	$(BIN)/pytest -m vllm tests/targets
 
 .venv/installed-ray: .venv/installed-test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
 	touch $@
 
-test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about six minutes)
+test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
 	$(BIN)/pytest -m ray tests/targets
 
-test-long: .venv/installed-test  ## tests that take longer: ranks, benchmarks, recipes
+test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets (about ten minutes)
 	$(BIN)/pytest -m long
 
 memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
-from tests.runs import ENVIRONMENT, mugrpo, write_config
+from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
 
 from mugrpo.cli import main
 from mugrpo.errors import Interrupted, UsageError
@@ -180,6 +182,28 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
     ]
     assert sum("high, seed" in sentence for sentence in said) == 2
     assert "| low | 0 |  |  |" in show_study(file)
+
+
+@pytest.mark.long
+def test_a_study_that_is_stopped_saves_the_run_under_way(tmp_path: Path, monkeypatch):
+    """The signal is passed on: what the run's metrics tell last is what its checkpoint holds."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    file, stop = tmp_path / "rates.toml", StopFlag()
+    text = STUDY.format(base=write_config(tmp_path))
+    file.write_text(text.replace("[set]", "[set]\nschedule.stages = 200\n"))
+    run = tmp_path / "work" / "cells" / "low" / "seed-10"
+
+    def stopping() -> None:
+        while not any(line["kind"] == "update" for line in read_metrics(run)):
+            time.sleep(0.1)
+        stop.signal_name = "SIGTERM"
+
+    watch = Thread(target=stopping, daemon=True)
+    watch.start()
+    with pytest.raises(Interrupted):
+        run_study(file, tmp_path / "work", 1, keep=True, say=print, stop=stop)
+    assert checkpoints(run)[-1] == read_metrics(run)[-1]["update"] < 600
+    assert not Results(folder_of(file) / RESULTS).rows
 
 
 def test_two_cannot_work_in_one_place(studied: Studied):
