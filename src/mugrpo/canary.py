@@ -15,8 +15,8 @@ def canary(
 ) -> float | None:
     """Compare the engines' logprobs of a few responses each with the trainer's.
 
-    Returns the largest difference; raises RunStopped above the tolerance: then the engine's
-    weights or sampling are not the policy's, and every importance ratio would be wrong.
+    Returns the difference, see `Trainer.logprob_gap`; raises RunStopped above it: then the
+    engine's weights or sampling are not the policy's, and every importance ratio would be wrong.
     """
     options = run.config.engine
     if not options.canary_responses:
@@ -30,15 +30,16 @@ def canary(
         ]
     gap = run.trainer.logprob_gap(rollouts)
     tolerance = run.config.canary_tolerance
+    differ = f"engine and trainer differ by {gap:.3g} in logprob"
+    if run.config.model.precision != "fp32":
+        differ += " on average"
     if gap > run.config.engine.canary_warning * tolerance:
         run.progress.say(
-            f"canary: engine and trainer differ by {gap:.3g} in logprob; nothing is wrong yet, but "
-            f"above {tolerance:g} the run stops"
+            f"canary: {differ}; nothing is wrong yet, but above {tolerance:g} the run stops"
         )
     if not gap <= tolerance:
         raise RunStopped(
-            f"canary: engine and trainer differ by {gap:.3g} in logprob (tolerance "
-            f"{tolerance:g}); its weights or sampling are not the policy's. "
-            "Mend the engine, or raise --engine.canary_tolerance (with --force)"
+            f"canary: {differ} (tolerance {tolerance:g}); its weights or sampling are not the "
+            "policy's. Mend the engine, or raise --engine.canary_tolerance (with --force)"
         )
     return gap

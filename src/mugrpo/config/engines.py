@@ -48,8 +48,8 @@ class EngineOptions(NamedOptions):
     canary_responses: int = Field(4, ge=0)
     """Responses whose logprobs are compared with the trainer's at each refresh; 0 turns it off."""
     canary_tolerance: float | None = Field(None, gt=0)
-    """Largest absolute difference in logprob that the canary lets pass; where not set, 0.001 in
-    fp32 and 0.1 in bf16."""
+    """Absolute difference in logprob that the canary lets pass: in fp32 a single token's, 0.001
+    where not set; in bf16, where rounding moves single ones by tenths, the mean's, 0.1."""
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance from which the canary warns."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
