@@ -15,8 +15,8 @@ def canary(
 ) -> float | None:
     """Compare the engines' logprobs of a few responses each with the trainer's.
 
-    Returns the difference, see `Trainer.logprob_gap`; raises RunStopped above it: then the
-    engine's weights or sampling are not the policy's, and every importance ratio would be wrong.
+    Returns the difference, see `Trainer.logprob_gap`. Raises RunStopped above the tolerance: then
+    the engine's weights or sampling are not the policy's, and all importance ratios would be wrong.
     """
     options = run.config.engine
     if not options.canary_responses:
