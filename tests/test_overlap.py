@@ -123,18 +123,17 @@ def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, refer
 
 
 @pytest.mark.long
-def test_logprobs_of_the_reference_are_made_as_shards_come(tmp_path: Path):
-    penalty = ("--reference.name", "kl", "--reference.coefficient", "0.1")
-    finished(tmp_path / "plain", *penalty)
-    finished(tmp_path / "run", *penalty, *OVERLAP)
-    assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
-
-
-@pytest.mark.long
-def test_a_proximal_policy_over_two_batches_waits_for_both(tmp_path: Path):
-    decoupled = ("--preset", "decoupled-ppo", "--objective.proximal_period", "2")
-    finished(tmp_path / "plain", *decoupled)
-    finished(tmp_path / "run", *decoupled, *OVERLAP)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--reference.name", "kl", "--reference.coefficient", "0.1"),
+        ("--preset", "decoupled-ppo", "--objective.proximal_period", "2"),  # of two batches
+    ],
+    ids=["reference", "proximal"],
+)
+def test_logprobs_of_other_policies_are_made_as_shards_come(tmp_path: Path, options: tuple):
+    finished(tmp_path / "plain", *options)
+    finished(tmp_path / "run", *options, *OVERLAP)
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
