@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ from tests.faults.harm import flip_bit, stopped
 from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
+
+
+honest = _Store.names
 
 
 class Cut(Exception):
@@ -225,3 +229,39 @@ def test_bad_places_are_refused(tmp_path: Path, reference: Path, store: str):
         push(RunDir(reference), "nosuch://bucket/run")
     with pytest.raises(UsageError, match="is no run"):
         push(RunDir(tmp_path / "nothing"), store)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.json",
+        "samples/../../outside.json",
+        "samples//outside.json",
+        "samples/..\\outside.json",
+        "samples/C:outside.json",
+    ],
+)
+def test_a_store_with_an_odd_name_is_refused_before_anything_is_written(
+    tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    push(RunDir(reference), store)
+    monkeypatch.setattr(_Store, "names", lambda self: [*honest(self), name])
+    moved = tmp_path / "deep" / "run"
+    with pytest.raises(UsageError, match="has an object named"):
+        pull(store, RunDir(moved))
+    assert not moved.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["../../../outside.json", "/outside.json", "a\\..\\outside.json"])
+def test_a_seal_that_lists_an_odd_name_is_refused_before_anything_is_written(
+    tmp_path: Path, reference: Path, store: str, name: str
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    (seal, *_) = [path for path in system.find(root) if path.endswith("/sha256.json")]
+    listed = json.loads(system.cat_file(seal)) | {name: "0" * 64}
+    system.pipe_file(seal, json.dumps(listed).encode())
+    moved = tmp_path / "deep" / "run"
+    with pytest.raises(UsageError, match="has an object named"):
+        pull(store, RunDir(moved))
+    assert not moved.parent.exists()

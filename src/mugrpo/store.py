@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mugrpo.errors import RunStopped, UsageError
+from mugrpo.frames import printable
 from mugrpo.publishing import SUMS, publish_file, publish_folder, sha256_of
 from mugrpo.run_dir import RunDir
 
@@ -234,6 +235,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     if root.exists():
         raise UsageError(f"{root} is there already; name a new directory")
     names = store.names()
+    _refuse_odd(names, url)
     if run_dir.config.name not in names:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
     first = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}
@@ -244,6 +246,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
         folder, _, leaf = name.rpartition("/")
         listed = _shards_of(text) if leaf == _MANIFEST else dict(json.loads(text))
         sums |= {f"{folder}/{file}": sha256 for file, sha256 in listed.items()}
+    _refuse_odd(sums, url)
     with publish_folder(root) as unfinished:
         for name in sorted({*plain, *lists, *sums}):
             check()
@@ -257,6 +260,17 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
             if not path.exists() or sums.get(name) not in (None, sha256_of(path)):
                 raise RunStopped(f"{url}/{name} is missing or does not match its checksum")
     say(f"{root}: resume with `mugrpo train {root}`")
+
+
+def _refuse_odd(names: Iterable[str], url: str) -> None:
+    """Raise UsageError if a name would not lie below the run's directory on every system."""
+    for name in names:
+        parts = name.split("/")
+        if "\\" in name or ":" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise UsageError(
+                f"{url} has an object named {printable(name)}, which no run has; nothing was "
+                "written. Pull from a store that you trust"
+            )
 
 
 def _seals(run_dir: RunDir) -> Iterator[tuple[Path, bytes]]:
