@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,22 @@ def test_a_refusal_of_the_command_line_imports_neither_torch_nor_transformers():
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "mugrpo: repair takes no option --seed\n"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["objectives"]])
+def test_python_m_mugrpo_is_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]):
+    done = subprocess.run([sys.executable, "-m", "mugrpo", *words], capture_output=True, text=True)
+    try:
+        status = main(words)
+    except SystemExit as end:
+        status = int(str(end.code))
+    assert (done.returncode, done.stdout) == (status, capsys.readouterr().out)
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mugrpo {metadata.version('mugrpo')}\n"
 
 
 def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.CaptureFixture[str]):

@@ -83,6 +83,7 @@ MAY_IMPORT = {
     "bakeoff": BELOW_3
     | {"opening", "run", "evaluate", "pipeline", "planning", "provenance", "report"},
     "study": BELOW_3 | {"opening", "run", "pipeline", "planning", "report"},
+    "__main__": {"cli"},
     "cli": BELOW_3
     | {
         "opening",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="mugrpo", description="Reinforcement learning of language models in few large stages."
     )
+    made.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, *, run: bool) -> argparse.ArgumentParser:
