@@ -22,10 +22,10 @@ from cost_model import Group
 from device import clocked
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
-from mugrpo.policy import Policy, load_policy
-from mugrpo.records import Problem
+from mugrpo.model.policy import Policy, load_policy
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

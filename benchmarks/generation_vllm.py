@@ -20,10 +20,10 @@ from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
+from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine, Request
-from mugrpo.policy import load_policy, model_path
-from mugrpo.records import Problem
+from mugrpo.model.policy import load_policy, model_path
 from mugrpo.tasks.chain import Chain
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 from workloads import encoder, requests, word_problems

@@ -39,10 +39,10 @@ from device import clocked, forget_peak, peak_gib
 from generation import compare
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.model.policy import Policy, load_tokenizer
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_tokenizer
-from mugrpo.records import FinishReason, Rollout, Score, Status
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish, shown, spread
 
 METRICS = ("loss", "skipped", "computed_tokens", "padding_share", "shared_prompt_share")

@@ -42,13 +42,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.batching import MicroBatch, Responses, collate
 from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import reduced_loss
-from mugrpo.optimize.stored import rollout_logprobs
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.optimize.update_loss import UpdateLoss
-from mugrpo.policy import Policy, load_policy
 from objective_variants import GROUP, PLAIN, VARIANTS, config_of, needed, stored_of, synthetic
 
 LIMIT = 0.02

@@ -13,11 +13,11 @@ import numpy as np
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
+from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion
-from mugrpo.optimize.stored import rollout_logprobs
+from mugrpo.model.policy import Policy
+from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Experience
-from mugrpo.policy import Policy
-from mugrpo.records import FinishReason
 from mugrpo.tasks.chain import Chain, demonstration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

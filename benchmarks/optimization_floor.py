@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ceilings import Ceilings, counted, update_floor
+from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.policy import load_policy
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

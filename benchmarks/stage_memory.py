@@ -35,7 +35,7 @@ def peak_mib(updates: int, folder: Path) -> float:
     config = folder / f"updates-{updates}.toml"
     config.write_text(CONFIG.format(updates=updates))
     run_dir = folder / f"run-{updates}"
-    command = [sys.executable, "-m", "mugrpo.cli", "train", str(config), "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
     child = subprocess.Popen(command, stdout=sys.stderr)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)

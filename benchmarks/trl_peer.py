@@ -18,9 +18,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Answer, FinishReason, Problem, Status
+from mugrpo.model.policy import Policy
 from mugrpo.optimize import advantages
-from mugrpo.policy import Policy
-from mugrpo.records import Answer, FinishReason, Problem, Status
 from mugrpo.tasks.base import Task
 from workloads import Update
 

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Problem, Status
 from mugrpo.engines import make_engine
-from mugrpo.policy import Policy, load_tokenizer, model_path
-from mugrpo.records import Problem, Status
-from mugrpo.rollouts.generate import Sampler
-from mugrpo.schedule import Schedule
+from mugrpo.model.policy import Policy, load_tokenizer, model_path
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 from outcomes import Outcome
@@ -63,7 +63,7 @@ class TimedGRPO(GRPOTrainer):
 
 
 class Accuracy(TrainerCallback):
-    """Evaluates TRL's model as `mugrpo.evaluate` does ours: engine, problems, seeds, verifier."""
+    """Evaluates TRL's model as `stages.evaluate` does ours: engine, problems, seeds, verifier."""
 
     def __init__(self, outcome: Outcome, config: RunConfig, task: Task, tokenizer: Any) -> None:
         self.outcome, self.config, self.task, self.tokenizer = outcome, config, task, tokenizer

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from mugrpo.config.run import RunConfig
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.policy import Policy, load_policy
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from trl_peer import UpdatePeer
 from workloads import (

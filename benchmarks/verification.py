@@ -18,12 +18,12 @@ from itertools import cycle
 from pathlib import Path
 
 from mugrpo.config.rewards import MathOptions, WorkerOptions
-from mugrpo.records import Answer, FinishReason, Problem
-from mugrpo.tasks.grading import Grader
+from mugrpo.disk.records import Answer, FinishReason, Problem
+from mugrpo.rewards.grading import Grader
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.tasks.hostile import HOSTILE
+from tests.rewards.hostile import HOSTILE
 
 GROUP = 8
 FORMS = (
@@ -68,7 +68,7 @@ def workers_left() -> int:
             command = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        left += b"mugrpo.tasks.worker" in command and str(os.getpid()).encode() in command
+        left += b"mugrpo.rewards.worker" in command and str(os.getpid()).encode() in command
     return left
 
 

@@ -21,11 +21,11 @@ from outcomes import Outcome
 
 def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
     """`mugrpo train`, in this process."""
-    from mugrpo.opening import open_run
     from mugrpo.pipeline import train
-    from mugrpo.progress import Progress
     from mugrpo.report.costs import phase_seconds, spans
     from mugrpo.report.read import read_runs
+    from mugrpo.run.opening import open_run
+    from mugrpo.run.progress import Progress
 
     outcome = Outcome()
     with open_run(
@@ -52,7 +52,7 @@ def import_everything() -> None:
     import torch
 
     from mugrpo.config.run import ModelOptions
-    from mugrpo.policy import load_policy
+    from mugrpo.model.policy import load_policy
 
     load_policy(ModelOptions())
     parameter = torch.nn.Parameter(torch.zeros(1))

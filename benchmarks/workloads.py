@@ -15,16 +15,16 @@ from typing import Any
 from cost_model import Group, Shape
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Problem, Rollout, Score, Status
+from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Completion, Request
+from mugrpo.model.policy import Policy
 from mugrpo.optimize.trainer import Experience
-from mugrpo.policy import Policy
-from mugrpo.records import Problem, Rollout, Score, Status
-from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.score import Scorer
-from mugrpo.schedule import rollout_seed
-from mugrpo.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 from side_by_side import ROOT

@@ -21,12 +21,12 @@ from transformers import (
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Experience
-from mugrpo.policy import Policy, load_policy
-from mugrpo.records import FinishReason, Rollout, Score, Status
 
 TINY_FORMS = ("llama", "qwen2", "gpt2")
 

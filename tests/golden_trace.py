@@ -17,13 +17,13 @@ from typing import Any
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.engines import make_engine
+from mugrpo.model.policy import load_policy, model_fingerprint
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import load_policy, model_fingerprint
-from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import Scorer
-from mugrpo.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.tasks import make_task
 
 FOLDER = Path(__file__).parent / "golden"

@@ -150,7 +150,7 @@ def _half_optimizer(reach: Reach) -> None:
 
 
 def _half_metrics_line(reach: Reach) -> None:
-    from mugrpo.metrics import MetricsLog
+    from mugrpo.disk.metrics import MetricsLog
 
     def append(log: MetricsLog, kind: str, update: int, **values: Any) -> None:
         if kind == "update":
@@ -167,7 +167,7 @@ def _half_metrics_line(reach: Reach) -> None:
 def _engine_batch(reach: Reach) -> None:
     """Before a batch of a stage's shard; the canary's and evaluations' do not count."""
     from mugrpo.engines.hf import HFEngine
-    from mugrpo.rollouts.generate import Sampler
+    from mugrpo.rollouts.sampler import Sampler
 
     stage = ""
     made = Sampler.made
@@ -226,18 +226,18 @@ PLACES: dict[str, Callable[[Reach], None]] = {
     "gradient": _call("torch.nn.utils", "clip_grad_norm_"),
     "optimizer step": _call("torch.optim", "AdamW.step", after=True),
     "half a metrics line": _half_metrics_line,
-    "metrics line": _call("mugrpo.metrics", "MetricsLog.append", after=True),
+    "metrics line": _call("mugrpo.disk.metrics", "MetricsLog.append", after=True),
     "half a checkpoint": _half_optimizer,
     "checkpoint without name": _publish(r"/checkpoints/update-\d+$", after=False, name="rename"),
     "checkpoint": _publish(r"/checkpoints/update-\d+$", after=True, name="rename"),
     "old checkpoint": _removal(r"/checkpoints/update-\d+\.tmp\.\d+$"),
-    "stage": _call("mugrpo.generation", "generate_stage"),
-    "half an evaluation": _call("mugrpo.evaluate", "_generate", after=True),
-    "evaluation without metrics line": _call("mugrpo.evaluate", "evaluate", after=True),
+    "stage": _call("mugrpo.stages.generate", "generate_stage"),
+    "half an evaluation": _call("mugrpo.stages.evaluate", "_generate", after=True),
+    "evaluation without metrics line": _call("mugrpo.stages.evaluate", "evaluate", after=True),
     "evaluation before its place": _publish(_EVALUATION, after=False, name="rename"),
     "evaluation in its place": _publish(_EVALUATION, after=True, name="rename"),
     "cut metrics": _publish(r"/metrics\.jsonl$", after=False),
-    "removal of unfinished": _call("mugrpo.run_dir", "remove_unfinished"),
+    "removal of unfinished": _call("mugrpo.disk.run_dir", "remove_unfinished"),
     "before a publish": _any_publish(after=False),
     "after a publish": _any_publish(after=True),
 }

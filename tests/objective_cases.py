@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mugrpo.config.load import build_config
 from mugrpo.config.registry import CHOICES
 from mugrpo.optimize.batching import MicroBatch
-from mugrpo.optimize.update_loss import UpdateLoss
+from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
 
 INF = math.inf

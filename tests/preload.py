@@ -8,7 +8,7 @@ import torch
 import mugrpo.cli
 import mugrpo.pipeline  # noqa: F401
 from mugrpo.config.run import ModelOptions
-from mugrpo.policy import load_policy
+from mugrpo.model.policy import load_policy
 
 pyarrow.Table.from_pydict({"imports": ["pandas, where there is one"]})
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())

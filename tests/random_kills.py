@@ -38,7 +38,7 @@ class Command:
 
     def __init__(self, run_dir: Path, config: Path) -> None:
         self.run_dir = run_dir
-        self.words = [sys.executable, "-m", "mugrpo.cli", "train", str(config)]
+        self.words = [sys.executable, "-m", "mugrpo", "train", str(config)]
         self.words += ["--run-dir", str(run_dir)]
 
     def run(self, seconds: float | None = None) -> tuple[int, str]:

@@ -14,10 +14,10 @@ import torch
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.sharding import shard
+from mugrpo.model.policy import load_policy
+from mugrpo.optimize.fsdp import shard
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import load_policy
-from mugrpo.ranks import Ranks, joined
+from mugrpo.processes.ranks import Ranks, joined
 from tests.builders import sampled_experience
 from tests.updates import config_of
 

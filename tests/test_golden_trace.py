@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.policy import model_fingerprint
-from mugrpo.shards import ShardSet, read_rollouts
+from mugrpo.disk.shards import ShardSet, read_rollouts
+from mugrpo.model.policy import model_fingerprint
 from tests.golden_trace import CONFIG, FOLDER, MODEL, make_rollouts, recorded, trace
 
 

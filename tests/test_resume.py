@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from mugrpo.config.run import ScheduleOptions
-from mugrpo.schedule import Schedule
-from mugrpo.shards import ShardSet, read_rollouts
+from mugrpo.disk.shards import ShardSet, read_rollouts
+from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.runs import (
     ENVIRONMENT,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mugrpo.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
+from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
 from tests.faults.harm import edited, flip_bit, stopped
 from tests.runs import (
     Command,

@@ -12,10 +12,10 @@ import pytest
 
 from mugrpo.config.run import ScheduleOptions
 from mugrpo.config.stages import TokenVariation
-from mugrpo.optimization import end_if_stale
-from mugrpo.ranks import ALONE
+from mugrpo.processes.ranks import ALONE
 from mugrpo.report.read import read_runs
-from mugrpo.schedule import Schedule
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.stages.optimize import end_if_stale
 from tests.faults.harm import refused
 from tests.runs import (
     Command,

@@ -10,10 +10,10 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_policy
 from tests.builders import verdict
 
 Gradients = dict[str, torch.Tensor]

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mugrpo.arguments import PHASES, parser
-from mugrpo.errors import RunStopped, UsageError
-from mugrpo.run_dir import RunDir
-from mugrpo.stopping import stop_on_signals
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.stopping import stop_on_signals
 
 if TYPE_CHECKING:
-    from mugrpo.run import Run
+    from mugrpo.run.run import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from mugrpo.metrics import read_metrics
+    from mugrpo.disk.metrics import read_metrics
     from mugrpo.pipeline import train
-    from mugrpo.summary import summarize
+    from mugrpo.tools.summary import summarize
 
     with _opened(options) as run:
         train(run)
@@ -64,7 +64,7 @@ def _phase(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from mugrpo.evaluate import evaluate
+    from mugrpo.stages.evaluate import evaluate
 
     with _opened(options) as run:
         update = run.newest_update if options.update is None else options.update
@@ -82,7 +82,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _bakeoff(options: argparse.Namespace) -> int:
-    from mugrpo.bakeoff import bakeoff
+    from mugrpo.tools.bakeoff import bakeoff
 
     with _opened(options) as run:
         _check_stage(run, options.stage)
@@ -115,7 +115,7 @@ def _check_stage(run: Run, stage: int) -> None:
 
 def _memory(options: argparse.Namespace) -> int:
     from mugrpo.config.load import load_config
-    from mugrpo.dry_run import memory_table
+    from mugrpo.tools.memory import memory_table
 
     config = load_config(options.target, options.overrides)
     lines, fault = memory_table(
@@ -131,7 +131,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 
 def _repair(options: argparse.Namespace) -> int:
-    from mugrpo.repair import repair
+    from mugrpo.tools.repair import repair
 
     run_dir = RunDir(options.target)
     if run_dir.read_config() is None:
@@ -145,14 +145,14 @@ def _repair(options: argparse.Namespace) -> int:
 
 
 def _push(options: argparse.Namespace) -> int:
-    from mugrpo.store import push
+    from mugrpo.tools.store import push
 
     push(RunDir(options.target), options.url, print, options.stop.check)
     return 0
 
 
 def _pull(options: argparse.Namespace) -> int:
-    from mugrpo.store import pull
+    from mugrpo.tools.store import pull
 
     pull(options.url, RunDir(options.target), print, options.stop.check)
     return 0
@@ -166,7 +166,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _objectives(options: argparse.Namespace) -> int:
-    from mugrpo.catalog import catalog
+    from mugrpo.tools.catalog import catalog
 
     for line in catalog():
         print(line)
@@ -174,7 +174,7 @@ def _objectives(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from mugrpo.pretrained import convert
+    from mugrpo.model.pretrained import convert
 
     print(convert(options.name, print))
     return 0
@@ -182,9 +182,9 @@ def _convert(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[Run]:
-    from mugrpo.opening import open_run
-    from mugrpo.progress import Progress
-    from mugrpo.ranks import joined
+    from mugrpo.processes.ranks import joined
+    from mugrpo.run.opening import open_run
+    from mugrpo.run.progress import Progress
 
     with (
         joined(options.command) as ranks,
@@ -228,7 +228,3 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "objectives": _objectives,
     "convert": _convert,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

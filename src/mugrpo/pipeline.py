@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from itertools import count
 
-from mugrpo.evaluate import evaluate_if_due
-from mugrpo.generation import generate_stage, mend_past_stage, sample_stage, score_stage
-from mugrpo.optimization import optimize_stage
-from mugrpo.other_policies import logprobs_stage, require_logprobs
-from mugrpo.overlap import generated_beside
-from mugrpo.planning import plan_stage, require
-from mugrpo.ranks import driven
-from mugrpo.run import Run
-from mugrpo.saving import checkpoint, saved_when_interrupted
+from mugrpo.processes.ranks import driven
+from mugrpo.run.run import Run
+from mugrpo.stages.evaluate import evaluate_if_due
+from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
+from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
+from mugrpo.stages.optimize import optimize_stage
+from mugrpo.stages.overlap import generated_beside
+from mugrpo.stages.plan import plan_stage, require
+from mugrpo.stages.save import checkpoint, saved_when_interrupted
 
 
 def train(run: Run) -> None:

@@ -15,8 +15,8 @@ from generation import plainly_generated
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, PromptOptions
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.policy import Policy
-from mugrpo.records import Problem
+from mugrpo.disk.records import Problem
+from mugrpo.model.policy import Policy
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.tasks.chain import Chain
 from workloads import other_copy, requests, sampled, word_problems

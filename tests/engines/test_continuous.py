@@ -12,11 +12,11 @@ from mugrpo.config.engines import ContinuousOptions, HFOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines import continuous, make_engine
 from mugrpo.engines.base import Request
+from mugrpo.engines.cache import BLOCK, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.packed import packed
-from mugrpo.engines.slots import BLOCK, SlotCache
-from mugrpo.policy import Policy, load_policy
+from mugrpo.model.policy import Policy, load_policy
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 

@@ -9,9 +9,9 @@ from scipy.stats import chisquare
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Request
-from mugrpo.policy import load_policy
-from mugrpo.records import FinishReason
+from mugrpo.model.policy import load_policy
 
 EOS = 1
 LIMIT = 42  # tokens; with these seeds some responses of every model end before it, some do not

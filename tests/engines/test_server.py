@@ -16,11 +16,11 @@ from tests.builders import PROMPTS, encoded
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import build_config
+from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
-from mugrpo.errors import Interrupted, RunStopped, UsageError
-from mugrpo.policy import Policy
+from mugrpo.model.policy import Policy
 
 LIMIT = 24
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.records import Score, Status
+from mugrpo.disk.records import Score, Status
 from mugrpo.tasks.chain import Chain
 from tests.faults.harm import contents, flip_bit, refused, stopped
 from tests.runs import Command, checkpoints, killed, write_config

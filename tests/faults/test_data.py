@@ -23,9 +23,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from mugrpo import policy
 from mugrpo.engines import continuous
 from mugrpo.engines.base import Decoded
+from mugrpo.model import policy
 from mugrpo.tasks.chain import running_states
 from tests.faults.harm import edited, refused, resume_words, stopped
 from tests.runs import Command, Ended, mugrpo, read_metrics, shards, state, write_config

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.errors import RunStopped
-from mugrpo.memory import out_of_memory
+from mugrpo.model.memory import out_of_memory
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget, computing
-from mugrpo.optimize.stored import rollout_logprobs
+from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_policy
 from tests.builders import stale
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -362,7 +362,7 @@ from tests.builders import sampled_experience
 from tests.updates import assert_same_gradients, config_of, step
 from mugrpo.config.run import ModelOptions
 from mugrpo.optimize.trainer import Experience
-from mugrpo.policy import load_policy
+from mugrpo.model.policy import load_policy
 
 torch.set_num_threads(1)
 once = sampled_experience(load_policy(ModelOptions()))

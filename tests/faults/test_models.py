@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Completion
 from mugrpo.engines.hf import HFEngine
-from mugrpo.shards import ShardSet
 from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,

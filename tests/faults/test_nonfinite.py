@@ -15,7 +15,7 @@ import torch
 from mugrpo.config.run import ScheduleOptions
 from mugrpo.optimize import trainer as trainer_module
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.schedule import Schedule
+from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (

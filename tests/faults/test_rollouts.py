@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.shards import ShardSet, read_rollouts
+from mugrpo.disk.shards import ShardSet, read_rollouts
 from tests.runs import (
     Command,
     assert_same,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mugrpo.records import Score, Status
+from mugrpo.disk.records import Score, Status
 from mugrpo.tasks.chain import Chain
 from tests.faults.harm import contents
 from tests.runs import Command, killed, train
-from tests.test_planning import assert_good, planned, sampled, table
+from tests.stages.test_planning import assert_good, planned, sampled, table
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# See tests.test_planning: the first stage needs 6 groups and samples 12 to have them.
+# See tests.stages.test_planning: the first stage needs 6 groups and samples 12 to have them.
 DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
 
 

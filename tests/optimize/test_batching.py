@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.optimize.batching import Responses, collate
 from mugrpo.optimize.cut import Layout
-from mugrpo.records import FinishReason, Rollout
 
 
 def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Rollout:

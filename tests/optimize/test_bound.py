@@ -19,10 +19,10 @@ from tests.builders import stale
 from tests.updates import config_of, part, step
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import load_policy
 from mugrpo.optimize import advantages
 from mugrpo.optimize.bound import EPS, NAMES, improvement_bound, shortfall
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import load_policy
 
 Tensor = torch.Tensor
 

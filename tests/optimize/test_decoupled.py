@@ -9,8 +9,8 @@ import torch
 from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import decoupled_ppo, grpo
-from mugrpo.optimize.update_loss import UpdateLoss
 
 BEHAVIOR = -1.5
 

@@ -10,8 +10,8 @@ import torch
 from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
-from mugrpo.errors import UsageError
-from mugrpo.optimize.update_loss import UpdateLoss
+from mugrpo.disk.errors import UsageError
+from mugrpo.optimize.loss import UpdateLoss
 
 DOCS = Path(__file__).parents[2] / "docs" / "objectives.md"
 

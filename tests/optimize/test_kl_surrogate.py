@@ -10,9 +10,9 @@ from tests.builders import verdict
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import load_policy
 from mugrpo.optimize.objectives import kl_surrogate
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import load_policy
 
 LN2 = math.log(2)
 

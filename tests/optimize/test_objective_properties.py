@@ -33,8 +33,8 @@ from tests.objective_cases import (
 from tests.updates import hand_batch
 
 from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from mugrpo.optimize.update_loss import UpdateLoss
 
 REDUCTIONS = ["token_mean", "sequence_mean", "constant"]
 every_form = pytest.mark.parametrize("form", FORMS)

@@ -16,13 +16,13 @@ from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 from tests.runs import ENVIRONMENT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from mugrpo import ranks
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.errors import UsageError
-from mugrpo.optimize.sharding import shard
-from mugrpo.policy import EMBEDDED, Policy
-from mugrpo.ranks import Ranks
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.policy import EMBEDDED, Policy
+from mugrpo.optimize.fsdp import shard
+from mugrpo.processes.ending import ranks
+from mugrpo.processes.ranks import Ranks
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
@@ -132,9 +132,9 @@ import sys
 from pathlib import Path
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.sharding import shard
-from mugrpo.policy import load_policy
-from mugrpo.ranks import joined
+from mugrpo.optimize.fsdp import shard
+from mugrpo.model.policy import load_policy
+from mugrpo.processes.ranks import joined
 
 def peak():
     words = Path("/proc/self/status").read_text().split()

@@ -11,7 +11,7 @@ from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize import reference
-from mugrpo.optimize.update_loss import UpdateLoss
+from mugrpo.optimize.loss import UpdateLoss
 
 LN2 = math.log(2)
 

@@ -12,13 +12,13 @@ import torch
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
 from tests.updates import assert_same_gradients, config_of, norm, part, step
 
-from mugrpo.config.presets import PRESETS
+from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.records import Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.trainer import Experience
-from mugrpo.optimize.update_loss import UpdateLoss
-from mugrpo.policy import Policy, load_policy
-from mugrpo.records import Score, Status
 
 # What a config says of a method; the reduction is said beside it.
 METHODS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from tests.updates import assert_same_gradients, config_of, step
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Request
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_policy
 
 
 def random_experience(policy: Policy) -> Experience:

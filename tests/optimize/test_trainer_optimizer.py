@@ -8,9 +8,9 @@ import torch
 from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import load_policy
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import load_policy
 
 
 def test_the_gradient_norm_is_told_before_it_is_clipped(experience):

@@ -10,8 +10,8 @@ from tests.updates import config_of, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Experience, Trainer
-from mugrpo.policy import Policy, load_policy
 
 CONFIG = config_of(
     optimizer={"lr": 1e-3, "weight_decay": 0.1, "lr_schedule": "linear", "warmup_updates": 2},

@@ -23,9 +23,9 @@ from tests.updates import hand_batch
 from mugrpo.config.load import build_config
 from mugrpo.config.parts import KLReference
 from mugrpo.optimize import advantages, corrections, masks, reference
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import cispo, grpo
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from mugrpo.optimize.update_loss import UpdateLoss
 
 pytestmark = pytest.mark.slow  # importing TRL takes seconds
 

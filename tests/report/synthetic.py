@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.records import FinishReason, Rollout
-from mugrpo.run_dir import RunDir
-from mugrpo.shards import ShardSet, write_rollouts
+from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import ShardSet, write_rollouts
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>\"'><style>*{display:none}</style>]]><!-- --!>"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mugrpo.run_dir import RunDir
+from mugrpo.disk.run_dir import RunDir
 from tests.report.parsed import report
 from tests.report.synthetic import (
     evaluation,

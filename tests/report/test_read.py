@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.read import evenly, flattened, number, read_runs, unique_names
-from mugrpo.run_dir import RunDir
 from tests.report.synthetic import (
     refresh,
     sample,

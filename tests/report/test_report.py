@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.markup import visible
 from tests.report.parsed import report

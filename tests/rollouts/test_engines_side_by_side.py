@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from mugrpo.disk.errors import Interrupted, RunStopped
 from mugrpo.engines.base import Decoded
-from mugrpo.errors import Interrupted, RunStopped
-from mugrpo.rollouts.generate import Group, Made
+from mugrpo.rollouts.sampler import Group, Made
 from mugrpo.rollouts.side_by_side import made_shards
 
 NOTHING = Decoded((), 0)

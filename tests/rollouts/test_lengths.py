@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tests.builders import rollout
 
+from mugrpo.disk.records import FinishReason, Problem
+from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Request
-from mugrpo.opening import open_run
-from mugrpo.progress import Progress
-from mugrpo.records import FinishReason, Problem
-from mugrpo.rollouts.generate import Sampler
 from mugrpo.rollouts.lengths import ExpectedLengths
-from mugrpo.shards import ShardSet, read_rollouts, write_rollouts
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
 
 
 def completion(length: int) -> Completion:

@@ -12,7 +12,7 @@ from tests.rollouts.test_score import Fixed, Folder, failure, response
 from tests.runs import Command, final_weights, read_metrics
 
 from mugrpo.config.run import RewardOptions
-from mugrpo.records import Rollout, Score, Status
+from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
 

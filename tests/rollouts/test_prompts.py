@@ -10,10 +10,10 @@ from tokenizers.processors import TemplateProcessing
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import PromptOptions
-from mugrpo.errors import UsageError
-from mugrpo.opening import prompt_encoder
-from mugrpo.records import Problem
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.run.opening import prompt_encoder
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))

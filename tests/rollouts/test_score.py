@@ -11,12 +11,12 @@ import pytest
 from tests.builders import chain_tokenizer, rollout
 
 from mugrpo.config.run import RewardOptions
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
+from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.engines.base import Completion
-from mugrpo.errors import RunStopped, UsageError
-from mugrpo.records import Answer, FinishReason, Problem, Rollout, Score, Status
 from mugrpo.rollouts.score import Scorer, scored
 from mugrpo.rollouts.statistics import described, refresh_metrics
-from mugrpo.shards import RowReader, ShardSet, score_from_row, write_rollouts
 
 PROBLEMS = [Problem(f"p{n}", "3+2=", "5") for n in range(10)]
 RIGHT, WRONG = Score(Status.RIGHT, 1.0), Score(Status.WRONG, 0.0)

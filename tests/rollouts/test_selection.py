@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.run import RewardOptions
-from mugrpo.records import Status
+from mugrpo.disk.records import Status
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.report.read import RunData
 from mugrpo.report.scale import TIMES
 from mugrpo.study.command import show_study

@@ -13,11 +13,11 @@ import pytest
 from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
 
 from mugrpo.cli import main
-from mugrpo.errors import Interrupted, UsageError
-from mugrpo.opening import open_run
-from mugrpo.progress import Progress
-from mugrpo.run_dir import RunDir
-from mugrpo.stopping import StopFlag
+from mugrpo.disk.errors import Interrupted, UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
 from mugrpo.study.command import run_study, show_study
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of

@@ -8,7 +8,7 @@ import pytest
 from tests.runs import ROOT
 
 from mugrpo.config.load import load_config
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.study.spec import Cell, load_study
 
 BASE = """

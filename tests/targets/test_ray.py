@@ -22,7 +22,7 @@ from tests.runs import (
     read_metrics,
     start_train,
 )
-from tests.test_distributed import LAST, LONG, TWO
+from tests.stages.test_rank_processes import LAST, LONG, TWO
 
 pytestmark = pytest.mark.ray
 
@@ -85,7 +85,7 @@ def processes(*words: str) -> list[int]:
 
 
 def ranks(run_dir: Path) -> list[int]:
-    return processes("mugrpo.cli optimize", str(run_dir))
+    return processes("mugrpo optimize", str(run_dir))
 
 
 def parent(pid: int) -> int:

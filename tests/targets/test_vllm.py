@@ -17,10 +17,10 @@ from scipy.stats import chisquare
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Request
-from mugrpo.policy import EMBEDDED, load_policy
-from mugrpo.shards import ShardSet, read_rollouts
+from mugrpo.model.policy import EMBEDDED, load_policy
 from tests.builders import PROMPTS, encoded, plain_logprobs
 
 pytestmark = pytest.mark.vllm
@@ -64,7 +64,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def start(config: Path, run_dir: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mugrpo.cli", "train", config, "--run-dir", run_dir, *options]
+    command = [sys.executable, "-m", "mugrpo", "train", config, "--run-dir", run_dir, *options]
     return subprocess.Popen(
         [str(word) for word in command], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from tests.builders import encoded, generated
 
 from mugrpo.config.tasks import ChainOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.errors import UsageError
-from mugrpo.policy import EMBEDDED
-from mugrpo.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.model.policy import EMBEDDED
 from mugrpo.tasks.chain import Chain, demonstration, running_states
 from mugrpo.tasks.embedded import held_out
 

@@ -17,8 +17,8 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.errors import UsageError
-from mugrpo.records import Problem
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
 from mugrpo.tasks.dataset import Dataset
 
 Row = dict[str, Any]

@@ -10,10 +10,10 @@ from tests.builders import encoded, generated
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import LettersOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.errors import UsageError
-from mugrpo.policy import load_policy
-from mugrpo.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.model.policy import load_policy
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.tasks.rows import read_rows
 
 

@@ -22,11 +22,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from mugrpo.config.options import Options, tuples
-from mugrpo.config.presets import PRESETS
+from mugrpo.config.preset import PRESETS
 from mugrpo.config.registry import CHOICES
 from mugrpo.config.rewards import REWARDS
 from mugrpo.config.run import RunConfig
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 
 LISTS = {"task.rewards": REWARDS}  # options that are several tables, each chosen by its name
 

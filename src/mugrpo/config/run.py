@@ -19,7 +19,7 @@ from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
 from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
-from mugrpo.config.presets import PRESETS, beneath
+from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.registry import (
     AdvantageChoice,
     BackendChoice,
@@ -36,7 +36,7 @@ from mugrpo.config.registry import (
 )
 from mugrpo.config.stages import AllUpdates, EveryGroup
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.records import Status
+from mugrpo.disk.records import Status
 
 NAMED_MODELS = ("chain", "letters", "smollm2")
 

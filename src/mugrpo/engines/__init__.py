@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from mugrpo.cluster import connected, on_gpus, require_room
 from mugrpo.config.backends import BackendOptions, RayBackend
 from mugrpo.config.engines import (
     ContinuousOptions,
@@ -25,10 +24,11 @@ from mugrpo.engines.child import Child, Host, LocalChild
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.remote import RemoteEngine
+from mugrpo.engines.process import RemoteEngine
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
-from mugrpo.policy import Policy
+from mugrpo.model.policy import Policy
+from mugrpo.processes.cluster import connected, on_gpus, require_room
 
 
 def make_engine(

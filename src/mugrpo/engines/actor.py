@@ -9,10 +9,10 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from mugrpo.cluster import connected, on_gpus
 from mugrpo.config.backends import RayBackend
+from mugrpo.disk.errors import UsageError
 from mugrpo.engines.child import EngineLost, Host, LocalChild
-from mugrpo.errors import UsageError
+from mugrpo.processes.cluster import connected, on_gpus
 
 _TICK = 0.5  # seconds after which one that waits for a word is given its turn
 

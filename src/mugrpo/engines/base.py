@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.records import FinishReason
+from mugrpo.disk.records import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

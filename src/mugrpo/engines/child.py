@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mugrpo.errors import UsageError
-from mugrpo.frames import Inbox, send, to_json
-from mugrpo.processes import kill_with_all
+from mugrpo.disk.errors import UsageError
+from mugrpo.processes.ending import kill_with_all
+from mugrpo.processes.messages import Inbox, send, to_json
 
 _WORKER = Path(__file__).with_name("worker.py")
 _TICK = 0.5  # seconds after which one that waits for a word is given its turn

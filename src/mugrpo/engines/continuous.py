@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from mugrpo.attention import attending
 from mugrpo.config.engines import ContinuousOptions
+from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
+from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache
 from mugrpo.engines.packed import packed
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
-from mugrpo.engines.slots import ATTENTION, KeysValues, SlotCache
-from mugrpo.policy import Policy
-from mugrpo.records import FinishReason
+from mugrpo.model.attention import attending
+from mugrpo.model.policy import Policy
 
 _PROBE_TOLERANCE = 0.05  # of logits: another model is far off, bf16 is within
 

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 
 
 def visible_gpus() -> list[str]:

@@ -12,10 +12,10 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
+from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
-from mugrpo.policy import Policy
-from mugrpo.records import FinishReason
+from mugrpo.model.policy import Policy
 
 
 class HFEngine(SharedModel):

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from mugrpo.policy import Policy
+from mugrpo.model.policy import Policy
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from mugrpo.errors import RunStopped
-from mugrpo.policy import Policy
+from mugrpo.disk.errors import RunStopped
+from mugrpo.model.policy import Policy
 
 _BLOCK = 256  # tokens whose probabilities are added up before any is looked at
 

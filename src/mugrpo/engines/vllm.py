@@ -9,7 +9,7 @@ import torch
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.child import Host
-from mugrpo.policy import Policy
+from mugrpo.model.policy import Policy
 
 
 def vllm_host(policy: Policy, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:

@@ -38,7 +38,7 @@ Made = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish reason) 
 
 def _load_frames() -> Any:
     """mugrpo's frames.py, by its path: it needs the standard library only."""
-    path = Path(__file__).parents[1] / "frames.py"
+    path = Path(__file__).parents[1] / "processes" / "messages.py"
     spec = importlib.util.spec_from_file_location("frames", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -100,7 +100,7 @@ class Own:
 
     def load(self, path: str, update: int) -> None:
         from mugrpo.engines import make_engine
-        from mugrpo.policy import load_policy
+        from mugrpo.model.policy import load_policy
 
         if self._engine is None:
             self._engine = make_engine(load_policy(self._model), self._options, print)
@@ -122,8 +122,8 @@ class Own:
 
     @staticmethod
     def failure(error: Exception) -> str | None:
-        from mugrpo.errors import RunStopped, UsageError
-        from mugrpo.memory import out_of_memory
+        from mugrpo.disk.errors import RunStopped, UsageError
+        from mugrpo.model.memory import out_of_memory
 
         if out_of_memory(error):
             return "memory"

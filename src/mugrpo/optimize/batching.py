@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.disk.records import Rollout
 from mugrpo.optimize.cut import Layout, Row, layout
-from mugrpo.records import Rollout
 
 
 @dataclass(frozen=True)

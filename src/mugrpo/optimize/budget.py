@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.errors import RunStopped
-from mugrpo.memory import out_of_memory
+from mugrpo.disk.errors import RunStopped
+from mugrpo.model.memory import out_of_memory
 from mugrpo.optimize.batching import MicroBatch
 
 T = TypeVar("T")

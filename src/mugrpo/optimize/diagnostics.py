@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mugrpo.optimize.batching import Group, MicroBatch
 from mugrpo.optimize.bound import improvement_bound, shortfall
-from mugrpo.ranks import Ranks
+from mugrpo.processes.ranks import Ranks
 
 Values = dict[str, float | None]
 

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mugrpo.errors import RunStopped
-from mugrpo.ranks import Ranks
-from mugrpo.sharded import like, local
+from mugrpo.disk.errors import RunStopped
+from mugrpo.model.dtensors import like, local
+from mugrpo.processes.ranks import Ranks
 
 _RNG = "rng/cpu"
 

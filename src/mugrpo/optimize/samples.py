@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from mugrpo.disk.records import GroupKey, Rollout, Score
 from mugrpo.optimize.batching import MicroBatch
-from mugrpo.records import GroupKey, Rollout, Score
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,21 @@ import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
-from mugrpo.memory import out_of_memory_explained
+from mugrpo.disk.records import Rollout, Score, Status
+from mugrpo.model.dtensors import full
+from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.policy import Policy
 from mugrpo.optimize import advantages
 from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, cost, row_of
 from mugrpo.optimize.budget import TokenBudget, computing
 from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.forward import batch_logprobs, rollout_logprobs, shares_prompts
+from mugrpo.optimize.fsdp import release
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.optimizer_state import load_optimizer, save_optimizer
 from mugrpo.optimize.reduction import denominator, reduced_loss
-from mugrpo.optimize.sharding import release
-from mugrpo.optimize.stored import batch_logprobs, rollout_logprobs, shares_prompts
-from mugrpo.optimize.update_loss import UpdateLoss
-from mugrpo.policy import Policy
-from mugrpo.records import Rollout, Score, Status
-from mugrpo.sharded import full
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mugrpo.publishing import publish_file
+from mugrpo.disk.publishing import publish_file
 from mugrpo.report.page import page
 from mugrpo.report.read import read_runs
 

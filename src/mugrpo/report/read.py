@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mugrpo.errors import RunStopped, UsageError
-from mugrpo.metrics import read_metrics
-from mugrpo.records import FinishReason
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.metrics import read_metrics
+from mugrpo.disk.records import FinishReason
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import ShardSet
 from mugrpo.report.samples import SampleFile, finite, read_sample_file
-from mugrpo.run_dir import RunDir
-from mugrpo.shards import ShardSet
 
 Line = Mapping[str, Any]
 Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens, one a rollout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mugrpo.shards import ShardSet, read_lengths
+from mugrpo.disk.shards import ShardSet, read_lengths
 
 
 class ExpectedLengths:

@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
-from mugrpo.errors import UsageError
-from mugrpo.records import Problem
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
 
 
 class PromptEncoder:

@@ -9,9 +9,9 @@ from itertools import compress, groupby
 from typing import Any
 
 from mugrpo.config.run import RewardOptions
-from mugrpo.errors import RunStopped, UsageError
-from mugrpo.records import Answer, FinishReason, Problem, Rollout, Score, Status
-from mugrpo.shards import ShardSet, read_rollouts, write_scores
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
+from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
 
 

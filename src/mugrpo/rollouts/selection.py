@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mugrpo.config.run import RewardOptions
-from mugrpo.records import Status
+from mugrpo.disk.records import Status
 
 _SPARE = 1.1  # groups sampled over the expected need: another round costs more than a few groups
 

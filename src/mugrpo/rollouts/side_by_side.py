@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.generate import Group, Made, Sampler
+from mugrpo.rollouts.sampler import Group, Made, Sampler
 
 Shard = tuple[int, Sequence[Group]]  # its number and its groups
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from mugrpo.shards import ShardSet
+from mugrpo.disk.shards import ShardSet
 
 _HARDLY_ANY_SIGNAL = 0.9  # share of groups without reward variance from which a stage warns
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mugrpo.errors import UsageError
-from mugrpo.run_dir import RunDir
-from mugrpo.stopping import StopFlag
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.stopping import StopFlag
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.study.running import Cells

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import RunConfig
-from mugrpo.errors import UsageError
-from mugrpo.publishing import publish_file
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_file
 from mugrpo.report.costs import phase_seconds, spans, training_clock
 from mugrpo.report.read import Line, RunData, number, read_runs
 from mugrpo.study.spec import Cell

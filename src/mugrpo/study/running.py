@@ -23,14 +23,14 @@ from threading import Lock
 
 from rich.console import Console
 
-from mugrpo.errors import RunStopped, UsageError
-from mugrpo.opening import open_run
-from mugrpo.planning import shards_made
-from mugrpo.progress import Progress
-from mugrpo.publishing import publish_folder
-from mugrpo.run import Run
-from mugrpo.run_dir import RunDir
-from mugrpo.stopping import StopFlag
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import publish_folder
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
+from mugrpo.run.run import Run
+from mugrpo.stages.plan import shards_made
 from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
 
@@ -146,7 +146,7 @@ class Cells:
         """
         with open(log, "ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "mugrpo.cli", *words],
+                [sys.executable, "-m", "mugrpo", *words],
                 stdout=file,
                 stderr=file,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},

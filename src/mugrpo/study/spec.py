@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
 from mugrpo.config.options import Options, tuples
 from mugrpo.config.run import RunConfig
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 
 # What decides the rollouts of a run's first stage and their scores.
 _FIRST_STAGE = ("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from mugrpo.records import Answer, Problem, Score
+from mugrpo.disk.records import Answer, Problem, Score
 
 
 class Task(Protocol):

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.records import Answer, Score, Status
+from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.tasks.embedded import EmbeddedTask
 
 MODULUS = 10

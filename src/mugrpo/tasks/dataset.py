@@ -14,11 +14,11 @@ from typing import Any
 
 from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.errors import UsageError
-from mugrpo.records import Answer, Message, Problem, Score
-from mugrpo.tasks.grading import Grader
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, Message, Problem, Score
+from mugrpo.rewards.grading import Grader
+from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.rows import is_local, read_rows
-from mugrpo.tasks.verifiers import has_number
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 

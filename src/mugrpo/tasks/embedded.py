@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 from mugrpo.config.tasks import EmbeddedOptions
-from mugrpo.errors import UsageError
-from mugrpo.records import Answer, Problem, Score
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, Problem, Score
 
 _HELD_OUT_SHARE = 8  # one prompt in so many is never trained on
 

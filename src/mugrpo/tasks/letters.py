@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from mugrpo.config.tasks import LettersOptions
-from mugrpo.records import Answer, Score, Status
+from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.tasks.embedded import EmbeddedTask
 
 LETTERS = "abcdefghijkl"

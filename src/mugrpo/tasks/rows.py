@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mugrpo.errors import UsageError
+from mugrpo.disk.errors import UsageError
 
 Row = tuple[str, dict[str, Any]]  # ("problems.jsonl, line 3", column -> value)
 

@@ -1,0 +1,112 @@
+"""metrics.jsonl: one flat JSON object an event. It is the truth; everything else is drawn from it.
+
+Every line has `kind` ("refresh", "update", "evaluation") and `update` (updates made before it, or
+by it for kind "update"). Keys that begin with `time/` are seconds and the only ones that differ
+between a run and its killed and resumed twin.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import full_disk_explained, publish_file
+
+
+def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
+    pass
+
+
+class MetricsLog:
+    """The metrics file at `path`, open for appending; lines past `update` are cut first.
+
+    `also` is called with what is appended.
+    """
+
+    def __init__(
+        self, path: Path, update: int, also: Callable[[str, int, dict[str, Any]], None] = _nowhere
+    ) -> None:
+        self._path = path
+        self._also = also
+        self._keep(line for line in read_metrics(path) if line["update"] <= update)
+
+    def has(self, kind: str, update: int) -> bool:
+        return (kind, update) in self._seen
+
+    def append(self, kind: str, update: int, **values: Any) -> None:
+        """Write one line; a number that is not finite is written as null, as JSON has no name."""
+        self._seen.add((kind, update))
+        line = _encode({"kind": kind, "update": update, **values})
+        with full_disk_explained(self._path):
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, "No space left on device")
+        self._also(kind, update, values)
+
+    def put(self, kind: str, update: int, **values: Any) -> bool:
+        """Write one line, in the place of `kind` at `update`; False where it stands already."""
+        if not self.has(kind, update):
+            self.append(kind, update, **values)
+            return True
+        fresh = {"kind": kind, "update": update, **values}
+        lines = list(read_metrics(self._path))
+        if fresh in lines:
+            return False
+        self.close()
+        self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
+        self._also(kind, update, values)
+        return True
+
+    def sync(self) -> None:
+        """Make every line durable: called before a checkpoint that rests on them is published."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Write `lines` in place of the file and open it for more."""
+        kept = list(lines)
+        with publish_file(self._path) as file:
+            for line in kept:
+                file.write(_encode(line))
+        self._seen = set(map(_key, kept))
+        # Unbuffered, so that nothing waits to be written when the disk is full.
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file in order; a last line cut short by a kill is passed over.
+
+    Raises RunStopped, naming the line, where one is no metrics line.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                try:
+                    event = dict(json.loads(line))
+                    event["kind"], event["update"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise RunStopped(
+                        f"{path}, line {number} is no metrics line ({error}); remove that line"
+                    ) from None
+                yield event
+
+
+def _key(line: dict[str, Any]) -> tuple[str, int]:
+    return line["kind"], line["update"]
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in line.items()
+    }
+    return json.dumps(finite, allow_nan=False).encode() + b"\n"

@@ -1,0 +1,140 @@
+"""Files and folders that appear whole or not at all, and what a full disk says.
+
+Publishing is: write `name.tmp.PID`, fsync, rename, fsync the folder. So a name without `.tmp.` is
+whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from mugrpo.disk.errors import RunStopped
+
+SUMS = "sha256.json"
+
+
+def remove_unfinished(root: Path) -> list[Path]:
+    """Remove what publishing left behind when it was killed. Only under the lock."""
+    removed = []
+    for path in sorted(root.rglob("*.tmp.*")):
+        if path.suffix[1:].isdigit() and path.exists():  # not within one removed before
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            removed.append(path)
+    return removed
+
+
+def set_aside(path: Path) -> None:
+    """Give a bad file or folder a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
+    aside, number = path.with_name(f"{path.name}.bad"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.bad.{number}")
+    os.rename(path, aside)
+
+
+@contextmanager
+def publish_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write `path` so that it appears whole or not at all; a full disk is a RunStopped."""
+    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    with full_disk_explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        fsync(path.parent)
+
+
+@contextmanager
+def publish_folder(path: Path) -> Iterator[Path]:
+    """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
+    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    try:
+        with full_disk_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.mkdir()
+            yield unfinished
+            for entry in [*unfinished.rglob("*"), unfinished]:
+                fsync(entry)
+            if path.exists():
+                shutil.rmtree(path)
+            os.rename(unfinished, path)
+            fsync(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def seal_folder(folder: Path) -> None:
+    """Write down the checksum of every file in `folder`, before it is published."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sums = {str(file.relative_to(folder)): sha256_of(file) for file in files}
+    (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def sealed_folder_fault(folder: Path) -> str | None:
+    """What is wrong with a folder that was sealed, or None."""
+    try:
+        sums = dict(json.loads((folder / SUMS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return f"has no readable {SUMS}"
+    for name, checksum in sums.items():
+        if not (folder / name).exists():
+            return f"lacks {name}"
+        if sha256_of(folder / name) != checksum:
+            return f"has a {name} that does not match its checksum"
+    return None
+
+
+def publish_json(path: Path, value: Any) -> None:
+    with publish_file(path) as file:
+        file.write(json.dumps(value, indent=1).encode() + b"\n")
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or the names within a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    """A full disk in the block becomes one sentence; what was half written is removed.
+
+    Libraries wrap the system's error in their own (safetensors does), so its text counts too.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
+            raise
+        needed = _size(path.with_name(f"{path.name}.tmp.{os.getpid()}"))
+        folder = next(parent for parent in path.parents if parent.exists())
+        remove_unfinished(folder)
+        free = shutil.disk_usage(folder).free
+        raise RunStopped(
+            f"the disk is full: {path} needs more than the {needed:,} bytes written of it, "
+            f"{free:,} bytes are free now; make room"
+        ) from error
+
+
+def _size(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

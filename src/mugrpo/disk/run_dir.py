@@ -1,0 +1,212 @@
+"""Every path of a run, and its lock. No other file spells a path.
+
+    RUN/
+      config.json                         resolved config and what it was started with
+      lock                                who works here now
+      metrics.jsonl                       one flat object an update, evaluation or refresh
+      stages/000/rollouts/shard-00000.parquet, manifest.json
+      stages/000/scores/shard-00000.parquet, manifest.json
+      stages/000/reference_logprobs/...   and others that an objective needs, beside the rollouts
+      stages/000/plan/shard-00000.parquet, manifest.json
+      checkpoints/update-000064/          after 64 updates: model, optimizer, state
+      evaluations/update-000064/          rollouts and scores of the held-out problems
+      samples/update-000064.json          a few rollouts of an update, with every token's ratio
+      nonfinite/update-000017.json        what was in an update that was not applied
+      handed_over/update-000064/          weights for engines in processes of their own
+      logs/engine-0.log                   what such a process printed
+      bakeoff/stage-000/METHOD/           runs of other methods on the stage's rollouts
+
+What is there under its name is whole (`publishing`), and what a manifest does not list does not
+exist.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
+
+FORMAT = 1
+
+
+class RunDir:
+    """The paths of the run at `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.json"
+        self.metrics = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.origin = root / "origin.json"  # of a run on another run's rollouts, see bakeoff
+        self._lock = root / "lock"
+
+    def stage(self, stage: int) -> Path:
+        return self.root / "stages" / f"{stage:03d}"
+
+    def rollouts(self, stage: int) -> Path:
+        return self.stage(stage) / "rollouts"
+
+    def scores(self, stage: int) -> Path:
+        return self.stage(stage) / "scores"
+
+    def logprobs(self, stage: int, name: str) -> Path:
+        """Of another policy, named by what it is to the objective."""
+        return self.stage(stage) / name
+
+    def plan(self, stage: int) -> Path:
+        return self.stage(stage) / "plan"
+
+    def checkpoint(self, update: int) -> Path:
+        return self.checkpoints / f"update-{update:06d}"
+
+    def handed_over(self, update: int) -> Path:
+        return self.root / "handed_over" / f"update-{update:06d}"
+
+    def log(self, name: str) -> Path:
+        """Of a process by its name."""
+        return self.root / "logs" / f"{name}.log"
+
+    def rank_logs(self) -> Path:
+        """Of the processes that make updates together."""
+        return self.root / "logs" / "ranks"
+
+    @property
+    def stop_request(self) -> Path:
+        """There while the processes that make updates together are asked to stop."""
+        return self.root / "logs" / "stop"
+
+    def checkpoint_updates(self) -> list[int]:
+        """Updates with a published checkpoint, ascending. The folder's names are the only truth."""
+        names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
+        updates = [int(name[7:]) for name in names if name[7:].isdigit()]
+        return sorted(u for u in updates if self.checkpoint(u).name in names)
+
+    def stage_starts(self, update: int) -> tuple[int, ...]:
+        """What the checkpoint after `update` updates says of stages that ended early."""
+        try:
+            stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
+            return tuple(int(start) for start in stored["starts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return (0,)  # before the first, or damaged: then it is not loaded either
+
+    def stages(self) -> list[int]:
+        """The stages that something lies there of."""
+        names = [p.name for p in (self.root / "stages").glob("*") if p.is_dir()]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def evaluation(self, update: int) -> Path:
+        return self.root / "evaluations" / f"update-{update:06d}"
+
+    def bakeoff(self, stage: int) -> Path:
+        """Where methods are compared on the stage; each has a run of its own below it."""
+        return self.root / "bakeoff" / f"stage-{stage:03d}"
+
+    def samples(self, update: int) -> Path:
+        return self.root / "samples" / f"update-{update:06d}.json"
+
+    def nonfinite(self, update: int) -> Path:
+        return self.root / "nonfinite" / f"update-{update:06d}.json"
+
+    def shard_folders(self) -> list[tuple[Path, str]]:
+        """(folder, kind of shards) of every stage, in stage order."""
+        manifests = sorted(self.root.glob("stages/*/*/manifest.json"))
+        folders = [manifest.parent for manifest in manifests]
+        return [(folder, folder.name) for folder in folders if folder.parent.name.isdigit()]
+
+    def read_config(self) -> dict[str, Any] | None:
+        """The stored config.json, or None where this is no run yet.
+
+        Raises UsageError where the folder holds something else, or a format this version does
+        not know.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise UsageError(f"{self.root} is not a directory; name another --run-dir")
+        if not self.config.exists():
+            strangers = (
+                [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
+            )
+            strangers = [n for n in strangers if n != "lock" and ".tmp." not in n]
+            if strangers:
+                raise UsageError(
+                    f"{self.root} is not a run (it has no config.json) and not empty (it holds "
+                    f"{strangers[0]}); name an empty or new directory with --run-dir"
+                )
+            return None
+        try:
+            stored: dict[str, Any] = json.loads(self.config.read_text())
+            found = stored["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.config} is no run's config.json ({error}); name another --run-dir"
+            ) from None
+        if found != FORMAT:
+            raise UsageError(
+                f"{self.root} has run format {found}, this version of mugrpo reads format "
+                f"{FORMAT}; use the version that wrote it or another --run-dir"
+            )
+        for key in ("config", "provenance"):
+            if not isinstance(stored.get(key), dict):
+                raise UsageError(
+                    f"{self.config} is no run's config.json (it has no {key}); name another "
+                    "--run-dir"
+                )
+        return stored
+
+    def is_untouched(self) -> bool:
+        """Whether nothing has been made in this run yet, so that its config binds nobody."""
+        made = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
+        return not any(path.is_file() for folder in made for path in folder.rglob("*"))
+
+    def evaluation_folders(self) -> list[Path]:
+        found = (self.root / "evaluations").glob("update-*")
+        return sorted(folder for folder in found if folder.name[7:].isdigit())
+
+    @contextmanager
+    def locked(self) -> Iterator[list[str]]:
+        """Hold the run for this process; yields notices of what a previous crash left behind.
+
+        The kernel frees the lock when a process dies, so a stale one never blocks. Raises
+        UsageError naming the holder where another process works here. (flock: on NFS only as
+        good as the server's.)
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = open(self._lock, "a+b", buffering=0)  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise UsageError(
+                f"{self.root} cannot be written to ({error.strerror}); name another --run-dir"
+            ) from None
+        with file:
+            file.seek(0)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"{self.root} is locked by {_text(file) or 'another process'}; wait "
+                    "for it, end it, or use another --run-dir"
+                ) from None
+            left = _text(file)
+            file.truncate(0)
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n"
+            with full_disk_explained(self._lock):
+                file.write(holder.encode())
+            notices = [f"the last process here ({left}) ended without unlocking"] if left else []
+            notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
+            try:
+                yield notices
+            finally:
+                file.truncate(0)
+
+
+def _text(file: IO[bytes]) -> str:
+    return file.read().decode(errors="replace").strip()

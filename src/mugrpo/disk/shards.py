@@ -1,0 +1,293 @@
+"""Records to parquet and back, with a manifest and a checksum: the only contract between halves.
+
+A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
+
+    {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}}}
+
+A shard exists where the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
+elsewhere can be trained on: write them with `write_rollouts` or with these columns:
+
+    problem_id string · occurrence int32 · sample int32 · seed uint64 · prompt_ids list<int32>
+    response_ids list<int32> · behavior_logprobs list<float32> · finish_reason string
+    temperature float64 · policy_step int64
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import publish_file, publish_json, sha256_of
+from mugrpo.disk.records import FinishReason, Rollout, Score, Status
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("problem_id", pa.string()),
+        ("occurrence", pa.int32()),
+        ("sample", pa.int32()),
+        ("seed", pa.uint64()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),
+        ("behavior_logprobs", pa.list_(pa.float32())),
+        ("finish_reason", pa.string()),
+        ("temperature", pa.float64()),
+        ("policy_step", pa.int64()),
+    ]
+)
+SCORE_SCHEMA = pa.schema(
+    [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
+)
+LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
+PLAN_SCHEMA = pa.schema([("batch", pa.int32()), ("shard", pa.int32()), ("row", pa.int32())])
+
+_ROW_GROUP = 256  # rows decoded together when a few are asked for
+
+
+class ShardSet:
+    """The shards in one folder, of one kind ("rollouts", "scores", "plan")."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.manifest = folder / "manifest.json"
+        self._entries = self._read_manifest()
+        self._verified: set[int] = set()
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._entries
+
+    def numbers(self) -> list[int]:
+        return sorted(self._entries)
+
+    def entry(self, shard: int) -> dict[str, Any]:
+        """What the manifest says of `shard`: rows, bytes, sha256, and its writer's notes."""
+        return self._entries[shard]
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [self._entries[shard] for shard in self.numbers()]
+
+    def path(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:05d}.parquet"
+
+    def write(self, shard: int, table: pa.Table, **notes: Any) -> None:
+        """Publish `table` as `shard`; only then does the manifest list it, with `notes`."""
+        path = self.path(shard)
+        floats = [f.name for f in table.schema if f.type == pa.list_(pa.float32())]
+        integers = [f.name for f in table.schema if f.type == pa.list_(pa.int32())]
+        with publish_file(path) as file:
+            pq.write_table(
+                table,
+                file,
+                compression="zstd",
+                row_group_size=_ROW_GROUP,
+                use_dictionary=[c for c in table.column_names if c not in (*floats, *integers)],
+                column_encoding={
+                    f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in (*floats, *integers)
+                },
+                write_page_checksum=True,
+            )
+        self._entries[shard] = {
+            "rows": table.num_rows,
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+            **notes,
+        }
+        self._publish_manifest()
+
+    def forget(self, shard: int) -> None:
+        """Take `shard` out of the manifest, so that it is made again."""
+        del self._entries[shard]
+        self._publish_manifest()
+
+    def fault(self, shard: int) -> str | None:
+        """What is wrong with the listed `shard`'s file, or None."""
+        path, entry = self.path(shard), self._entries[shard]
+        if not path.exists():
+            return "is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"has {path.stat().st_size} bytes instead of {entry['bytes']}"
+        if sha256_of(path) != entry["sha256"]:
+            return "does not match its checksum"
+        return None
+
+    def strangers(self) -> list[Path]:
+        """Files beside the listed shards. They are reported and never read."""
+        known = {self.path(shard).name for shard in self._entries} | {self.manifest.name}
+        return sorted(p for p in self.folder.glob("*") if p.name not in known)
+
+    def open(self, shard: int) -> pq.ParquetFile:
+        """The verified file of `shard`. Raises RunStopped where its checksum does not match."""
+        if shard not in self._verified:
+            if shard not in self._entries:
+                raise RunStopped(
+                    f"{self.path(shard)} is not in its manifest; it must be made again"
+                )
+            if fault := self.fault(shard):
+                raise RunStopped(
+                    f"{self.path(shard)} {fault}; `mugrpo repair` marks it to be made again"
+                )
+            self._verified.add(shard)
+        return pq.ParquetFile(self.path(shard))
+
+    def _read_manifest(self) -> dict[int, dict[str, Any]]:
+        if not self.manifest.exists():
+            return {}
+        try:
+            stored = json.loads(self.manifest.read_text())
+            kind = stored["kind"]
+            entries = {int(shard): dict(entry) for shard, entry in stored["shards"].items()}
+            for entry in entries.values():
+                entry["rows"], entry["bytes"], entry["sha256"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunStopped(
+                f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, and its "
+                "shards are made again"
+            ) from None
+        if kind != self.kind:
+            raise UsageError(f"{self.manifest} lists {kind}, not {self.kind}")
+        return entries
+
+    def _publish_manifest(self) -> None:
+        shards = {str(shard): self._entries[shard] for shard in self.numbers()}
+        publish_json(self.manifest, {"kind": self.kind, "shards": shards})
+
+
+class RowReader:
+    """Rows of a ShardSet by (shard, row), at most a few row groups in memory."""
+
+    def __init__(self, shards: ShardSet, cached_row_groups: int = 4) -> None:
+        self._shards = shards
+        self._file: tuple[int, pq.ParquetFile] | None = None
+        self._cache: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._limit = cached_row_groups
+
+    def rows(self, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+        """The rows at `places`, (shard, row) each, as column dictionaries, in that order."""
+        return [
+            self._row_group(shard, row // _ROW_GROUP)[row % _ROW_GROUP] for shard, row in places
+        ]
+
+    def _row_group(self, shard: int, number: int) -> list[dict[str, Any]]:
+        if (shard, number) not in self._cache:
+            if self._file is None or self._file[0] != shard:
+                self._file = (shard, self._shards.open(shard))
+            while len(self._cache) >= self._limit:
+                del self._cache[next(iter(self._cache))]
+            self._cache[shard, number] = _rows(self._file[1].read_row_group(number))
+        return self._cache[shard, number]
+
+
+def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
+    """Publish `rollouts` as `shard`; raises ValueError where a rollout contradicts itself."""
+    for r in rollouts:
+        if len(r.response_ids) != len(r.behavior_logprobs) or len(r.response_ids) == 0:
+            raise ValueError(
+                f"rollout {r.problem_id}/{r.occurrence}/{r.sample}: {len(r.response_ids)} response "
+                f"ids with {len(r.behavior_logprobs)} logprobs; it needs as many, and at least one"
+            )
+    columns = {name: [getattr(r, name) for r in rollouts] for name in ROLLOUT_SCHEMA.names}
+    tokens = sum(len(r.response_ids) for r in rollouts)
+    table = pa.Table.from_pydict(columns, schema=ROLLOUT_SCHEMA)
+    shards.write(shard, table, tokens=tokens, **notes)
+
+
+def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
+    """The rollouts of `shard`, in order, a row group in memory at a time."""
+    file = shards.open(shard)
+    for number in range(file.num_row_groups):
+        for row in _rows(file.read_row_group(number)):
+            yield rollout_from_row(row)
+
+
+def read_lengths(shards: ShardSet, shard: int) -> Iterator[tuple[str, int, int]]:
+    """The problem's id and the tokens of prompt and response of each rollout of `shard`."""
+    table = shards.open(shard).read(["problem_id", "prompt_ids", "response_ids"])
+    lengths = (pc.list_value_length(table[f"{part}_ids"]) for part in ("prompt", "response"))
+    return zip(*(c.to_pylist() for c in (table["problem_id"], *lengths)), strict=True)
+
+
+def rollout_from_row(row: dict[str, Any]) -> Rollout:
+    return Rollout(**{**row, "finish_reason": FinishReason(row["finish_reason"])})
+
+
+def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes: Any) -> None:
+    """Publish `scores`, one for each rollout of the rollout shard of the same number."""
+    columns = {
+        "status": [s.status.value for s in scores],
+        "reward": [s.reward for s in scores],
+        "parts": [json.dumps(s.parts) for s in scores],
+    }
+    shards.write(shard, pa.Table.from_pydict(columns, schema=SCORE_SCHEMA), **notes)
+
+
+def write_logprobs(
+    shards: ShardSet, shard: int, logprobs: Sequence[NDArray[np.float32]], **notes: Any
+) -> None:
+    """Publish the logprobs of rollouts' responses, a row a rollout."""
+    shards.write(
+        shard, pa.Table.from_pydict({"logprobs": logprobs}, schema=LOGPROB_SCHEMA), **notes
+    )
+
+
+def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
+    return [row["logprobs"] for row in _rows(shards.open(shard).read())]
+
+
+def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
+    """The statuses of a shard of scores alone."""
+    return [Status(value) for value in shards.open(shard).read(["status"])["status"].to_pylist()]
+
+
+def score_from_row(row: dict[str, Any]) -> Score:
+    return Score(Status(row["status"]), row["reward"], json.loads(row["parts"]))
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows of `table`; list columns become numpy arrays (views of one buffer a column)."""
+    columns: dict[str, Sequence[Any]] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if pa.types.is_list(column.type):
+            offsets = column.offsets.to_numpy()
+            flat = column.values.to_numpy(zero_copy_only=False)
+            columns[name] = [flat[a:b] for a, b in pairwise(offsets)]
+        else:
+            columns[name] = column.to_pylist()
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def write_plan(
+    shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]], **notes: Any
+) -> None:
+    """Publish the batch plan of a stage: for each batch the (shard, row) of its rollouts.
+
+    Whole groups side by side; filters, refills and sampling choose rows here and never change a
+    shard. Raises ValueError for a batch without rows.
+    """
+    if not all(batches):
+        raise ValueError("a batch of the plan has no rows: an update needs at least one group")
+    flat = [(batch, shard, row) for batch, places in enumerate(batches) for shard, row in places]
+    columns = np.array(flat, np.int32).T
+    arrays = [pa.array(column) for column in columns]
+    shards.write(0, pa.Table.from_arrays(arrays, schema=PLAN_SCHEMA), **notes)
+
+
+def read_plan(shards: ShardSet) -> list[list[tuple[int, int]]]:
+    """The (shard, row) of each batch's rollouts, batch after batch."""
+    table = shards.open(0).read()
+    batch, shard, row = (table.column(name).to_numpy() for name in PLAN_SCHEMA.names)
+    cuts = np.flatnonzero(np.diff(batch)) + 1
+    places = np.stack([shard, row], -1)
+    return [[(int(s), int(r)) for s, r in part] for part in np.split(places, cuts)]

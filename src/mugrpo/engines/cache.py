@@ -1,0 +1,261 @@
+"""Keys and values of sequences that come and go, and attention over them.
+
+A step of decoding mostly waits for memory, so a prompt is kept once for all its responses, and
+response tokens lie in blocks of places, so that what a step reads is one piece of memory.
+
+Suffixes: A active slots, S slots, H key-value heads, Q query heads of each of them, D head
+dimension, U prompts, M slots of the prompt that has most, P places of a prompt, N blocks of
+response tokens, B places of a block, L places that attention looks at (P + N B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from mugrpo.model.attention import refuse_unknown
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, [H, tokens, D] both
+Places = NDArray[np.int64]
+
+BLOCK = 24  # places of a block
+ATTENTION = "mugrpo_slots"  # the name under which models find `attention`
+
+
+@dataclass
+class _Layer:
+    """What one layer keeps: keys and values of prompts and of responses."""
+
+    prompts: list[torch.Tensor]  # two of [rows, H, places, D]
+    responses: list[torch.Tensor]  # two of [blocks, S, H, B, D]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Where the slots are in the step that is decoded; every tensor on the model's device."""
+
+    write: torch.Tensor  # [A * H], rows of the flattened blocks that get the new keys and values
+    members: torch.Tensor  # [U * M], the slots of each prompt; slot 0 fills up
+    back: torch.Tensor  # [A], where in `members` a slot is
+    sizes: tuple[int, int, int, int]  # U, M, P, N
+    visible: torch.Tensor  # [A, L] bool
+    distance: torch.Tensor  # [A, L] positions between the token and what it looks at
+    bias: dict[int | None, torch.Tensor]  # by window, [A, 1, 1, L], -inf where nothing is seen
+
+
+class SlotCache:
+    """The first slots are in use, one a sequence; each sequence has a length of its own."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.layers: list[_Layer] = []
+        self.prompt_S = np.zeros(slots, np.int64)  # which prompt a slot belongs to
+        self.length_U = np.zeros(0, np.int64)  # tokens of each prompt
+        self.step: _Step | None = None
+        self._groups: tuple[torch.Tensor, torch.Tensor, int] | None = None  # of `_Step`, and M
+
+    def begin(self, rows: Places, prompt: list[KeysValues]) -> None:
+        """Let the slots `rows` go on from `prompt`, the keys and values of each layer."""
+        length, row = prompt[0][0].shape[1], len(self.length_U)
+        if not self.layers:
+            self.layers = [self._layer(keys) for keys, _ in prompt]
+        for kept, layer in zip(self.layers, prompt, strict=True):
+            for i, new in enumerate(layer):
+                kept.prompts[i] = _with_room(kept.prompts[i], {0: row + 1, 2: length})
+                kept.prompts[i][row, :, :length] = new
+        self.length_U = np.append(self.length_U, length)
+        self.prompt_S[rows] = row
+        self._groups = None
+
+    def close(self, source: Places, target: Places, active: int, live: int) -> None:
+        """Keep the first `active` slots, after `source` has moved to `target`.
+
+        At most `live` response tokens of a slot are kept. Prompts without a slot are given up.
+        """
+        blocks = -(-live // BLOCK)
+        if len(target):
+            self.prompt_S[target] = self.prompt_S[source]
+            for layer in self.layers:
+                for kept in layer.responses:
+                    kept[:blocks, target] = kept[:blocks, source]
+        used = np.unique(self.prompt_S[:active])
+        holes = np.setdiff1d(np.arange(len(used)), used)
+        movers = used[len(used) - len(holes) :]
+        if len(holes):
+            for layer in self.layers:
+                for kept in layer.prompts:
+                    kept[holes] = kept[movers]
+            self.length_U[holes] = self.length_U[movers]
+            for mover, hole in zip(movers, holes, strict=True):
+                self.prompt_S[:active][self.prompt_S[:active] == mover] = hole
+        self.length_U = self.length_U[: len(used)]
+        self._groups = None
+
+    def aim(self, response_A: Places, device: torch.device) -> torch.Tensor:
+        """Prepare for a token in each of the first A slots, the `response_A`-th of its response.
+
+        Both count from 0; returns the tokens' positions, [A].
+        """
+        active = len(response_A)
+        blocks = int(response_A.max()) // BLOCK + 1
+        for layer in self.layers:
+            layer.responses = [_with_room(kept, {0: blocks}) for kept in layer.responses]
+        heads = self.layers[0].responses[0].shape[2]
+        row_A = response_A // BLOCK * self.slots + np.arange(active)
+        write_AH = (row_A[:, None] * heads + np.arange(heads)) * BLOCK + response_A[:, None] % BLOCK
+        members, back, most = self._groups or self._grouped(active, device)
+        prompt_A = self.length_U[self.prompt_S[:active]]
+        longest = int(self.length_U.max())
+        places_P, places_R = np.arange(longest), np.arange(blocks * BLOCK)
+        distance_AL = np.concatenate(
+            [
+                (prompt_A + response_A)[:, None] - places_P,
+                response_A[:, None] - places_R,
+            ],
+            axis=1,
+        )
+        visible_AL = distance_AL >= 0
+        visible_AL[:, :longest] = places_P < prompt_A[:, None]
+        self.step = _Step(
+            write=torch.from_numpy(write_AH.ravel()).to(device),
+            members=members,
+            back=back,
+            sizes=(len(self.length_U), most, longest, blocks),
+            visible=torch.from_numpy(visible_AL).to(device),
+            distance=torch.from_numpy(distance_AL).to(device),
+            bias={},
+        )
+        return torch.from_numpy(prompt_A + response_A).to(device)
+
+    def attend(
+        self,
+        layer: int,
+        query_AHQD: torch.Tensor,
+        key_AHD: torch.Tensor,
+        value_AHD: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Keep the step's keys and values; returns what attention reads for `query`, [A, H, Q, D].
+
+        The query is scaled already.
+        """
+        assert self.step is not None, "no step was aimed at"
+        step, kept = self.step, self.layers[layer]
+        A, H, Q, D = query_AHQD.shape
+        U, M, P, N = step.sizes
+        for into, new in zip(kept.responses, (key_AHD, value_AHD), strict=True):
+            into.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(into.dtype))
+        prompt_keys, prompt_values = (one[:U, :, :P].flatten(0, 1) for one in kept.prompts)
+        keys, values = (
+            [one[n, :A].view(A * H, BLOCK, D) for n in range(N)] for one in kept.responses
+        )
+
+        def to_prompts(of_slots: torch.Tensor) -> torch.Tensor:
+            """[A, H, Q, X] -> [U H, M Q, X]"""
+            chosen = of_slots.index_select(0, step.members)
+            return chosen.view(U, M, H, Q, -1).transpose(1, 2).reshape(U * H, M * Q, -1)
+
+        def to_slots(of_prompts: torch.Tensor) -> torch.Tensor:
+            """[U H, M Q, X] -> [A, H, Q, X]"""
+            parts = of_prompts.view(U, H, M, Q, -1).transpose(1, 2).reshape(U * M, H, Q, -1)
+            return parts.index_select(0, step.back)
+
+        query = query_AHQD.to(keys[0].dtype).reshape(A * H, Q, D)
+        scores = [to_slots(to_prompts(query.view(A, H, Q, D)) @ prompt_keys.transpose(1, 2))]
+        scores += [(query @ block.transpose(1, 2)).view(A, H, Q, BLOCK) for block in keys]
+        weights = torch.softmax(torch.cat(scores, -1).float().add_(self._bias(window)), -1)
+        weights = weights.to(values[0].dtype)
+        of_prompt, *of_blocks = weights.split([P] + [BLOCK] * N, -1)
+        read = to_slots(to_prompts(of_prompt) @ prompt_values).view(A * H, Q, D)
+        for weight, block in zip(of_blocks, values, strict=True):
+            read = torch.baddbmm(read, weight.reshape(A * H, Q, BLOCK), block)
+        return read.view(A, H, Q, D)
+
+    def _layer(self, keys_HPD: torch.Tensor) -> _Layer:
+        """Room for one prompt and one block."""
+        heads, places, size = keys_HPD.shape
+        return _Layer(
+            [keys_HPD.new_zeros(1, heads, places, size) for _ in range(2)],
+            [keys_HPD.new_zeros(1, self.slots, heads, BLOCK, size) for _ in range(2)],
+        )
+
+    def _bias(self, window: int | None) -> torch.Tensor:
+        assert self.step is not None
+        step = self.step
+        if window not in step.bias:
+            seen = step.visible
+            seen = seen if window is None else seen & (step.distance < window)
+            bias_AL = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+            step.bias[window] = bias_AL[:, None, None]
+        return step.bias[window]
+
+    def _grouped(self, active: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Members, their places and their largest number, of the prompts of the active slots."""
+        prompt_A = self.prompt_S[:active]
+        order = np.argsort(prompt_A, kind="stable")
+        counts_U = np.bincount(prompt_A, minlength=len(self.length_U))
+        most = int(counts_U.max())
+        rank_A = np.arange(active) - np.repeat(counts_U.cumsum() - counts_U, counts_U)
+        back_A = np.empty(active, np.int64)
+        back_A[order] = prompt_A[order] * most + rank_A
+        members = np.zeros(len(self.length_U) * most, np.int64)
+        members[back_A] = np.arange(active)
+        self._groups = (
+            torch.from_numpy(members).to(device),
+            torch.from_numpy(back_A).to(device),
+            most,
+        )
+        return self._groups
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    slots: SlotCache,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one new token a slot, as Hugging Face models call it; [A, 1, heads, D].
+
+    `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]. Raises ValueError where the
+    model asks for what is not known here.
+    """
+    refuse_unknown(more)
+    assert query.shape[2] == 1, "a step decodes one token a slot"
+    A, heads, _, D = query.shape
+    H = key.shape[1]
+    scaled = query * (D**-0.5 if scaling is None else scaling)
+    read = slots.attend(
+        module.layer_idx,
+        scaled.view(A, H, heads // H, D),
+        key[:, :, 0],
+        value[:, :, 0],
+        sliding_window,
+    )
+    return read.reshape(A, 1, heads, D).to(query.dtype), None
+
+
+AttentionInterface.register(ATTENTION, attention)
+
+
+def _with_room(kept: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """`kept` with at least these sizes by dimension; what grows does so by half at least."""
+    shape = list(kept.shape)
+    for dimension, size in sizes.items():
+        if size > shape[dimension]:
+            shape[dimension] = max(size, shape[dimension] * 3 // 2)
+    if shape == list(kept.shape):
+        return kept
+    roomy = kept.new_zeros(shape)
+    roomy[tuple(slice(size) for size in kept.shape)] = kept
+    return roomy

@@ -1,0 +1,142 @@
+"""Logprob and entropy of response tokens in chunks: the full logits never exist at once.
+
+Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens, N response
+tokens of all responses laid end to end, H hidden size, V vocabulary, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Saves hidden states and one number a token; the backward pass makes the logits again.
+
+    Not those of the last chunk, whose memory the backward pass would take first thing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        targets_N: torch.Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies, normalizers = [], [], []
+        for hidden_CH, targets_C in zip(
+            hidden_NH.split(chunk), targets_N.split(chunk), strict=True
+        ):
+            logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
+            normalizer_C = logits_CV.logsumexp(-1)
+            chosen_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+            probabilities_CV = (logits_CV - normalizer_C[:, None]).exp_()
+            logprobs.append(chosen_C - normalizer_C)
+            entropies.append(normalizer_C - (probabilities_CV * logits_CV).sum(-1))
+            normalizers.append(normalizer_C)
+        ctx.save_for_backward(
+            hidden_NH, weight_VH, bias_V, targets_N, torch.cat(normalizers), probabilities_CV
+        )
+        ctx.temperature, ctx.chunk = temperature, chunk
+        entropy_N = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy_N)
+        return torch.cat(logprobs), entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
+        hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
+        grad_hidden_NH = torch.empty_like(hidden_NH)
+        grad_weight_VH = torch.zeros_like(weight_VH)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        for start in range(0, len(targets_N), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            hidden_CH = hidden_NH[part]
+            if start + ctx.chunk < len(targets_N):
+                logits_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature)
+                grad_CV = (logits_CV - normalizer_N[part, None]).exp_().neg_()
+            else:
+                grad_CV = last_CV.neg()
+            grad_CV[torch.arange(len(hidden_CH), device=grad_CV.device), targets_N[part]] += 1
+            grad_CV *= grads[0][part, None] / ctx.temperature
+            grad_CV = grad_CV.to(hidden_CH.dtype)
+            grad_hidden_NH[part] = grad_CV @ weight_VH.to(hidden_CH.dtype)
+            grad_weight_VH += (grad_CV.T @ hidden_CH).to(weight_VH.dtype)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(0)
+        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None
+
+
+def chunked_logprobs(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    targets_N: torch.Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log_softmax(logits / temperature) at the targets [N], and the entropy [N] in nats.
+
+    logits = hidden @ weight.T + bias, computed in the hidden states' precision, the rest in fp32.
+    Memory beyond the inputs is a few times chunk x V. The entropy carries no gradient.
+    """
+    assert hidden_NH.ndim == 2 and weight_VH.ndim == 2 and targets_N.ndim == 1
+    assert len(hidden_NH) == len(targets_N) > 0
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(
+        hidden_NH, weight_VH, bias_V, targets_N, temperature, chunk
+    )
+    return logprobs_N, entropy_N
+
+
+def response_logprobs(
+    model: Any,
+    ids_BL: torch.Tensor,
+    prompt_lengths_B: torch.Tensor,
+    mask_BT: torch.Tensor,
+    prompts_B: torch.Tensor | None = None,
+    *,
+    temperature: float,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprob and entropy of each response token under `model`, [B, T] both, 0 where masked.
+
+    `ids_BL` holds prompt and response end to end, padded on the right. With `prompts_B`, the
+    number of each row's prompt, a prompt is computed once for all its responses.
+    """
+    assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
+    rows = (model, ids_BL, prompt_lengths_B, mask_BT)
+    hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
+    if torch.is_autocast_enabled(ids_BL.device.type):  # the engine's head is in this precision
+        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(ids_BL.device.type))
+    head = model.get_output_embeddings()
+    logprobs_N, entropy_N = chunked_logprobs(
+        hidden_NH,
+        head.weight,
+        head.bias,
+        ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT)],
+        temperature=temperature,
+        chunk=chunk,
+    )
+    zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=ids_BL.device)
+    return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
+
+
+def _logits(
+    hidden_CH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    temperature: float,
+) -> torch.Tensor:
+    """Autocast is off here: the backward pass must make the very logits of the forward pass."""
+    bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
+    with torch.autocast(hidden_CH.device.type, enabled=False):
+        logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)
+    return logits_CV.float() / temperature

@@ -1,0 +1,277 @@
+"""The policy: a causal language model with its tokenizer, and the update its weights are at."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import sha256_of
+from mugrpo.model.dtensors import fill, full, local, tensors_of
+from mugrpo.model.memory import keep_freed_memory
+from mugrpo.model.pretrained import PACKAGED, converted
+from mugrpo.processes.ranks import ALONE, Ranks
+
+EMBEDDED = {
+    name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name in ("chain", "letters")
+}
+
+_WAY_OUT = (
+    "name a directory in Hugging Face form, or a hub id where there is a network (a gated one "
+    "needs `hf auth login`)"
+)
+
+transformers_logging.disable_progress_bar()
+
+
+class Policy:
+    """A model and tokenizer in memory. `update` counts the updates its weights have seen.
+
+    Weights are fp32 whatever the precision of the arithmetic. Dropout is off always: the
+    logprobs that are optimized must be those that were sampled from.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, options: ModelOptions) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.precision = options.precision
+        self.update = 0
+        self.can_share_prompts: bool | None = None  # not tried yet
+        self.device: torch.device = model.device  # where it is computed
+        self.ranks: Ranks = ALONE  # among which the weights are shared
+        self.compute: nn.Module | None = None  # from ids to logprobs, of a model shared among ranks
+        self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
+        pad_id = tokenizer.pad_token_id
+        self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
+        self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
+        configured = getattr(model, "generation_config", None)
+        more = getattr(configured, "eos_token_id", None)
+        ids = more if isinstance(more, list) else [] if more is None else [more]
+        self.stop_ids = sorted({tokenizer.eos_token_id, *ids})
+        if max(self.stop_ids) >= self.vocab_size:
+            raise UsageError(
+                f"the end-of-sequence id {max(self.stop_ids)} is outside the model's "
+                f"{self.vocab_size} embeddings: the tokenizer of {options.path} is not this model's"
+            )
+        _turn_off_dropout(self.model)
+        if options.gradient_checkpointing:
+            checkpoint_activations(self.model)
+        self.model.train(options.gradient_checkpointing)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The arithmetic of forward passes: bf16 autocast, or nothing for fp32."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def nonfinite_parameter(self) -> str | None:
+        """The name of a parameter that holds NaN or inf, or None."""
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(local(parameter)).all():
+                return str(name)
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face form.
+
+        Of a model that is shared all ranks call it, and the first writes.
+        """
+        whole: dict[str, torch.Tensor] = {}
+        if self.compute is not None:
+            kept = self.model.state_dict().keys()
+            for name, tensor in tensors_of(self.model).items():  # tied ones once
+                if name in kept:
+                    together = full(tensor)
+                    if self.ranks.first:
+                        whole[name] = together.cpu()
+        if self.ranks.first:
+            self.model.save_pretrained(folder, state_dict=whole or None)
+            self.tokenizer.save_pretrained(folder)
+
+    def load_weights(self, path: str | Path, update: int) -> None:
+        """Take the weights of a model of the same architecture: a directory or a hub id.
+
+        Of a model that is shared all ranks call it, and the first reads.
+        """
+        if self.compute is None:
+            try:
+                self.model.load_state_dict(_load_model(path).state_dict())
+            except RuntimeError as error:
+                raise _another_form(path, _first(error)) from None
+        else:
+            source = tensors_of(_load_model(path)) if self.ranks.first else None
+            if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
+                raise _another_form(path, "names or shapes of weights differ")
+            fill(self.model, source, self.ranks)
+        self.update = update
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Let `model`, a Hugging Face one, compute its activations again in the backward pass."""
+    with warnings.catch_warnings():  # older versions lack its new name
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def load_tokenizer(options: ModelOptions) -> Any:
+    """The tokenizer of `options`, which names an end-of-sequence token; UsageError otherwise."""
+    path = model_path(options)
+    _refuse_absent(path)
+    with _loading(f"the tokenizer of {path}"):
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    if options.eos_token:
+        if options.eos_token not in tokenizer.get_vocab():
+            raise UsageError(
+                f"model.eos_token = {options.eos_token!r} is no token of {options.path}"
+            )
+        tokenizer.eos_token = options.eos_token
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
+            "response would be truncated; name one with --model.eos_token"
+        )
+    return tokenizer
+
+
+def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
+    """(vocabulary, longest context in tokens or None) of the model, from its config alone."""
+    path = model_path(options)
+    _refuse_absent(path)
+    with _loading(f"the model {path}"):
+        config = AutoConfig.from_pretrained(path).get_text_config()
+    return config.vocab_size, getattr(config, "max_position_embeddings", None)
+
+
+def load_policy(
+    options: ModelOptions, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
+) -> Policy:
+    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had.
+
+    Of several `ranks` the first alone reads weights, into the host's memory; on the others they
+    are anything until they are shared, see `sharding.shard`.
+    On a CPU the process keeps the memory that it frees from here on.
+    """
+    path = model_path(options)
+    model = _load_model(path) if ranks.first else None
+    names = ranks.from_first(None if model is None else set(tensors_of(model)))
+    if model is None:
+        model = _empty_model(path, names)
+    tokenizer = load_tokenizer(options)
+    if ranks.size == 1:  # safetensors hands out unaligned memory; resume is exact
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    device = options.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        keep_freed_memory()
+    policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options)
+    policy.ranks, policy.device = ranks, torch.device(device)
+    if policy.pads_with_eos:
+        notify("the tokenizer names no padding token; padding with the end-of-sequence token")
+    return policy
+
+
+def _load_model(path: str | Path) -> Any:
+    """The model in fp32, every one of its weights from the files, none left at random."""
+    text = str(path)
+    _refuse_absent(text)
+    model: Any
+    info: dict[str, Any]
+    with _loading(f"the model {text}"):
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            path, dtype=torch.float32, output_loading_info=True
+        )
+    if absent := sorted(info["missing_keys"]):
+        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are not complete")
+    return model
+
+
+def _empty_model(path: str, names: set[str]) -> Any:
+    """The form of a model that has tensors of these names, in fp32.
+
+    Its weights are memory that is reserved and never written to.
+    """
+    with _loading(f"the model {path}"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.to_empty(device="cpu")  # unties
+    if tensors_of(model).keys() != names:  # files may have untied what the config ties
+        model.tie_weights()
+    return model
+
+
+@contextlib.contextmanager
+def _loading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"{what} cannot be loaded ({_first(error)}); {_WAY_OUT}") from None
+
+
+def _another_form(path: str | Path, how: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another form ({how})")
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _refuse_absent(path: str) -> None:
+    """Raise UsageError for what is neither a directory nor in the form of a hub id."""
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {path}; name one in Hugging Face form, or a hub id"
+        )
+
+
+def _first(error: Exception) -> str:
+    """The first line of what a library has to say."""
+    return str(error).strip().split("\n")[0]
+
+
+def model_path(options: ModelOptions) -> str:
+    """The directory or hub id of the model; raises UsageError where it is still to be converted."""
+    if options.path not in PACKAGED:
+        return str(EMBEDDED.get(options.path, options.path))
+    folder = converted(options.path)
+    if not folder.exists():
+        raise UsageError(
+            f"the model {options.path} is not converted yet: `mugrpo convert {options.path}` does "
+            "it once"
+        )
+    return str(folder)
+
+
+def model_fingerprint(options: ModelOptions) -> str:
+    """A hash of every file of a model directory; a hub id stands for itself."""
+    folder = Path(model_path(options))
+    if not folder.is_dir():
+        return options.path
+    found = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    files = sorted(path for path in found if path.is_file())
+    lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _turn_off_dropout(model: nn.Module) -> None:
+    """Every dropout rate becomes 0, those that modules keep as plain numbers too."""
+    for module in model.modules():
+        rates = [n for n, v in vars(module).items() if "drop" in n and isinstance(v, float)]
+        for name in rates:
+            setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0

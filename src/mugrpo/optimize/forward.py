@@ -1,0 +1,82 @@
+"""Log-probabilities of stored rollouts under other policies than the one that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Rollout
+from mugrpo.model.logprobs import response_logprobs
+from mugrpo.model.policy import Policy
+from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.optimize.batching import MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.budget import TokenBudget, computing
+from mugrpo.optimize.cut import cut
+
+
+def batch_logprobs(
+    policy: Policy, batch: MicroBatch, config: RunConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs and entropy of the batch's response tokens under `policy` now, [B, T]."""
+    compute = policy.compute or partial(response_logprobs, policy.model)
+    with policy.autocast():
+        return compute(
+            batch.ids,
+            batch.prompt_lengths,
+            batch.mask,
+            batch.prompts,
+            temperature=config.rollouts.temperature,
+            chunk=config.optimizer.logprob_chunk_tokens,
+        )
+
+
+def shares_prompts(policy: Policy, config: RunConfig) -> bool:
+    """Whether responses to a prompt may share it; what the model can do is tried once."""
+    if not config.optimizer.share_prompts:
+        return False
+    if policy.can_share_prompts is None:
+        policy.can_share_prompts = can_share_prompts(policy.model)
+    return policy.can_share_prompts
+
+
+def plain_batch(
+    policy: Policy, rollouts: Sequence[Rollout], rows: list[int], *, share: bool
+) -> MicroBatch:
+    """A micro-batch for its logprobs alone."""
+    nothing = torch.zeros(len(rollouts))
+    responses = Responses(rollouts, nothing, nothing.bool(), {})
+    return collate(responses, rows, pad_id=policy.pad_id, device=policy.device, share=share)
+
+
+@torch.no_grad()
+def rollout_logprobs(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    config: RunConfig,
+    budget: TokenBudget | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> list[NDArray[np.float32]]:
+    """The logprobs of each rollout's response under `policy`, in the order of `rollouts`.
+
+    `check` is called before each micro-batch; without a `budget` they are of the configured size.
+    """
+    share = shares_prompts(policy, config)
+    shapes = [row_of(rollout) for rollout in rollouts]
+
+    def computed(tokens: int) -> list[NDArray[np.float32]]:
+        found: dict[int, NDArray[np.float32]] = {}
+        for rows in cut(shapes, tokens, share=share):
+            check()
+            batch = plain_batch(policy, rollouts, rows, share=share)
+            with computing(batch):
+                logprobs_BT, _ = batch_logprobs(policy, batch, config)
+            for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
+                found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()
+        return [found[row] for row in range(len(rollouts))]
+
+    return (budget or TokenBudget(config.optimizer)).fitted(computed)

@@ -1,0 +1,105 @@
+"""A policy whose weights, gradients and optimizer state are shared among ranks: FSDP2."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from mugrpo.config.distributed import DistributedOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.dtensors import fill, tensors_of
+from mugrpo.model.logprobs import response_logprobs
+from mugrpo.model.policy import Policy
+from mugrpo.model.shared_prompts import can_share_prompts
+
+
+class _Logprobs(nn.Module):
+    """The model from token ids to logprobs, so that head and embeddings are gathered once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *rows: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return response_logprobs(self.model, *rows, **options)
+
+
+def shard(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
+    """Share the weights that the first of the policy's ranks has among all, see `cut_over`.
+
+    Whether prompts can be shared, where that is wanted, is tried before. Raises UsageError on all
+    ranks where one has made a model of another form of the same files.
+    """
+    ranks, model = policy.ranks, policy.model
+    forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
+    if any(form != forms[0] for form in forms):
+        raise UsageError(
+            "the model's files and its config.json do not agree on its weights, so that it cannot "
+            "be shared among processes: load it with transformers, save it, and name the new folder"
+        )
+    able = share_prompts and ranks.first and can_share_prompts(model)
+    policy.can_share_prompts = ranks.from_first(able)
+    source = tensors_of(model) if ranks.first else None
+    mesh = init_device_mesh(policy.device.type, (ranks.size,))
+    whole = _Logprobs(model)
+    cut_over(mesh, whole, model, policy.precision, options)
+    fill(model, source, ranks)
+    policy.compute = whole
+
+
+def cut_over(
+    mesh: DeviceMesh,
+    whole: nn.Module,
+    model: nn.Module,
+    precision: str,
+    options: DistributedOptions,
+) -> None:
+    """Share the weights of `whole`, which computes with `model`, over `mesh`: every block of the
+    model is gathered when it is computed.
+
+    The gradient of a parameter is the sum of the ranks' gradients. In bf16 weights are gathered,
+    and computed with, in bf16; gradients are summed in fp32.
+    """
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    cut = partial(
+        fully_shard,
+        mesh=mesh,
+        mp_policy=half if precision == "bf16" else MixedPrecisionPolicy(),
+        offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
+    )
+    for block in blocks_of(model):
+        cut(block, reshard_after_forward=options.reshard_after_forward)
+    cut(whole)
+    for module in whole.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+
+
+def _kept_on_the_cpu() -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+
+
+def release(policy: Policy) -> None:
+    """Leave parameters with their ranks after a forward pass that no backward pass follows."""
+    compute: Any = policy.compute
+    if compute is not None:
+        compute.reshard()
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks: the list of modules with the most parameters."""
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

@@ -1,0 +1,159 @@
+"""The loss of an update's tokens, put together from the parts that a config chooses.
+
+    loss_t = weight_t x objective_t, 0 where a mask removes the token, + coefficient x KL_t
+
+Suffixes: B responses of a micro-batch, T response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mugrpo.config.objectives import FileOptions, ObjectiveOptions
+from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOptions, VetoOptions
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.optimize import corrections, masks, reference
+from mugrpo.optimize.batching import MicroBatch, Responses
+from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
+
+Tensors = Mapping[str, torch.Tensor]
+
+_Function = Callable[..., torch.Tensor]
+_VETOES: dict[str, _Function] = {"negative_advantage": masks.negative_advantage_veto}
+_SEQUENCE_MASKS: dict[str, _Function] = {"off_policy": masks.off_policy}
+_CORRECTIONS: dict[str, _Function] = {
+    "truncated": corrections.truncated,
+    "masked": corrections.masked,
+}
+
+
+@dataclass(frozen=True)
+class UpdateLoss:
+    """The parts, as functions of a micro-batch and its logprobs [B, T]."""
+
+    objective: Objective
+    knobs: dict[str, Any]
+    veto: VetoOptions
+    sequence_mask: SequenceMaskOptions
+    correction: CorrectionOptions
+    kl: KLReference | None
+    zero_variance_mask: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> UpdateLoss:
+        kl = config.reference if isinstance(config.reference, KLReference) else None
+        return cls(
+            _objective(config.objective),
+            config.objective.knobs,
+            config.veto,
+            config.sequence_mask,
+            config.correction,
+            kl,
+            config.advantage.zero_variance_mask,
+        )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what `__call__` tells of each token, for an update in which nothing is run."""
+        names = [*self.objective.metrics]
+        names += ["vetoed_fraction"] if self.veto.name in _VETOES else []
+        names += ["sequence_masked_fraction"] if self.sequence_mask.name in _SEQUENCE_MASKS else []
+        names += ["correction_weight"] if self.correction.name in _CORRECTIONS else []
+        return (*names, *(["kl_reference"] if self.kl else []))
+
+    def has_gradient(self, responses: Responses) -> torch.Tensor:
+        """[all responses] bool: which can have a gradient, so that they must be computed."""
+        at_zero = self.objective.needs_zero_advantages or self.kl is not None
+        has = responses.advantages != 0
+        if at_zero:
+            has = has | (responses.varied if self.zero_variance_mask else torch.ones_like(has))
+        return has
+
+    def prepass(self, logprobs: torch.Tensor, all_: Tensors) -> TokenTensors:
+        """What the objective wants to know of the whole update, see `objectives`."""
+        assert self.objective.prepass is not None
+        behavior = self._behavior(all_["behavior_logprobs"], all_)
+        return self.objective.prepass(
+            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs
+        )
+
+    def __call__(
+        self, batch: MicroBatch, logprobs_BT: torch.Tensor, extra: Tensors
+    ) -> tuple[torch.Tensor, TokenTensors]:
+        """Token losses to be minimized, and metrics, all [B, T]."""
+        behavior_BT = self._behavior(batch.behavior_logprobs, batch.stored)
+        of_tokens = (logprobs_BT, behavior_BT, batch.advantages, batch.mask)
+        now_BT = logprobs_BT.detach()  # a proximal policy that is not kept is the policy itself
+        wanted = {name: batch.stored.get(name, now_BT) for name in self.objective.needs}
+        loss_BT, metrics = self.objective.loss(*of_tokens, **self.knobs, **wanted, **extra)
+        removed = self._removed(of_tokens, batch.behavior_logprobs)
+        for removed_BT in removed.values():
+            loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
+            metrics = {name: values * ~removed_BT for name, values in metrics.items()}
+        metrics |= removed
+        if weigh := _CORRECTIONS.get(self.correction.name):
+            trainer_BT = batch.stored["trainer_behavior_logprobs"]
+            weight_BT = weigh(
+                trainer_BT, batch.behavior_logprobs, batch.mask, **self.correction.knobs
+            )
+            metrics["correction_weight"] = weight_BT * batch.mask
+            loss_BT = loss_BT * weight_BT
+        if self.kl is not None:
+            kl_BT = self._kl(batch, logprobs_BT, behavior_BT)
+            metrics["kl_reference"] = kl_BT.detach()
+            loss_BT = loss_BT + self.kl.coefficient * kl_BT
+        return loss_BT, metrics
+
+    def _removed(
+        self, of_tokens: tuple[torch.Tensor, ...], engine_BT: torch.Tensor
+    ) -> TokenTensors:
+        """Name of a metric -> the tokens that a mask takes out.
+
+        The off-policy mask measures from what the engine sampled with, as TRL has it.
+        """
+        removed = {}
+        if mask := _VETOES.get(self.veto.name):
+            removed["vetoed_fraction"] = mask(*of_tokens, **self.veto.knobs)
+        if drop := _SEQUENCE_MASKS.get(self.sequence_mask.name):
+            now_BT, _, *rest = of_tokens
+            knobs = self.sequence_mask.knobs
+            removed["sequence_masked_fraction"] = drop(now_BT, engine_BT, *rest, **knobs)
+        return removed
+
+    def _behavior(self, behavior_BT: torch.Tensor, stored: Tensors) -> torch.Tensor:
+        """Log-probabilities that ratios are taken to.
+
+        Where the engine is corrected for, they are the trainer's own: w has the engine's part, and
+        staleness is not counted twice.
+        """
+        return stored["trainer_behavior_logprobs"] if self.correction.needs else behavior_BT
+
+    def _kl(
+        self, batch: MicroBatch, logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor
+    ) -> torch.Tensor:
+        assert self.kl is not None
+        kl = partial(reference.kl, corrected=self.kl.corrected)
+        kl_BT = kl(logprobs_BT, behavior_BT, batch.stored["reference_logprobs"])
+        counted_BT = batch.mask
+        if self.zero_variance_mask:
+            counted_BT = counted_BT & batch.varied[:, None]
+        return kl_BT * counted_BT
+
+
+def _objective(options: ObjectiveOptions) -> Objective:
+    if not isinstance(options, FileOptions):
+        return load_objective(options.name, needs=options.needs)
+    try:
+        return load_objective(options.name, Path(options.path))
+    except Exception as error:
+        raise UsageError(
+            f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "
+            "it must define loss(logprobs, behavior_logprobs, advantages, mask, **options)"
+        ) from None

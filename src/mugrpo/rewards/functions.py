@@ -1,0 +1,165 @@
+"""Reward functions with TRL's signature: found, called, and held to their contract."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.processes.messages import printable
+
+_OURS = ("prompts", "completions", "completion_ids")
+_NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
+
+
+class BrokenContractError(Exception):
+    """A function's rewards are no list of numbers, one a completion."""
+
+
+def place_of(function: str) -> tuple[str, str, bool]:
+    """(module or file, name, whether it is a file) of "module:function" or "file.py:function"."""
+    place, _, name = function.rpartition(":")
+    return place, name, place.endswith(".py") or os.sep in place
+
+
+def load_function(function: str) -> Callable[..., Any]:
+    """The function that `function` names; raises UsageError with what went wrong on the way."""
+    place, name, in_file = place_of(function)
+    try:
+        module = _file_module(Path(place).resolve()) if in_file else _named_module(place)
+    except BaseException as error:
+        text = printable(f"{type(error).__name__}: {error}")
+        raise UsageError(f"the reward {function}: {place} cannot be imported: {text}") from None
+    found = getattr(module, name, None)
+    if found is None:
+        raise UsageError(f"the reward {function}: {place} has no {name}")
+    if not callable(found):
+        raise UsageError(f"the reward {function}: {name} is a {type(found).__name__}, no function")
+    return found  # type: ignore[no-any-return]
+
+
+@cache
+def _file_module(file: Path) -> Any:
+    """The module in `file`, which finds its neighbours as a script does."""
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = f"rewards_in_{file.stem}"  # a file may be called math.py and must not become it
+    specification = importlib.util.spec_from_file_location(name, file)
+    assert specification is not None and specification.loader is not None, file
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def _named_module(name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+class RewardFunction:
+    """A loaded function, callable on answers; an async one runs on `runner`'s event loop."""
+
+    def __init__(self, label: str, function: Callable[..., Any], runner: asyncio.Runner) -> None:
+        self.label = label
+        self._function = function
+        self._runner = runner
+        self._takes = _parameters(function)
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        """One reward, or None, for each of `items`; raises BrokenContractError, or as it does."""
+        arguments: dict[str, Any] = {
+            "prompts": [item["prompt"] for item in items],
+            "completions": [_completion(item) for item in items],
+            "completion_ids": [item["ids"] for item in items],
+            **_columns(items),
+            "trainer_state": None,
+            "log_extra": _dropped,
+            "log_metric": _dropped,
+        }
+        if self._takes is not None:
+            arguments = {name: arguments[name] for name in self._takes if name in arguments}
+        rewards = self._function(**arguments)
+        if inspect.isawaitable(rewards):
+            rewards = self._runner.run(_awaited(rewards))
+        return self._checked(rewards, items)
+
+    def _checked(self, rewards: Any, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        if isinstance(rewards, str | bytes | Mapping) or not hasattr(rewards, "__len__"):
+            text = printable(repr(rewards), 60)
+            raise BrokenContractError(
+                f"`{self.label}` returned {text}, not a list of {len(items)} rewards"
+            )
+        if len(rewards) != len(items):
+            raise BrokenContractError(
+                f"got {len(rewards)} rewards for {len(items)} completions from `{self.label}`"
+            )
+        checked: list[float | None] = []
+        for index, (reward, item) in enumerate(zip(rewards, items, strict=True)):
+            number = None if reward is None else _number(reward)
+            if reward is not None and number is None:
+                raise BrokenContractError(
+                    f"`{self.label}` gave {printable(repr(reward), 60)} as reward {index} of "
+                    f"{len(items)} (problem {printable(item['id'], 60)}): a reward is a finite "
+                    "number, or None for no reward"
+                )
+            checked.append(number)
+        return checked
+
+
+def _number(reward: Any) -> float | None:
+    """An int or float, or numpy's or torch's scalar of one, as a finite float; else None."""
+    if not isinstance(reward, int | float) and hasattr(reward, "item"):
+        try:
+            reward = reward.item()
+        except (ValueError, RuntimeError):  # an array of several
+            return None
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        return None
+    try:
+        return float(reward) if math.isfinite(reward) else None
+    except OverflowError:
+        return None
+
+
+def _completion(item: Mapping[str, Any]) -> str | list[dict[str, str]]:
+    if isinstance(item["prompt"], str):
+        return str(item["text"])
+    return [{"role": "assistant", "content": item["text"]}]
+
+
+def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Each column as a list; the reference answers are one where the data has none so called."""
+    rows = [{"answer": item["answer"], **item["columns"]} for item in items]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names if name not in _NOT_COLUMNS}
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names that `function` takes by keyword; None: any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return tuple(parameter.name for parameter in parameters)
+
+
+def _dropped(*_: Any, **__: Any) -> None:
+    """What stands for TRL's logging here."""
+
+
+async def _awaited(rewards: Any) -> Any:
+    return await rewards

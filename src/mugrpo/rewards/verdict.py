@@ -1,0 +1,23 @@
+"""What a verifier says of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mugrpo.disk.records import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """RIGHT, WRONG or NO_ANSWER, and the answer that was read in the text."""
+
+    status: Status
+    answer: str | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.status is Status.RIGHT
+
+
+Verifier = Callable[[str, str], Verdict]  # (text, reference answer)

@@ -1,0 +1,132 @@
+"""The main of a worker process: loads the rewards, then judges what it is handed.
+
+    python -P -m mugrpo.rewards.worker SOCKET PARENT
+
+It reads and writes on the socket alone. It ends when the run that started it does, even inside a
+hot loop, has a limit on its memory, and leaves every deadline to the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
+from mugrpo.disk.errors import UsageError
+from mugrpo.processes.messages import Inbox, printable, send, to_json
+from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
+from mugrpo.rewards.verdict import Verdict, Verifier
+from mugrpo.rewards.verifiers import make_verifier
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    _confine(int(sys.argv[2]))
+    inbox = Inbox()
+    setup = _receive(channel, inbox)
+    if setup is None:
+        return
+    _limit_memory(setup["memory_mb"])
+    try:
+        judge = Judge([_option(entry) for entry in setup["rewards"]])
+    except UsageError as error:
+        send(channel, to_json({"refused": str(error)}))
+        return
+    send(channel, to_json({"ready": True}))
+    while (items := _receive(channel, inbox)) is not None:
+        send(channel, to_json(judge.answer(items)))
+
+
+def _receive(channel: socket.socket, inbox: Inbox) -> Any:
+    """The next message, or None when the run has closed the channel."""
+    while (message := inbox.message()) is None:
+        if not inbox.read(channel):
+            return None
+    return message
+
+
+def _confine(parent: int) -> None:
+    """Die with the parent, leave no core, and let Ctrl-C be the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked to be told
+        sys.exit(1)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """Limit private writable memory: what a bomb takes, and not what a library maps or reserves."""
+    limit = memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _option(entry: dict[str, Any]) -> RewardOption:
+    return REWARDS[entry["name"]].model_validate(entry)
+
+
+class Judge:
+    """The rewards of a run, loaded."""
+
+    def __init__(self, options: Sequence[RewardOption]) -> None:
+        runner = asyncio.Runner()
+        self._judges: list[tuple[str, Verifier | RewardFunction]] = [
+            (
+                option.label,
+                RewardFunction(option.label, load_function(option.function), runner)
+                if isinstance(option, FunctionOptions)
+                else make_verifier(option),
+            )
+            for option in options
+        ]
+
+    def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """{"results": one an item}, {"failure": ...} or {"broken": ...} for a broken contract."""
+        results: list[dict[str, Any]] = [{"values": {}} for _ in items]
+        for label, judge in self._judges:
+            try:
+                if isinstance(judge, RewardFunction):
+                    for result, value in zip(results, judge(items), strict=True):
+                        result["values"][label] = value
+                else:
+                    for result, item in zip(results, items, strict=True):
+                        _note(result, label, judge(item["text"], item["answer"]))
+            except BrokenContractError as error:
+                return {"broken": str(error)}
+            except BaseException as error:
+                return _failure(label, error)
+        return {"results": results}
+
+
+def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
+    """Enter a verifier's verdict; the first verifier's is the status."""
+    result["values"][label] = float(verdict.right)
+    result.setdefault("status", verdict.status.value)
+    if verdict.answer is not None:
+        result.setdefault("answer", printable(verdict.answer))
+
+
+def _failure(label: str, error: BaseException) -> dict[str, Any]:
+    """What became of a call; after a MemoryError the process is not to be used again."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    reason = printable(f"{label}: {type(error).__name__}: {text}".removesuffix(": "))
+    return {"failure": reason, "spent": isinstance(error, MemoryError)}
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError):  # the run ended while this one started
+        main()

@@ -1,0 +1,137 @@
+"""Problems become a shard of rollouts through an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mugrpo.disk.records import Problem, Rollout
+from mugrpo.disk.shards import ShardSet, write_rollouts
+from mugrpo.engines.base import Completion, Decoded, Engine, Request
+from mugrpo.rollouts.lengths import ExpectedLengths
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.schedule import rollout_seed
+
+Group = tuple[Problem, int]  # a problem and its occurrence
+
+
+class Sampler:
+    """Makes rollouts of groups: `group_size` responses to each problem.
+
+    `stage` is the stage's number or "evaluation", and with `seed` decides the random numbers;
+    `policy_step` is the updates that the engine's weights have seen. Groups whose responses are
+    `expected` to be the longest are generated first.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        encode: PromptEncoder,
+        *,
+        seed: int,
+        stage: str,
+        group_size: int,
+        temperature: float,
+        max_new_tokens: int,
+        policy_step: int,
+        expected: ExpectedLengths | None = None,
+    ) -> None:
+        self.expected = expected or ExpectedLengths()
+        self.engine = engine
+        self.encode = encode
+        self.seed = seed
+        self.stage = stage
+        self.group_size = group_size
+        self.temperature = temperature
+        self.max_new_tokens = max_new_tokens
+        self.policy_step = policy_step
+
+    def sample(
+        self,
+        groups: Sequence[Group],
+        on_decoded: Callable[[Decoded], None],
+        samples: int | None = None,
+    ) -> list[Rollout]:
+        """The rollouts of `groups` in order; `on_decoded` sees what is finished.
+
+        With `samples`, only so many of each group.
+        """
+        size = samples or self.group_size
+        keys, requests = [], []
+        expected = []
+        for problem, occurrence in groups:
+            prompt_ids = self.encode(problem)
+            expected.append(self.expected.of(problem.id, len(prompt_ids)))
+            for sample in range(size):
+                seed = rollout_seed(self.seed, self.stage, problem.id, occurrence, sample)
+                keys.append((problem.id, occurrence, sample))
+                requests.append(Request(prompt_ids, seed))
+        longest_first = sorted(range(len(groups)), key=lambda group: -expected[group])
+        order = [group * size + sample for group in longest_first for sample in range(size)]
+        completions: dict[int, Completion] = {}
+        for decoded in self.engine.generate(
+            [requests[index] for index in order],
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+        ):
+            completions.update((order[place], made) for place, made in decoded.completions)
+            on_decoded(decoded)
+        in_order = [completions[index] for index in range(len(requests))]
+        return [
+            Rollout(
+                problem_id=problem_id,
+                occurrence=occurrence,
+                sample=sample,
+                seed=request.seed,
+                prompt_ids=request.prompt_ids,
+                response_ids=completion.ids,
+                behavior_logprobs=completion.logprobs,
+                finish_reason=completion.finish_reason,
+                temperature=self.temperature,
+                policy_step=self.policy_step,
+            )
+            for (problem_id, occurrence, sample), request, completion in zip(
+                keys, requests, in_order, strict=True
+            )
+        ]
+
+    def make_shard(
+        self,
+        shards: ShardSet,
+        shard: int,
+        groups: Sequence[Group],
+        on_decoded: Callable[[Decoded], None],
+        **notes: float | None,
+    ) -> None:
+        """Sample `groups` and publish them; the manifest gets counts, occupancy and seconds.
+
+        Occupancy is useful tokens over the tokens that the engine computed for them.
+        """
+        self.made(groups, on_decoded).publish(shards, shard, **notes)
+
+    def made(self, groups: Sequence[Group], on_decoded: Callable[[Decoded], None]) -> Made:
+        """A shard's rollouts, not published yet."""
+        slots = 0
+
+        def count(decoded: Decoded) -> None:
+            nonlocal slots
+            slots += decoded.slots
+            on_decoded(decoded)
+
+        began = time.monotonic()
+        rollouts = self.sample(groups, count)
+        return Made(rollouts, slots, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A shard's rollouts, and what making them took."""
+
+    rollouts: Sequence[Rollout]
+    slots: int  # tokens that were computed for them
+    seconds: float
+
+    def publish(self, shards: ShardSet, shard: int, **notes: float | None) -> None:
+        cost = {"slots": self.slots, "seconds": self.seconds}
+        write_rollouts(shards, shard, self.rollouts, **cost, **notes)

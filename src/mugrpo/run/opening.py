@@ -1,0 +1,157 @@
+"""Opening a run: its folder locked, its config checked, its problems read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from mugrpo.config.load import apply_overrides, build_config, load_config
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_json, set_aside
+from mugrpo.disk.records import Problem
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.policy import load_tokenizer, model_sizes
+from mugrpo.processes.ranks import ALONE, Ranks, driven
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.run.progress import Progress
+from mugrpo.run.provenance import provenance_of, settled_config
+from mugrpo.run.run import Run
+from mugrpo.tasks import make_task
+
+_PATIENCE = 90  # seconds until what one machine has written is seen by all
+
+
+@contextmanager
+def open_run(
+    target: Path,
+    *,
+    overrides: Sequence[str] = (),
+    run_dir: Path | None = None,
+    force: bool = False,
+    progress: Progress,
+    stop: StopFlag | None = None,
+    ranks: Ranks = ALONE,
+) -> Iterator[Run]:
+    """The run of `target`, a config file (begun where it is new) or the directory of a run.
+
+    Of several `ranks` the first locks and checks it, unless the run that started them has.
+
+    Raises UsageError where the folder is no run, is locked, or was begun with another config,
+    data, model or code (unless `force`).
+    """
+    folder, config = _begun_or_new(target, overrides, run_dir)
+    task = make_task(config.task)
+    problems, eval_problems = task.train_problems(), task.eval_problems()
+    if config.evaluation.every and not eval_problems:
+        raise UsageError(
+            "no problem is held out to evaluate on; hold some out (task.eval_share, "
+            "task.eval_data), or turn evaluation off with --evaluation.every 0"
+        )
+    encode = prompt_encoder(config)
+    problems = _fitting(encode, problems, progress)
+    eval_problems = _fitting(encode, eval_problems, progress)
+    made = _seen_by_all(folder, ranks)
+    schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
+    if made > config.schedule.total_updates:
+        raise UsageError(
+            f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
+            "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
+        )
+    held = not ranks.first or driven()  # by another process
+    with nullcontext(()) if held else folder.locked() as notices:
+        for notice in notices:
+            progress.say(notice)
+        document, forced = (
+            settled_config(
+                folder, config, provenance_of(config, problems, eval_problems), force, progress
+            )
+            if not held
+            else (None, False)
+        )
+        for stage in folder.stages() if forced else ():
+            if stage > schedule.stage_of(made):
+                set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
+        if document:  # only now, so that a kill before it leaves the change to be forced again
+            publish_json(folder.config, document)
+        stop = stop or StopFlag()
+        parts = (folder, config, task, encode, problems, eval_problems, schedule, progress, stop)
+        run = Run(*parts, ranks)
+        try:
+            yield run
+        finally:
+            progress.stop()
+            task.close()
+            run.close_engines()
+            if "helper" in run.__dict__:
+                run.helper.shutdown()
+            run.close_metrics()
+
+
+def _seen_by_all(folder: RunDir, ranks: Ranks) -> int:
+    """The update of the newest checkpoint. Shared storage may tell some ranks of it later."""
+    for _ in range(_PATIENCE):
+        seen = ranks.all(max(folder.checkpoint_updates(), default=0))
+        if len(set(seen)) == 1:
+            return seen[0]
+        time.sleep(1)
+    raise UsageError(
+        f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
+        f"{', '.join(map(str, seen))}; it has to lie on storage that all machines share"
+    )
+
+
+def _begun_or_new(
+    target: Path, overrides: Sequence[str], run_dir: Path | None
+) -> tuple[RunDir, RunConfig]:
+    """The directory and the config of the run that `target` names."""
+    if target.is_dir():
+        if run_dir is not None:
+            raise UsageError(
+                f"{target} is a run's directory already; leave out --run-dir {run_dir}"
+            )
+        folder = RunDir(target)
+        stored = folder.read_config()
+        if stored is None:
+            raise UsageError(f"{target} is an empty directory, not a run; name a config file")
+        raw = apply_overrides(stored["config"], overrides)
+        if raw.get("preset") != (begun := stored["config"].get("preset")):
+            raise UsageError(
+                f"{target} was begun with preset {begun}, whose options are all set by now; change "
+                "single options, or begin another run from a config file with --run-dir"
+            )
+        config = build_config(raw, str(folder.config))
+    else:
+        config = load_config(target, overrides)
+        folder = RunDir(run_dir or Path("runs") / target.stem)
+        folder.read_config()
+    return folder, config
+
+
+def prompt_encoder(config: RunConfig) -> PromptEncoder:
+    """What makes prompts under `config`, leaving room for a response in the model's context."""
+    vocab_size, context = model_sizes(config.model)
+    longest = config.rollouts.max_new_tokens
+    if (most := getattr(config.engine, "arguments", {}).get("max_model_len")) is not None:
+        context = min(most, context or most)
+    if context is not None and context <= longest:
+        raise UsageError(
+            f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "
+            f"context of {context} tokens; lower it"
+        )
+    limit = None if context is None else context - longest
+    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit)
+
+
+def _fitting(
+    encode: PromptEncoder, problems: Sequence[Problem], progress: Progress
+) -> list[Problem]:
+    """Those of `problems` whose prompts are not too long; others are told of."""
+    fitting = encode.fitting(problems)
+    if dropped := len(problems) - len(fitting):
+        progress.say(f"{dropped} of {len(problems)} problems are left out: their prompts are long")
+    return fitting

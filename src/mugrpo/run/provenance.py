@@ -1,0 +1,131 @@
+"""What a run's numbers rest on, and whether a resumed run still rests on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mugrpo.config.load import changes, on_resume
+from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import sha256_of
+from mugrpo.disk.records import Problem
+from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.model.policy import model_fingerprint
+from mugrpo.run.progress import Progress
+
+_MUST_AGREE = {
+    "problems_sha256": "the problems",
+    "model_sha256": "the model",
+    "template_sha256": "the chat template",
+    "rewards_sha256": "a reward function's file",
+    "objective_sha256": "the objective's file",
+    "code_sha256": "mugrpo's code",
+}
+
+
+def settled_config(
+    folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
+) -> tuple[dict[str, Any] | None, bool]:
+    """Hold a resumed run's config against what it was begun with.
+
+    Returns the config.json to store, None where it stands already, and whether something that
+    decides the run's numbers was changed by force.
+    """
+    resolved = json.loads(config.model_dump_json())
+    document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+    stored = folder.read_config()
+    if stored is None or folder.is_untouched():
+        return document, False
+    differences = changes(stored["config"], resolved)
+    texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
+    refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
+    for name, words in _MUST_AGREE.items():
+        if stored["provenance"].get(name) != provenance[name]:
+            refused.append(f"{words} changed ({name} does not match)")
+    fixed = [name for name in texts if on_resume(name) == "fixed"]
+    if fixed or (refused and not force):
+        way_out = (
+            f"The shards on disk rest on {', '.join(fixed)}: undo that or choose a new --run-dir"
+            if fixed
+            else "Undo that, choose a new --run-dir, or go on regardless with --force"
+        )
+        raise UsageError(f"{folder.root} was begun otherwise: {'; '.join(refused)}. {way_out}")
+    for text in texts.values():
+        progress.say(f"changed since the run began: {text}")
+    for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
+        if (old := stored["provenance"].get(name)) != provenance[name]:
+            progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
+    return (document if differences or refused else None), bool(refused)
+
+
+def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:
+    """What a run's numbers rest on besides its config."""
+    problems = hashlib.sha256()
+    for problem in (problem for problems in problem_sets for problem in problems):
+        content = [problem.id, problem.prompt, problem.answer, problem.columns]
+        problems.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
+    code = hashlib.sha256()
+    home = Path(__file__).parents[1]
+    for file in sorted(home.rglob("*.py")):
+        code.update(f"{file.relative_to(home)}\0".encode() + file.read_bytes())
+    template = config.prompt.chat_template
+    if template is not None and not Path(template).is_file():
+        raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
+    packages = ("mugrpo", "torch", "transformers", "numpy")
+    return {
+        "problems_sha256": problems.hexdigest(),
+        "model_sha256": model_fingerprint(config.model),
+        "template_sha256": sha256_of(Path(template)) if template else None,
+        "rewards_sha256": _reward_files_sha256(config),
+        "objective_sha256": _objective_file_sha256(config),
+        "code_sha256": code.hexdigest(),
+        **{name: metadata.version(name) for name in packages},
+        "threads": torch.get_num_threads(),
+        "git_revision": _git_revision(home),
+    }
+
+
+def _objective_file_sha256(config: RunConfig) -> str | None:
+    """The hash of the file that an objective of one's own is in."""
+    path = getattr(config.objective, "path", None)
+    return sha256_of(Path(path)) if path and Path(path).is_file() else None
+
+
+def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
+    """The hash of every file that a reward function is taken from."""
+    rewards = getattr(config.task, "rewards", ())
+    files = [r.file for r in rewards if isinstance(r, FunctionOptions) and r.file is not None]
+    return {str(file): sha256_of(file) for file in files}
+
+
+def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
+    """A hash of all that decides a score: rewards, their files, references, truncation."""
+    options = config.task.model_dump(mode="json")
+    judge = {
+        "task": options["name"],
+        "rewards": options.get("rewards"),
+        "right_at": options.get("right_at"),
+        "files": sorted(_reward_files_sha256(config).values()),
+        "truncated": config.rewards.truncated,
+        "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
+        "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
+    }
+    return hashlib.sha256(json.dumps(judge, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _git_revision(folder: Path) -> str | None:
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

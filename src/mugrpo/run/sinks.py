@@ -1,0 +1,105 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases; each optional.
+
+A sink is fed what is appended to metrics.jsonl, as `kind/key` over the update. It is a copy for
+looking at: a run that is resumed goes on in the same place, and a sink that fails is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from mugrpo.config.kept import SinkOptions
+from mugrpo.disk.errors import UsageError
+
+
+class Sink(Protocol):
+    """Takes the numbers of one metrics line."""
+
+    def log(self, update: int, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in `folder`; those past `update` are purged, as they will be made again."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self._writer = SummaryWriter(str(folder), purge_step=update + 1)
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, update)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Project:
+    """A run in a project of trackio or wandb, whose calls are the same."""
+
+    def __init__(self, package: str, project: str, run_dir: Path, config: dict[str, Any]) -> None:
+        identity = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]
+        name = f"{run_dir.name}-{identity}"
+        try:
+            self._module = importlib.import_module(package)
+        except ImportError:
+            raise _missing(package) from None
+        own = {"id": name, "dir": str(run_dir)} if package == "wandb" else {}
+        self._module.init(project=project, name=name, resume="allow", config=config, **own)
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        self._module.log({"update": update, **values})
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class Sinks:
+    """All that `options` ask for. `update` is where the run goes on from."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        run_dir: Path,
+        config: dict[str, Any],
+        update: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._say = say
+        self._sinks: dict[str, Sink] = {}
+        if options.tensorboard:
+            self._sinks["tensorboard"] = TensorBoard(run_dir / "tensorboard", update)
+        for package in ("trackio", "wandb"):
+            if project := getattr(options, package):
+                self._sinks[package] = Project(package, project, run_dir, config)
+
+    def log(self, kind: str, update: int, values: dict[str, Any]) -> None:
+        """Hand on the numbers of `values`; what is no number is left out."""
+        numbers = {
+            f"{kind}/{name}": float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.log(update, numbers)
+            except Exception as error:
+                self._say(f"{name} failed ({error}) and gets no more; metrics.jsonl has everything")
+                del self._sinks[name]
+
+    def close(self) -> None:
+        for sink in self._sinks.values():
+            sink.close()
+        self._sinks.clear()
+
+
+def _missing(package: str) -> UsageError:
+    return UsageError(f"sinks.{package} needs one more package: pip install 'mugrpo[{package}]'")

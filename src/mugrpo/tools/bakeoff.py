@@ -1,0 +1,207 @@
+"""Several methods from one checkpoint on the same stored rollouts, side by side.
+
+What stands below RUN/bakeoff/stage-000/METHOD is a run like any other, whose rollouts, scores, plan
+and first checkpoint are links to those of the run it was begun from. So it is resumed, evaluated
+and reported like any other. Its updates come in the same order, with the same learning rates; it
+makes all that the stage was planned for, also where the stage ended early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mugrpo.config.load import build_config, changes, load_config, on_resume
+from mugrpo.config.preset import PRESETS
+from mugrpo.config.run import UPDATE_PARTS, RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import read_metrics
+from mugrpo.disk.publishing import publish_file, publish_folder
+from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.disk.shards import ShardSet
+from mugrpo.pipeline import run_phase
+from mugrpo.report import write_report
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
+from mugrpo.run.provenance import provenance_of
+from mugrpo.run.run import Run
+from mugrpo.stages.evaluate import evaluate_once
+from mugrpo.stages.plan import plan_stage, require
+
+_OF_THE_STAGE = ("rollouts", "scores", "plan")
+_ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")  # made by the first in need
+
+Line = dict[str, Any]
+
+
+def bakeoff(run: Run, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
+    """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
+
+    A method is a preset's name or a TOML file; it gives the parts of the update (UPDATE_PARTS), all
+    else is the run's. "all" is every preset, those with the same parts once. Returns the table's
+    file. Raises UsageError for an unknown method, a stage without scores, and a method that was
+    trained on other rollouts or with other options before.
+    """
+    named = _named(run.config, methods)
+    configs = {Path(method).stem: _config_of(run.config, method) for method in named}
+    if len(configs) < len(named):
+        raise UsageError(f"{', '.join(named)}: two methods of one name; rename a file")
+    first = run.schedule.first_update(stage)
+    require(run, stage, "rollouts")
+    require(run, stage, "scores")
+    plan_stage(run, stage)
+    run.policy_at(first)  # refused here where its checkpoint is gone
+    run.task.prepare()
+    if run.eval_problems:
+        evaluate_once(run, first)
+    home = run.dir.bakeoff(stage)
+    for number, (name, config) in enumerate(configs.items(), start=1):
+        run.progress.say(f"{name} ({number} of {len(configs)})")
+        _begin(run, stage, home / name, config)
+        with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
+            run_phase(arm, "optimize", stage)
+            if arm.eval_problems:
+                arm.task.prepare()
+                evaluate_once(arm, arm.schedule.first_update(stage + 1))
+    lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
+    with publish_file(home / "table.md") as file:
+        file.write((table(lines, first) + "\n").encode())
+    write_report([home / name for name in configs], home / "report.html")
+    return home / "table.md"
+
+
+def table(methods: dict[str, list[Line]], first: int) -> str:
+    """A Markdown table of methods, by falling accuracy, from their metrics lines.
+
+    `first` is the update that all of them began from. Accuracy has the half width of its 95 %
+    interval, by the binomial's normal approximation; the shares and the time are of the updates
+    after `first`.
+    """
+    rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
+    head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
+    head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds an update"]
+    body = [head, ["---"] * len(head), *(row[1:] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+
+
+def _row(name: str, lines: list[Line], first: int) -> list[str]:
+    """What sorts the row, and its cells."""
+    evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
+    updates = [line for line in lines if line["kind"] == "update" and line["update"] > first]
+    last = updates[-1] if updates else {}
+    after = evaluations.get(last.get("update", first), {})
+    left_out = [sum(v for k, v in u.items() if k.endswith("_fraction")) for u in updates]
+    ratios = [r for u in updates if (r := u.get("ratio/negative/max")) is not None]
+    seconds = [u["time/update"] + u["time/read"] for u in updates]
+    return [
+        f"{after.get('accuracy') or 0:.9f}",
+        name,
+        _accuracy(evaluations.get(first, {})),
+        _accuracy(after),
+        _number(last.get("kl_behavior")),
+        _number(last.get("tv_token")),
+        _number(max(ratios, default=None)),
+        f"{sum(left_out) / len(left_out):.1%}" if left_out else "",
+        _number(median(seconds) if seconds else None),
+    ]
+
+
+def _by_accuracy(row: list[str]) -> tuple[float, str]:
+    return -float(row[0]), row[1]
+
+
+def _accuracy(line: Line) -> str:
+    if (share := line.get("accuracy")) is None:
+        return ""
+    count = line["problems"] * line["samples"]
+    return f"{share:.3f} ± {1.96 * math.sqrt(share * (1 - share) / count):.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _named(config: RunConfig, methods: Sequence[str]) -> list[str]:
+    """The methods, "all" spelled out."""
+    if list(methods) != ["all"]:
+        return list(dict.fromkeys(methods))
+    found: dict[str, str] = {}
+    for name in PRESETS:
+        parts = _parts(_config_of(config, name))
+        found.setdefault(json.dumps(parts, sort_keys=True), name)
+    return list(found.values())
+
+
+def _config_of(config: RunConfig, method: str) -> RunConfig:
+    """`config` with the parts of `method`, for updates on one stage that is there."""
+    if method.endswith(".toml"):
+        chosen = load_config(Path(method))
+    elif method in PRESETS:
+        chosen = build_config({"preset": method}, method)
+    else:
+        raise UsageError(
+            f"{method!r} is no method: name presets ({', '.join(PRESETS)}), TOML files, or all"
+        )
+    raw = config.model_dump(mode="json") | _parts(chosen)
+    raw |= {"preset": chosen.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
+    raw["overlap"] = False  # all is generated
+    raw["checkpoint"] = {"every": config.checkpoint.every, "stage_end": True, "keep": 0}
+    return build_config(raw, method)
+
+
+def _parts(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", include=set(UPDATE_PARTS))
+
+
+def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
+    """Make the run in `folder`, linked to what it rests on, where it is not there yet."""
+    resolved = config.model_dump(mode="json")
+    origin = {"rests_on": _origin(run, stage), "config": resolved}
+    if folder.exists():
+        stored = json.loads(RunDir(folder).origin.read_text())
+        differing = [name for name, *_ in changes(stored["config"], resolved)]
+        if stored["rests_on"] != origin["rests_on"]:
+            what = "other rollouts or scores"
+        elif any(on_resume(name) != "harmless" for name in differing):
+            what = f"other options ({', '.join(differing)})"
+        else:
+            return
+        raise UsageError(f"{folder} was made with {what}; remove it to train it again")
+    first = run.schedule.first_update(stage)
+    run_dir = run.dir
+    with publish_folder(folder) as unfinished:
+        new = RunDir(unfinished)
+
+        def link(source: Path, target: Path) -> None:
+            """With a path that holds where the folder is going to lie."""
+            target.parent.mkdir(parents=True, exist_ok=True)
+            final = folder / target.relative_to(unfinished)
+            target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
+
+        for past in range(stage):  # whatever becomes of the run, it does not need them again
+            link(run_dir.stage(past), new.stage(past))
+        for name in (*_OF_THE_STAGE, *_ONCE_A_STAGE):
+            run_dir.logprobs(stage, name).mkdir(exist_ok=True)
+            link(run_dir.logprobs(stage, name), new.logprobs(stage, name))
+        for update in run_dir.checkpoint_updates():
+            if update <= first:
+                link(run_dir.checkpoint(update), new.checkpoint(update))
+        provenance = provenance_of(config, run.problems, run.eval_problems)
+        document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+        for path, value in ((new.config, document), (new.origin, origin)):
+            path.write_text(json.dumps(value, indent=1) + "\n")
+        before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
+        new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
+
+
+def _origin(run: Run, stage: int) -> str:
+    """A hash of the rollouts, their scores and their plan."""
+    sets = [ShardSet(run.dir.logprobs(stage, name), name) for name in _OF_THE_STAGE]
+    sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()

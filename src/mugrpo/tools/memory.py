@@ -1,0 +1,228 @@
+"""What a run takes of each GPU's memory, told without a GPU and without the weights.
+
+The model is made of fake tensors, which have shapes and no data, cut over as many ranks as the run
+has, and makes one update's largest micro-batch; torch's own trackers count what exists at once.
+CUDA's context, fragmentation and communication buffers come on top: a tenth is left for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.logprobs import chunked_logprobs
+from mugrpo.model.policy import checkpoint_activations, model_path
+from mugrpo.optimize.fsdp import cut_over
+
+GIB = 1 << 30
+_USABLE = 0.9  # of a GPU's memory
+
+# What the trackers call it -> what the table does.
+_KINDS = {
+    "weights": ("SHARDED_PARAM", "PARAM", "BUFFER"),
+    "gradients": ("SHARDED_GRAD", "GRAD"),
+    "optimizer": ("OPT",),
+    "gathered": ("UNSHARDED_PARAM", "UNSHARDED_GRAD", "ALL_GATHER", "REDUCE_SCATTER"),
+    "activations": ("ACT", "TEMP", "INP"),
+}
+_ON_THE_HOST = ("weights", "gradients", "optimizer")  # with cpu_offload
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """An update's peak on one rank, in bytes."""
+
+    parameters: int  # of the whole model, a count
+    rows: int  # responses of the micro-batch
+    longest: int  # tokens of each, prompt included
+    parts: dict[str, int]  # kind -> bytes at the peak
+
+    def on_gpu(self, *, offloaded: bool) -> int:
+        """Bytes on the GPU; `offloaded` weights, gradients and moments are on the host."""
+        kinds = [kind for kind in self.parts if not (offloaded and kind in _ON_THE_HOST)]
+        return sum(self.parts[kind] for kind in kinds)
+
+
+def memory_table(
+    config: RunConfig, *, form: Path | None, prompt_tokens: int, gpu_gib: float
+) -> tuple[list[str], str | None]:
+    """Lines that tell what each phase takes of a GPU, and what does not fit, if anything.
+
+    `form` is a directory with the model's config.json, where the model itself is not here.
+    """
+    found = update_memory(config, form=form, prompt_tokens=prompt_tokens)
+    ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
+    where = "on the host" if offloaded else "on the GPU"
+    beside = _beside_updates(config, found.parameters)
+    update = found.on_gpu(offloaded=offloaded) + sum(beside.values())
+    generate, text = _generation(config, found.parameters, gpu_gib)
+    lines = [
+        f"model       {found.parameters / 1e9:.2f} billion parameters",
+        f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
+        f"of {found.rows} x {found.longest} tokens",
+        *(
+            f"  {kind:<12}{size / GIB:6.1f} GiB" + (f"  {where}" if kind in _ON_THE_HOST else "")
+            for kind, size in found.parts.items()
+        ),
+        *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside it" for kind, size in beside.items()),
+        f"generate    {generate:.1f} GiB of the first GPU: {text}",
+        f"host        {_on_host(config, found) / GIB:.1f} GiB: the first rank reads the model"
+        + (", and each keeps its share" if offloaded else ""),
+    ]
+    limit = _USABLE * gpu_gib
+    if update / GIB > limit:
+        return lines, (
+            f"an update takes {update / GIB:.1f} GiB, a GPU of {gpu_gib:g} GiB leaves "
+            f"{limit:.1f}: lower --optimizer.micro_batch_tokens, turn on "
+            "--model.gradient_checkpointing or --distributed.cpu_offload, take "
+            "--model.precision bf16 or more --distributed.processes"
+        )
+    if generate > limit:
+        return lines, (
+            f"generation takes {generate:.1f} GiB of the first GPU, one of {gpu_gib:g} GiB leaves "
+            f"{limit:.1f}: lower --engine.gpu_memory_utilization or the engine's slots"
+        )
+    return lines, None
+
+
+def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -> UpdateMemory:
+    """The peak of an update's largest micro-batch: long responses, none sharing a prompt, that fill
+    `micro_batch_tokens`; the gradients of another one are there already.
+
+    Raises UsageError where the model's form cannot be read.
+    """
+    longest = prompt_tokens + config.rollouts.max_new_tokens
+    rows = max(1, config.optimizer.micro_batch_tokens // longest)
+    longest = max(longest, config.optimizer.micro_batch_tokens // rows)
+    half = config.model.precision == "bf16"
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
+    model_config = _model_config(config, form)
+    with _ranks(config.distributed.processes) as mesh, FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+        parameters = sum(p.numel() for p in model.parameters())
+        if config.model.gradient_checkpointing:
+            checkpoint_activations(model)
+        model.train(config.model.gradient_checkpointing)
+        whole = _FullRows(model, config, prompt_tokens)
+        if mesh is not None:
+            cut_over(mesh, whole, model, config.model.precision, config.distributed)
+        optimizer = torch.optim.AdamW(whole.parameters(), fused=True)
+        for parameter in whole.parameters():  # those of the micro-batch before
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        ids_BL = torch.zeros(rows, longest, dtype=torch.int64)
+        tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(whole, optimizer)
+        if mesh is None:
+            tracker.track_external(whole, optimizer)
+        with tracker, autocast:
+            whole(ids_BL).sum().backward()
+            optimizer.step()
+        (snapshot,) = tracker.get_tracker_snapshot("peak").values()
+    sizes = {getattr(kind, "name", str(kind)).rpartition(".")[2]: n for kind, n in snapshot.items()}
+    parts = {kind: sum(sizes.get(n, 0) for n in names) for kind, names in _KINDS.items()}
+    return UpdateMemory(parameters, rows, longest, parts)
+
+
+class _FullRows(nn.Module):
+    """Logprobs of responses of equal length: `response_logprobs` where no place depends on data."""
+
+    def __init__(self, model: nn.Module, config: RunConfig, prompt_tokens: int) -> None:
+        super().__init__()
+        self.model: Any = model
+        self._half = config.model.precision == "bf16"
+        self._prompt = prompt_tokens
+        self._chunk = config.optimizer.logprob_chunk_tokens
+
+    def forward(self, ids_BL: torch.Tensor) -> torch.Tensor:
+        hidden_BLH = self.model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
+        hidden_NH = hidden_BLH[:, self._prompt - 1 : -1].flatten(0, 1)
+        head = self.model.get_output_embeddings()
+        return chunked_logprobs(
+            hidden_NH.bfloat16() if self._half else hidden_NH,
+            head.weight,
+            head.bias,
+            ids_BL[:, self._prompt :].flatten(),
+            temperature=1.0,
+            chunk=self._chunk,
+        )[0]
+
+
+@contextlib.contextmanager
+def _ranks(count: int) -> Iterator[Any]:
+    """A mesh of `count` ranks of which there is one, and nobody to talk to; None for one."""
+    if count == 1:
+        yield None
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield init_device_mesh("cpu", (count,))
+    finally:
+        dist.destroy_process_group()
+
+
+def _model_config(config: RunConfig, form: Path | None) -> Any:
+    path = str(form) if form else model_path(config.model)
+    try:
+        return AutoConfig.from_pretrained(path).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the form of {path} cannot be read ({str(error).splitlines()[0]}); name a directory "
+            "with its config.json: --form DIR"
+        ) from None
+
+
+def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
+    """Bytes of what else is on the GPU where the run itself makes its updates."""
+    found = {}
+    if config.distributed.processes == 1 and config.backend.name == "local":
+        engine = config.engine
+        if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
+            found["engine"] = 4 * parameters
+        if config.needs:
+            found["reference"] = 4 * parameters
+    return found
+
+
+def _on_host(config: RunConfig, found: UpdateMemory) -> int:
+    kept = sum(found.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
+    return 4 * found.parameters + config.distributed.processes * kept
+
+
+def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:
+    """GiB of the first GPU while the stage is generated, and what they are.
+
+    The run's copy checks the engine's logprobs: in bf16 its weights are there in both precisions.
+    """
+    half = config.model.precision == "bf16"
+    own = (6 if half else 4) * parameters / GIB
+    text = f"the run's copy of the model, {own:.1f}"
+    if config.distributed.processes == 1 and config.backend.name == "local":
+        moments = 8 * parameters / GIB
+        own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
+    engine = config.engine
+    here = not config.overlap and config.backend.name == "local"
+    if isinstance(engine, VLLMOptions) and here:
+        share = engine.gpu_memory_utilization * gpu_gib
+        return own + share, f"{text}, and vLLM's {engine.gpu_memory_utilization:g} of it"
+    if isinstance(engine, OwnEngineOptions) and engine.processes and here:
+        copy = 4 * parameters / GIB
+        return own + copy, f"{text}, and an engine's, {copy:.1f}; keys and values come on top"
+    if isinstance(engine, OwnEngineOptions) and here:
+        return own, f"{text}; keys and values come on top"
+    return own, f"{text}; the engine is elsewhere"

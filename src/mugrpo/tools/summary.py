@@ -1,0 +1,68 @@
+"""What a run came to, in a few lines, from its metrics file alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mugrpo.run.progress import clock
+
+_GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
+
+
+def summarize(lines: list[dict[str, Any]]) -> str:
+    """Accuracy before and after, seconds by phase, refreshes made and those GRPO would make."""
+
+    def of(kind: str) -> list[dict[str, Any]]:
+        chosen = [line for line in lines if line["kind"] == kind]
+        return sorted(chosen, key=lambda line: line["update"])
+
+    def seconds(kind: str, *keys: str) -> float:
+        return sum(line.get(f"time/{key}") or 0.0 for line in of(kind) for key in keys)
+
+    updates, evaluations = of("update"), of("evaluation")
+    made = len(of("refresh"))
+    phases = {
+        "refresh": seconds("refresh", "refresh"),
+        "generate": seconds("refresh", "generate"),
+        "score": seconds("refresh", "score"),
+        "optimize": seconds("update", "update", "read"),
+        "checkpoint": seconds("update", "checkpoint"),
+        "evaluate": seconds("evaluation", "evaluate"),
+    }
+    text = [f"{len(updates)} updates"]
+    if evaluations:
+        first, last = evaluations[0], evaluations[-1]
+        text.append(
+            f"accuracy    {_share(first['accuracy'])} before, {_share(last['accuracy'])} after "
+            f"update {last['update']} ({last['problems']} held-out problems)"
+        )
+    text.append(
+        "time        "
+        + "  ".join(f"{phase} {clock(spent)}" for phase, spent in phases.items())
+        + f"  training (without evaluation) {clock(sum(phases.values()) - phases['evaluate'])}"
+    )
+    would = math.ceil(len(updates) / _GRPO_UPDATES_PER_REFRESH)
+    text.append(
+        f"refreshes   {made} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made {would}"
+    )
+    if ends := of("stage_end"):
+        unused = sum(line["unused_rollouts"] for line in ends)
+        text.append(
+            f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates "
+            "that were not made"
+        )
+    skipped = sum(line["skipped"] for line in updates)
+    if skipped:
+        text.append(f"skipped     {skipped} updates with a non-finite loss or gradient")
+    lowered = [line["micro_batch_tokens"] for line in updates if "micro_batch_tokens" in line]
+    if lowered:
+        text.append(
+            f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
+            f"{min(lowered)}"
+        )
+    return "\n".join(text)
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"

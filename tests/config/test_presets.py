@@ -1,0 +1,184 @@
+"""Methods by name: what each lies beneath, what a config's own values do to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.load import build_config, load_config
+from mugrpo.config.preset import PRESETS, beneath
+from mugrpo.config.registry import CHOICES
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.optimize.loss import UpdateLoss
+
+
+@pytest.fixture
+def toml(tmp_path: Path):
+    def write(text: str) -> Path:
+        file = tmp_path / "run.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_loads_to_what_it_says_and_makes_a_loss(name):
+    config = load_config(None, [f"--preset={name}"])
+    assert config.preset == name
+    resolved = config.model_dump()
+    for group, value in PRESETS[name].items():
+        if isinstance(value, dict):
+            assert {key: resolved[group][key] for key in value} == value
+        else:
+            assert resolved[group] == value
+    # A preset says all of what differs between methods: nothing comes from another one.
+    assert {"objective", "veto", "reduction"} <= PRESETS[name].keys()
+    assert UpdateLoss.of(config).objective.loss
+
+
+def test_presets_are_the_files_that_there_are():
+    folder = Path(__file__).parents[2] / "src/mugrpo/config/presets"
+    assert set(PRESETS) == {file.stem for file in folder.glob("*.toml")} and len(PRESETS) >= 14
+
+
+def test_without_a_preset_it_is_mu_grpo():
+    config = RunConfig()
+    assert config == load_config(None, ["--preset=mu-grpo"])
+    assert config.objective.name == "grpo" and config.objective.knobs["ratio_clip"] == (0.0, 5.0)
+    assert config.veto.name == "negative_advantage" and config.reduction == "token_mean"
+    assert config.advantage.name == "group" and config.reference.name == "off"
+
+
+PRESET = {
+    "reduction": "constant",
+    "objective": {"name": "grpo", "ratio_clip": (0.0, 5.0), "level": "sequence"},
+    "schedule": {"batches_per_stage": 4, "passes_per_batch": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({}, PRESET),
+        ({"reduction": "token_mean", "seed": 3}, {**PRESET, "reduction": "token_mean", "seed": 3}),
+        (  # key by key
+            {"schedule": {"batches_per_stage": 2, "stages": 8}},
+            {
+                **PRESET,
+                "schedule": {"batches_per_stage": 2, "stages": 8, "passes_per_batch": 1},
+            },
+        ),
+        (  # no name is the preset's
+            {"objective": {"level": "token"}},
+            {
+                **PRESET,
+                "objective": {"name": "grpo", "ratio_clip": (0.0, 5.0), "level": "token"},
+            },
+        ),
+        (  # and so is the same name
+            {"objective": {"name": "grpo", "ratio_clip": (0.5, 2.0)}},
+            {
+                **PRESET,
+                "objective": {"name": "grpo", "ratio_clip": (0.5, 2.0), "level": "sequence"},
+            },
+        ),
+        (  # another's options are its own alone
+            {"objective": {"name": "cispo"}},
+            {**PRESET, "objective": {"name": "cispo"}},
+        ),
+        ({"objective": {"name": None}}, {**PRESET, "objective": {"name": None}}),
+        ({"objective": None, "schedule": 3}, {**PRESET, "objective": None, "schedule": 3}),
+    ],
+)
+def test_beneath_by_hand(raw, expected):
+    before = repr((PRESET, raw))
+    assert beneath(PRESET, raw) == expected
+    assert repr((PRESET, raw)) == before
+
+
+def test_what_lies_beneath_is_never_shared():
+    merged = beneath(PRESET, {})
+    merged["schedule"]["batches_per_stage"] = 9
+    assert PRESET["schedule"]["batches_per_stage"] == 4
+
+
+def test_a_file_lies_over_its_preset_and_the_command_line_over_the_file(toml):
+    file = toml('preset = "gspo"\nreduction = "constant"\n[objective]\nratio_clip = [0.9, 1.1]\n')
+    config = load_config(file, ["--objective.dual_clip=3"])
+    assert config.objective.knobs == {
+        "ratio_clip": (0.9, 1.1),
+        "dual_clip": 3.0,
+        "level": "sequence",  # the preset's
+        "clip_center": "behavior",
+    }
+    assert config.reduction == "constant" and config.veto.name == "off"
+    other = load_config(file, ["--preset=mu-grpo"])
+    assert other.objective.knobs["level"] == "token" and other.veto.name == "negative_advantage"
+
+
+@pytest.mark.parametrize("group", sorted(set(CHOICES) - {"task", "engine"}))
+def test_a_part_can_be_set_over_every_preset(group):
+    for name in PRESETS:
+        for choice in set(CHOICES[group]) - {"file"}:
+            config = build_config({"preset": name, group: {"name": choice}}, "test")
+            assert getattr(config, group).name == choice
+
+
+# methods.md, section 1: batches a stage, passes a batch
+@pytest.mark.parametrize(
+    ("name", "batches", "passes"),
+    [
+        ("on-policy", 1, 1),
+        ("grpo", 4, 1),
+        ("sample-reuse", 1, 10),
+        ("off-policy-grpo", 10, 1),
+    ],
+)
+def test_batches_and_passes_of_a_stage_are_the_literatures(name, batches, passes):
+    schedule = load_config(None, [f"--preset={name}", "--schedule.stages=3"]).schedule
+    assert (schedule.batches_per_stage, schedule.passes_per_batch) == (batches, passes)
+    assert schedule.updates_per_stage == batches * passes
+    assert schedule.total_updates == 3 * batches * passes
+    # sample reuse generates one batch for ten updates, off-policy GRPO ten for ten
+    assert schedule.rollouts_per_stage == batches * schedule.rollouts_per_update
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        load_config(None, overrides)
+    return str(refused.value)
+
+
+def test_an_unknown_preset_is_refused_with_the_choices():
+    sentence = refusal("--preset=nothing")
+    assert "preset = 'nothing': no preset; choose among asymre, cispo, " in sentence
+    assert all(name in sentence for name in PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "beginning"),
+    [
+        (["--preset=nothing", "--seed=3"], "preset = 'nothing': no preset"),
+        (
+            ["--reference.name=kl", "--reference.period=1", "--checkpoint.stage_end=false"],
+            "reference.period",
+        ),
+    ],
+)
+def test_a_fault_of_the_whole_names_its_option_and_not_every_value(overrides, beginning):
+    assert re.match(f"the command line: {re.escape(beginning)}", refusal(*overrides))
+
+
+def test_a_preset_that_is_a_table_is_refused():
+    assert "preset" in refusal("--preset.name=grpo")
+
+
+def test_a_moving_reference_needs_the_policies_of_stage_ends():
+    words = ["--reference.name=kl", "--reference.period=1"]
+    assert "needs checkpoint.stage_end" in refusal(*words, "--preset=grpo")
+    load_config(None, ["--preset=grpo", *words, "--checkpoint.stage_end=true"])
+    load_config(None, ["--preset=grpo", words[0]])  # the initial model is always there

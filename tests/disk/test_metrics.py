@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from mugrpo.disk.metrics import MetricsLog, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A log of a refresh before update 0, updates 1 to 4 and an evaluation after the second."""
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    log.append("refresh", 0, stage=0)
+    log.append("update", 1, loss=0.5)
+    log.append("update", 2, loss=0.25)
+    log.append("evaluation", 2, accuracy=0.75)
+    log.append("update", 3, loss=0.125)
+    log.append("update", 4, loss=1.5)
+    log.close()
+    return path
+
+
+def kinds(path):
+    return [(line["kind"], line["update"]) for line in read_metrics(path)]
+
+
+def test_lines_come_back_in_order_as_flat_objects(path):
+    lines = list(read_metrics(path))
+    assert lines[0] == {"kind": "refresh", "update": 0, "stage": 0}
+    assert [line.get("loss") for line in lines] == [None, 0.5, 0.25, None, 0.125, 1.5]
+    assert [json.loads(text) for text in path.read_text().splitlines()] == lines
+
+
+def test_opening_cuts_what_comes_after_the_restored_update_and_appends_behind(path):
+    log = MetricsLog(path, 2)
+    assert kinds(path) == [("refresh", 0), ("update", 1), ("update", 2), ("evaluation", 2)]
+    log.append("update", 3, loss=9.0)
+    log.close()
+    assert kinds(path)[-1] == ("update", 3)
+    assert [line["loss"] for line in read_metrics(path) if line["update"] == 3] == [9.0]
+
+
+def test_opening_at_the_last_update_changes_no_byte(path):
+    before = path.read_bytes()
+    MetricsLog(path, 4).close()
+    assert path.read_bytes() == before
+
+
+def test_a_log_knows_what_it_has_and_forgets_what_was_cut(path):
+    log = MetricsLog(path, 2)
+    assert log.has("evaluation", 2) and log.has("update", 2) and log.has("refresh", 0)
+    assert not log.has("update", 3) and not log.has("evaluation", 1)
+    log.append("update", 3)
+    assert log.has("update", 3)
+    log.close()
+
+
+@pytest.mark.parametrize("torn", ['{"kind": "update", "update": 5, "lo', '{"kind"', "{"])
+def test_a_last_line_torn_by_a_kill_is_passed_over_and_then_replaced(path, torn):
+    whole = path.read_text()
+    path.write_text(whole + torn)
+    assert kinds(path)[-1] == ("update", 4) and len(kinds(path)) == 6
+    log = MetricsLog(path, 4)
+    log.append("update", 5, loss=2.0)
+    log.close()
+    assert path.read_text().startswith(whole) and torn + '{"kind"' not in path.read_text()
+    assert list(read_metrics(path))[-1] == {"kind": "update", "update": 5, "loss": 2.0}
+
+
+def test_numbers_that_are_not_finite_are_written_as_null(tmp_path):
+    log = MetricsLog(tmp_path / "m.jsonl", 0)
+    log.append("update", 1, loss=math.nan, norm=math.inf, low=-math.inf, count=3, name="x")
+    log.close()
+    text = (tmp_path / "m.jsonl").read_text()
+    assert text == (
+        '{"kind": "update", "update": 1, "loss": null, "norm": null, "low": null, '
+        '"count": 3, "name": "x"}\n'
+    )
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
+    log = MetricsLog(tmp_path / "m.jsonl", 0)
+    log.append("update", 1, loss=1.0)
+    assert kinds(tmp_path / "m.jsonl") == [("update", 1)]
+    log.close()
+
+
+def test_there_are_no_metrics_where_there_is_no_file(tmp_path):
+    assert list(read_metrics(tmp_path / "none.jsonl")) == []

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from mugrpo.disk import shards as shards_module
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import FinishReason, Rollout, Score, Status
+from mugrpo.disk.shards import (
+    RowReader,
+    ShardSet,
+    read_plan,
+    read_rollouts,
+    rollout_from_row,
+    score_from_row,
+    write_plan,
+    write_rollouts,
+    write_scores,
+)
+
+
+def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
+    """A rollout whose every field tells its number; ragged, 1 to 7 tokens."""
+    length = length or number % 7 + 1
+    return Rollout(
+        problem_id=problem_id,
+        occurrence=number % 3,
+        sample=number,
+        seed=2**64 - 1 - number,
+        prompt_ids=np.arange(number % 5 + 1, dtype=np.int32) + number,
+        response_ids=np.arange(length, dtype=np.int32) * 1000 + number,
+        behavior_logprobs=-np.arange(1, length + 1, dtype=np.float32) / (number + 3),
+        finish_reason=FinishReason.STOP if number % 2 else FinishReason.LENGTH,
+        temperature=0.5,
+        policy_step=2**40 + number,
+    )
+
+
+def assert_same(a: Rollout, b: Rollout) -> None:
+    for field in fields(Rollout):
+        ours, theirs = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(theirs, np.ndarray):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+        else:
+            assert ours == theirs and type(ours) is type(theirs)
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> ShardSet:
+    """Shard 0 with three row groups (600 rows), shard 1 with two (300)."""
+    shards = ShardSet(tmp_path, "rollouts")
+    write_rollouts(shards, 0, [made(i) for i in range(600)])
+    write_rollouts(shards, 1, [made(1000 + i) for i in range(300)])
+    return ShardSet(tmp_path, "rollouts")
+
+
+def test_rollouts_come_back_as_they_went(tmp_path):
+    sent = [made(i, problem_id) for i, problem_id in enumerate(["", "Übung/7", "数学 \n", "🙂'\""])]
+    write_rollouts(ShardSet(tmp_path, "rollouts"), 3, sent)
+    back = list(read_rollouts(ShardSet(tmp_path, "rollouts"), 3))
+    assert len(back) == 4
+    for a, b in zip(back, sent, strict=True):
+        assert_same(a, b)
+
+
+def test_rollouts_stream_in_order_across_row_groups(rollouts):
+    back = list(read_rollouts(rollouts, 0))
+    assert [r.sample for r in back] == list(range(600))
+    assert_same(back[511], made(511))
+
+
+def test_scores_come_back_as_they_went(tmp_path):
+    sent = [
+        Score(Status.RIGHT, 1.0, {"answer": "4"}),
+        Score(Status.WRONG, 0.1, {"größe": [1, {"a": None}]}),
+        Score(Status.TIMEOUT, None, {"reason": "Fehler: ≥ 5 s"}),
+        Score(Status.ERROR, None),
+        Score(Status.TRUNCATED, -0.25),
+        Score(Status.NO_ANSWER, 0.0),
+    ]
+    write_scores(ShardSet(tmp_path, "scores"), 0, sent)
+    rows = RowReader(ShardSet(tmp_path, "scores")).rows((0, i) for i in range(6))
+    assert [score_from_row(row) for row in rows] == sent
+
+
+def test_rollouts_on_disk_are_plain_parquet_with_the_documented_columns(rollouts):
+    table = pq.read_table(rollouts.path(1))
+    assert {f.name: str(f.type).replace("element", "item") for f in table.schema} == {
+        "problem_id": "string",
+        "occurrence": "int32",
+        "sample": "int32",
+        "seed": "uint64",
+        "prompt_ids": "list<item: int32>",
+        "response_ids": "list<item: int32>",
+        "behavior_logprobs": "list<item: float>",
+        "finish_reason": "string",
+        "temperature": "double",
+        "policy_step": "int64",
+    }
+    row = pd.read_parquet(rollouts.path(1)).iloc[2]  # number 1002: length 1002 % 7 + 1 = 2
+    assert row["response_ids"].tolist() == [1002, 2002]
+    np.testing.assert_allclose(row["behavior_logprobs"], [-1 / 1005, -2 / 1005], rtol=1e-6)
+    assert row["seed"] == 2**64 - 1003 and row["finish_reason"] == "length"
+
+
+def test_scores_on_disk_are_plain_parquet_with_null_for_no_reward(tmp_path):
+    shards = ShardSet(tmp_path, "scores")
+    write_scores(shards, 0, [Score(Status.RIGHT, 1.0, {"a": 1}), Score(Status.ERROR, None)])
+    table = pq.read_table(shards.path(0))
+    assert [(f.name, str(f.type)) for f in table.schema] == [
+        ("status", "string"),
+        ("reward", "double"),
+        ("parts", "string"),
+    ]
+    assert table.to_pydict() == {
+        "status": ["right", "error"],
+        "reward": [1.0, None],
+        "parts": ['{"a": 1}', "{}"],
+    }
+
+
+def test_rows_come_in_the_order_asked_across_shards_and_row_groups(rollouts):
+    places = [(1, 299), (0, 0), (0, 599), (1, 0), (0, 255), (0, 256), (1, 299), (0, 1)]
+    numbers = [1299, 0, 599, 1000, 255, 256, 1299, 1]
+    for cached in (1, 2, 10):
+        back = [rollout_from_row(r) for r in RowReader(rollouts, cached).rows(places)]
+        for rollout, number in zip(back, numbers, strict=True):
+            assert_same(rollout, made(number))
+
+
+@pytest.mark.parametrize(
+    ("limit", "reads"),
+    # Row groups a = (0, 0), b = (0, 1), c = (1, 0), asked for as a a b a c b a; the oldest goes.
+    [(1, 6), (2, 4), (3, 3)],
+)
+def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch, limit, reads):
+    counted = []
+    original = pq.ParquetFile.read_row_group
+
+    def counting(self, number, **kwargs):
+        counted.append(number)
+        return original(self, number, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    reader = RowReader(rollouts, limit)
+    for place in [(0, 0), (0, 9), (0, 256), (0, 3), (1, 0), (0, 300), (0, 1)]:
+        list(reader.rows([place]))
+    assert len(counted) == reads
+
+
+def test_the_manifest_says_what_a_shard_holds(rollouts):
+    shards = ShardSet(rollouts.folder, "rollouts")
+    write_rollouts(shards, 7, [made(0)], slots=3, seconds=0.5)
+    stored = json.loads((rollouts.folder / "manifest.json").read_text())
+    assert stored["kind"] == "rollouts"
+    assert [(k, v["rows"]) for k, v in stored["shards"].items()] == [
+        ("0", 600),
+        ("1", 300),
+        ("7", 1),
+    ]
+    again = ShardSet(rollouts.folder, "rollouts")
+    assert again.numbers() == [0, 1, 7] and 2 not in again
+    notes = {name: again.entry(7)[name] for name in ("tokens", "slots", "seconds")}
+    assert notes == {"tokens": len(made(0).response_ids), "slots": 3, "seconds": 0.5}
+    assert again.entry(7)["bytes"] == again.path(7).stat().st_size
+
+
+def test_a_manifest_of_another_kind_is_refused(rollouts):
+    with pytest.raises(UsageError, match="lists rollouts, not scores"):
+        ShardSet(rollouts.folder, "scores")
+
+
+def test_an_unreadable_manifest_is_named(rollouts):
+    rollouts.manifest.write_text("{")
+    with pytest.raises(RunStopped, match=r"manifest\.json is unreadable"):
+        ShardSet(rollouts.folder, "rollouts")
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip_a_byte, "does not match its checksum"),
+        (cut_short, r"has \d+ bytes instead of \d+"),
+        (Path.unlink, "is missing"),
+    ],
+)
+def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words):
+    damage(rollouts.path(1))
+    fresh = ShardSet(rollouts.folder, "rollouts")
+    message = rf"shard-00001\.parquet {words}; .*repair"
+    with pytest.raises(RunStopped, match=message):
+        fresh.open(1)
+    with pytest.raises(RunStopped, match=message):
+        next(read_rollouts(fresh, 1))
+    reader = RowReader(fresh)
+    with pytest.raises(RunStopped, match=message):
+        reader.rows([(0, 0), (1, 0)])
+    assert rollout_from_row(reader.rows([(0, 5)])[0]).sample == 5  # the other one is whole
+
+
+def test_a_file_that_no_manifest_lists_is_a_stranger_and_is_not_read(rollouts):
+    stranger = rollouts.path(2)
+    stranger.write_bytes(rollouts.path(1).read_bytes())
+    fresh = ShardSet(rollouts.folder, "rollouts")
+    assert fresh.strangers() == [stranger]
+    assert 2 not in fresh and fresh.numbers() == [0, 1]
+    with pytest.raises(RunStopped, match=r"shard-00002\.parquet is not in its manifest"):
+        fresh.open(2)
+
+
+def test_a_shard_is_listed_only_after_its_file_is_there(tmp_path, monkeypatch):
+    there = []
+    original = shards_module.publish_json
+
+    def killed_before_the_manifest(path, value):
+        there.append(pq.read_metadata(tmp_path / "shard-00000.parquet").num_rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shards_module, "publish_json", killed_before_the_manifest)
+    with pytest.raises(KeyboardInterrupt):
+        write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(0), made(1)])
+    assert there == [2]  # the file was whole when the manifest was about to be written
+    after = ShardSet(tmp_path, "rollouts")
+    assert 0 not in after and after.strangers() == [tmp_path / "shard-00000.parquet"]
+
+    monkeypatch.setattr(shards_module, "publish_json", original)
+    write_rollouts(after, 0, [made(5)])  # what is not listed is made again
+    assert [r.sample for r in read_rollouts(ShardSet(tmp_path, "rollouts"), 0)] == [5]
+
+
+def test_a_forgotten_shard_is_made_again(rollouts):
+    rollouts.forget(0)
+    assert 0 not in rollouts
+    assert ShardSet(rollouts.folder, "rollouts").numbers() == [1]
+
+
+@pytest.mark.parametrize(("ids", "logprobs"), [(3, 2), (2, 3), (0, 0)])
+def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
+    tmp_path, ids, logprobs
+):
+    template = made(0, "p9")
+    bad = Rollout(
+        **{f.name: getattr(template, f.name) for f in fields(Rollout)}
+        | {
+            "response_ids": np.zeros(ids, np.int32),
+            "behavior_logprobs": np.zeros(logprobs, np.float32),
+        }
+    )
+    with pytest.raises(ValueError, match=f"p9/0/0: {ids} response ids with {logprobs} logprobs"):
+        write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [made(1), bad])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_comes_back_as_it_went(tmp_path):
+    batches = [[(0, 3), (1, 0), (0, 2)], [(2, 7)], [(0, 3), (0, 4)]]  # uneven, a row used twice
+    write_plan(ShardSet(tmp_path, "plan"), batches)
+    assert read_plan(ShardSet(tmp_path, "plan")) == batches
+    table = pd.read_parquet(tmp_path / "shard-00000.parquet")
+    assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
+    assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
+    assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]

@@ -1,0 +1,326 @@
+"""Engines in processes of their own: the same tokens, and what becomes of a process that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import PROMPTS, encoded
+from tests.runs import ENVIRONMENT
+
+from mugrpo.config.engines import ContinuousOptions, VLLMOptions
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.engines import child, make_engines
+from mugrpo.engines.base import Completion, Request
+from mugrpo.engines.child import LocalChild
+from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.engines.process import RemoteEngine
+from mugrpo.model.policy import EMBEDDED, Policy, load_policy
+
+COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so that some is left at a kill
+CHAIN = str(EMBEDDED["chain"])
+
+
+class Remote:
+    """A remote engine over the embedded model, and what it told."""
+
+    def __init__(self, policy: Policy, folder: Path, **options: object) -> None:
+        self.said: list[str] = []
+        chosen = ContinuousOptions(slots=1, processes=1, threads=1, **options)
+        self.log = folder / "engine-0.log"
+        (engine,) = make_engines(
+            policy,
+            RunConfig(engine=chosen),
+            log=lambda name: folder / f"{name}.log",
+            notify=self.said.append,
+            check=lambda: None,
+        )
+        assert isinstance(engine, RemoteEngine)
+        self.engine = engine
+
+    @property
+    def pid(self) -> int:
+        child = self.engine._child
+        assert child is not None
+        return child.process.pid
+
+
+@pytest.fixture(scope="module")
+def requests(embedded_policy: Policy) -> list[Request]:
+    """Groups of five to a prompt."""
+    prompts = [encoded(embedded_policy, PROMPTS[i // 5 % len(PROMPTS)]) for i in range(COUNT)]
+    return [Request(prompt, 1000 + i) for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def expected(embedded_policy: Policy, requests: list[Request]) -> list[Completion]:
+    return taken(ContinuousEngine(embedded_policy, ContinuousOptions(slots=1)), requests)
+
+
+@pytest.fixture(scope="module")
+def shared(embedded_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+    """One process for the tests that leave it alive."""
+    made = Remote(embedded_policy, tmp_path_factory.mktemp("shared"))
+    made.engine.refresh(0, lambda: CHAIN)
+    yield made
+    made.engine.close()
+
+
+def taken(engine, requests, *, after=lambda done: None, temperature=1.0) -> list[Completion]:
+    """What the engine makes of `requests`, each once; `after` sees how many are done."""
+    found: dict[int, Completion] = {}
+    for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=LIMIT):
+        for index, completion in decoded.completions:
+            assert index not in found
+            found[index] = completion
+        after(len(found))
+    return [found[index] for index in range(len(requests))]
+
+
+def assert_same(made: list[Completion], expected: list[Completion]) -> None:
+    for ours, theirs in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(ours.ids, theirs.ids)
+        np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
+        assert ours.finish_reason is theirs.finish_reason
+
+
+def test_another_process_samples_the_same_bits(shared: Remote, requests, expected):
+    assert_same(taken(shared.engine, requests), expected)
+    assert_same(taken(shared.engine, requests), expected)  # the same process again
+    assert shared.said == []
+
+
+def test_it_samples_from_the_weights_of_the_refresh(
+    shared: Remote, embedded_policy: Policy, requests, expected, tmp_path: Path
+):
+    embedded_policy.save(tmp_path / "same")
+    shared.engine.refresh(1, lambda: str(tmp_path / "same"))
+    assert_same(taken(shared.engine, requests), expected)
+    pid = shared.pid
+    shared.engine.refresh(1, lambda: pytest.fail("nothing changed"))
+    trained = load_policy(ModelOptions())
+    with torch.no_grad():
+        trained.model.model.norm.weight.mul_(0.5)
+    trained.save(tmp_path / "trained")
+    shared.engine.refresh(2, lambda: str(tmp_path / "trained"))
+    in_process = ContinuousEngine(trained, ContinuousOptions(slots=1))
+    made = taken(in_process, requests)
+    assert_same(taken(shared.engine, requests), made)
+    assert any(len(a.ids) != len(b.ids) for a, b in zip(made, expected, strict=True))
+    shared.engine.refresh(0, lambda: CHAIN)
+    assert_same(taken(shared.engine, requests), expected)
+    assert shared.pid == pid
+
+
+def test_a_killed_process_is_started_again_and_makes_the_same(
+    embedded_policy: Policy, requests, expected, tmp_path: Path
+):
+    killed = Remote(embedded_policy, tmp_path)
+    killed.engine.refresh(0, lambda: CHAIN)
+    first = killed.pid
+
+    def kill(done: int) -> None:
+        if done >= 5 and killed.pid == first:
+            os.kill(first, signal.SIGKILL)
+            time.sleep(0.2)
+
+    assert_same(taken(killed.engine, requests, after=kill), expected)
+    (sentence,) = killed.said
+    assert "ended with SIGKILL" in sentence and str(killed.log) in sentence
+    assert sentence.endswith("It is started again (1/2)")
+    killed.engine.close()
+
+
+def test_a_process_that_hangs_is_started_again(
+    embedded_policy: Policy, requests, expected, tmp_path: Path
+):
+    hanging = Remote(embedded_policy, tmp_path, silence=20.0)
+    hanging.engine.refresh(0, lambda: CHAIN)
+    hanging.engine._options = hanging.engine._options.model_copy(update={"silence": 1.0})
+    first = hanging.pid
+
+    def stop(done: int) -> None:
+        if done >= 5 and hanging.pid == first:
+            os.kill(first, signal.SIGSTOP)
+        elif hanging.pid != first:
+            hanging.engine._options = ContinuousOptions(silence=60.0)
+
+    child = hanging.engine._start
+
+    def patient():  # the second one may take its time to load
+        hanging.engine._options = ContinuousOptions(silence=60.0)
+        return child()
+
+    hanging.engine._start = patient  # type: ignore[method-assign]
+    assert_same(taken(hanging.engine, requests, after=stop), expected)
+    assert "the engine has said nothing for 1 s" in hanging.said[0]
+    assert not Path(f"/proc/{first}").exists()
+    hanging.engine.close()
+
+
+def test_a_process_that_dies_too_often_stops_the_run(
+    embedded_policy: Policy, requests, tmp_path: Path
+):
+    dying = Remote(embedded_policy, tmp_path, restarts=1)
+    dying.engine.refresh(0, lambda: CHAIN)
+
+    def kill(done: int) -> None:
+        if done:
+            os.kill(dying.pid, signal.SIGKILL)
+            time.sleep(0.2)
+
+    with pytest.raises(
+        RunStopped, match=r"ended with SIGKILL.*started 2 times.*--engine\.restarts"
+    ):
+        taken(dying.engine, requests, after=kill)
+    assert len(dying.said) == 1
+
+
+def test_what_is_not_wanted_any_more_is_ended(shared: Remote, requests, expected):
+    pid = shared.pid
+    with pytest.raises(Interrupted):
+        taken(shared.engine, requests, after=lambda done: (_ for _ in ()).throw(Interrupted("")))
+    assert not Path(f"/proc/{pid}").exists()
+    assert_same(taken(shared.engine, requests), expected)  # in a new one
+
+
+def test_a_process_ends_with_the_run_that_started_it(tmp_path: Path):
+    """Also where the run is killed and says nothing."""
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from tests.engines.test_process import CHAIN, Remote
+        from mugrpo.config.run import ModelOptions, RunConfig
+        from mugrpo.model.policy import load_policy
+        remote = Remote(load_policy(ModelOptions()), Path({str(tmp_path)!r}))
+        remote.engine.refresh(0, lambda: CHAIN)
+        print(remote.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, **ENVIRONMENT}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    worker = Path(f"/proc/{int(ended.stdout)}")
+    for _ in range(100):
+        try:
+            if "Z (zombie)" in (worker / "status").read_text():
+                return
+        except OSError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the engine's process is still there")
+
+
+def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tmp_path: Path):
+    nowhere = Remote(embedded_policy, tmp_path)
+    host = replace(nowhere.engine._host, python="/no/such/python")
+    nowhere.engine._start = partial(LocalChild, host, 1.0)
+    with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
+        nowhere.engine.refresh(0, lambda: CHAIN)
+
+
+def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
+    """This one has none: a sentence, and no second start."""
+    said: list[str] = []
+    (engine,) = make_engines(
+        embedded_policy,
+        RunConfig(engine=VLLMOptions()),
+        log=lambda name: tmp_path / f"{name}.log",
+        notify=said.append,
+        check=lambda: None,
+    )
+    with pytest.raises(UsageError, match=r"No module named 'vllm'; see --engine\.python"):
+        engine.refresh(0, lambda: CHAIN)
+    engine.close()
+    assert said == []
+
+
+# ---- what a process says is looked at ----
+
+LIAR = """
+import importlib.util, socket, sys
+spec = importlib.util.spec_from_file_location("frames", FRAMES)
+frames = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(frames)
+import numpy as np
+channel, inbox = socket.socket(fileno=int(sys.argv[1])), frames.Inbox()
+def receive():
+    while (message := inbox.message()) is None:
+        if not inbox.read(channel):
+            sys.exit()
+    return message
+receive()
+while True:
+    message = receive()
+    if "load" in message:
+        frames.send(channel, frames.to_json({"loaded": True}))
+        continue
+    asked = message["generate"]["requests"]
+    frames.send(channel, frames.to_json(ANSWER))
+    frames.send(channel, frames.to_json({"end": True}))
+"""
+
+
+def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
+    return (
+        f'{{"slots": 2, "completions": [{{"index": index, "reason": "{reason}", '
+        f'"ids": np.array({ids}, np.int32).tobytes(), '
+        f'"logprobs": np.array({logprobs}, np.float32).tobytes()}} for index, *_ in asked]}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "text"),
+    [
+        (answer(ids="[2, 99]"), RunStopped, "token ids 2 to 99 of a vocabulary of"),
+        (answer(ids="[-1, 1]"), RunStopped, "token ids -1 to 1 of"),
+        (answer(ids="[2]"), RunStopped, "1 ids with 2 logprobs"),
+        (answer(ids="[]", logprobs="[]"), RunStopped, "0 ids with 0 logprobs"),
+        (answer(ids="[2] * 25", logprobs="[-1.] * 25"), RunStopped, "25 ids with 25 logprobs"),
+        (answer(logprobs="[np.nan, -1]"), RunStopped, "logprobs that are not finite"),
+        (answer(reason="abort"), RunStopped, "a response that ended by 'abort'"),
+        ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
+        ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
+        ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests without an answer"),
+    ],
+)
+def test_an_answer_that_cannot_be_right_stops_the_run(
+    embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
+):
+    worker = tmp_path / "worker.py"
+    frames = str(Path(child.__file__).parents[1] / "processes" / "messages.py")
+    worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", said))
+    monkeypatch.setattr(child, "_WORKER", worker)
+    lying = Remote(embedded_policy, tmp_path, restarts=0)
+    with pytest.raises(error, match=text):
+        taken(lying.engine, requests[:3])
+    lying.engine.close()
+
+
+def test_the_right_answer_of_the_same_process_is_taken(
+    embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
+):
+    """So that it is the answers above that are refused."""
+    worker = tmp_path / "worker.py"
+    frames = str(Path(child.__file__).parents[1] / "processes" / "messages.py")
+    worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", answer()))
+    monkeypatch.setattr(child, "_WORKER", worker)
+    honest = Remote(embedded_policy, tmp_path)
+    honest.engine.refresh(0, lambda: CHAIN)
+    made = taken(honest.engine, requests[:3])
+    assert [c.ids.tolist() for c in made] == [[2, 1]] * 3
+    assert [c.logprobs.tolist() for c in made] == [[-0.5, -0.5]] * 3
+    honest.engine.close()

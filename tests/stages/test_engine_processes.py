@@ -1,0 +1,85 @@
+"""Runs whose engines have processes of their own come to the bits of one in process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.runs import assert_same, finished, start_train
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.policy import load_policy
+from mugrpo.run.weights import hand_over
+
+pytest_plugins = ["tests.run_fixtures"]
+
+TWO = ("--engine.processes", "2", "--engine.threads", "1")
+
+
+def test_two_engines_come_to_the_same_bits(tmp_path: Path, reference: Path):
+    run_dir = tmp_path / "run"
+    finished(run_dir, *TWO)
+    assert_same(run_dir, reference)
+    assert sorted(log.name for log in (run_dir / "logs").iterdir()) == [
+        "engine-0.log",
+        "engine-1.log",
+    ]
+
+
+def test_a_run_whose_engine_is_killed_comes_to_the_same_bits(tmp_path: Path, reference: Path):
+    """Killed as soon as it is seen, in its start or in its work."""
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    killed = None
+    for _ in range(1200):
+        if workers := engines_of(started.pid):
+            killed = workers[0]
+            os.kill(killed, signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    assert killed is not None
+    ended = started.end()
+    assert ended.status == 0 and ended.err == "", ended
+    assert "ended with SIGKILL" in ended.out and "It is started again (1/2)" in ended.out
+    assert_same(run_dir, reference)
+
+
+def engines_of(pid: int) -> list[int]:
+    """The workers among the children of a process."""
+    try:
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+        lines = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    except OSError:
+        return []
+    return [child for child, line in lines.items() if b"engines/worker.py" in line]
+
+
+def test_what_is_handed_over_is_the_model_alone(tmp_path: Path, reference: Path):
+    """An engine may load every .safetensors file it sees: a link to the checkpoint's model, and
+    what there is no checkpoint of is written."""
+    copy = tmp_path / "run"
+    copy.mkdir()
+    (copy / "checkpoints").symlink_to(reference / "checkpoints")
+    policy = load_policy(ModelOptions())
+    policy.load_weights(reference / "checkpoints" / "update-000004", 4)
+    folder = Path(hand_over(RunDir(copy), ModelOptions(), policy))
+    names = sorted(path.name for path in folder.iterdir())
+    assert "model.safetensors" in names and "tokenizer.json" in names
+    assert not any(name.startswith(("optimizer", "trainer", "stages", "sha256")) for name in names)
+    kept = reference / "checkpoints" / "update-000004" / "model.safetensors"
+    assert (folder / "model.safetensors").resolve() == kept.resolve()
+    policy.update = 5
+    written = Path(hand_over(RunDir(copy), ModelOptions(), policy))
+    assert not folder.exists() and not (written / "model.safetensors").is_symlink()
+    assert (written / "model.safetensors").read_bytes() == kept.read_bytes()
+    assert json.loads((written / "config.json").read_text())["model_type"] == "llama"
+    policy.update = 0
+    assert hand_over(RunDir(copy), ModelOptions(), policy).endswith("chain_model")

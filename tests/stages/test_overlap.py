@@ -1,0 +1,195 @@
+"""Stages that are trained on while they are generated: the weights of those that are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    SHARDS,
+    Started,
+    final_weights,
+    finished,
+    mugrpo,
+    read_metrics,
+    shards,
+    start_train,
+    state,
+    train,
+)
+from tests.stages.test_engine_processes import engines_of
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.errors import UsageError
+
+pytest_plugins = ["tests.run_fixtures"]
+
+# A stage's three shards are the batches of its three updates.
+OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--engine.threads", "1")
+
+
+def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
+    """The same files; a stage's line comes after its updates, which do not know its reward yet."""
+    assert shards(run_dir) == shards(reference)
+    assert final_weights(run_dir) == final_weights(reference)
+
+    def lines(run: Path) -> list[tuple[str, int, dict]]:
+        known = [{k: v for k, v in e.items() if k != "behavior_reward"} for e in read_metrics(run)]
+        return sorted(((e["kind"], e["update"], e) for e in known), key=lambda e: e[:2])
+
+    assert lines(run_dir) == lines(reference)
+
+
+def held(run_dir: Path, nth: int, *options: object) -> Started:
+    """A run that waits before it publishes its `nth` shard of rollouts; see `go_on`."""
+    gate = run_dir.parent / "gate"
+    words = (*OVERLAP, *options)
+    started = start_train(run_dir, *words, at="manifest of rollouts", nth=nth, act=f"hold {gate}")
+    wait_until(gate.with_suffix(".held").exists)
+    return started
+
+
+def go_on(run_dir: Path) -> None:
+    (run_dir.parent / "gate.go").touch()
+
+
+def wait_until(condition) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+def updates(run_dir: Path) -> list[int]:
+    return [line["update"] for line in read_metrics(run_dir) if line["kind"] == "update"]
+
+
+def test_weights_are_the_sequential_runs_and_updates_do_not_wait(tmp_path: Path, reference: Path):
+    """Held before the third shard of the first stage: two updates are made meanwhile, not three."""
+    run_dir = tmp_path / "run"
+    started = held(run_dir, SHARDS)
+    wait_until(lambda: updates(run_dir) == [1, 2])
+    time.sleep(0.3)
+    assert updates(run_dir) == [1, 2]
+    assert state(run_dir).rollouts == (2, 0)
+    go_on(run_dir)
+    ended = started.end()
+    assert ended.status == 0, ended
+    assert_same_but_for_order(run_dir, reference)
+
+
+@pytest.mark.parametrize("options", [OVERLAP, pytest.param((), marks=pytest.mark.long)])
+def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, options: tuple):
+    """With a checkpoint in the middle of a stage that is not generated yet, with and without."""
+    run_dir = tmp_path / "run"
+    started = held(run_dir, SHARDS)
+    wait_until(lambda: state(run_dir).checkpoints == (2,))
+    os.kill(started.pid, signal.SIGKILL)
+    started.end()
+    again = train(run_dir, *options)
+    assert again.status == 0, again
+    assert "stage 1: 2/3 shards done, continuing" in again.out
+    assert_same_but_for_order(run_dir, reference)
+
+
+def test_a_signal_stops_both_and_saves(tmp_path: Path, reference: Path):
+    run_dir = tmp_path / "run"
+    started = held(run_dir, SHARDS)
+    wait_until(lambda: updates(run_dir) == [1, 2])
+    os.kill(started.pid, signal.SIGTERM)
+    go_on(run_dir)
+    ended = started.end()
+    stopped(ended, "stopped by SIGTERM")
+    assert state(run_dir).checkpoints[:1] == (2,)
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same_but_for_order(run_dir, reference)
+
+
+@pytest.mark.long
+def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, reference: Path):
+    run_dir = tmp_path / "run"
+    started = held(run_dir, 2, "--engine.restarts", "0")
+    os.kill(engines_of(started.pid)[0], signal.SIGKILL)
+    go_on(run_dir)
+    ended = started.end()
+    stopped(ended, "the engine ended with SIGKILL", "finished shards are kept")
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same_but_for_order(run_dir, reference)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--reference.name", "kl", "--reference.coefficient", "0.1"),
+        ("--preset", "decoupled-ppo", "--objective.proximal_period", "2"),  # of two batches
+    ],
+    ids=["reference", "proximal"],
+)
+def test_logprobs_of_other_policies_are_made_as_shards_come(tmp_path: Path, options: tuple):
+    finished(tmp_path / "plain", *options)
+    finished(tmp_path / "run", *options, *OVERLAP)
+    assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["SIGTERM", "engine"])
+def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
+    """By a signal, or because the engine is lost: every update that is made is kept."""
+    run_dir = tmp_path / "run"
+    two = ("--distributed.processes", "2")
+    started = held(run_dir, 2, *two, "--engine.restarts", "0")  # the third is not asked for yet
+    wait_until(lambda: updates(run_dir) == [1])
+    if what == "engine":
+        os.kill(engines_of(started.pid)[0], signal.SIGKILL)
+    else:
+        os.kill(started.pid, signal.SIGTERM)
+    go_on(run_dir)
+    ended = started.end(300)
+    words = {"engine": "the engine ended with SIGKILL", "SIGTERM": "stopped by SIGTERM"}
+    stopped(ended, words[what])
+    assert max(state(run_dir).checkpoints) == max(updates(run_dir))
+    finished(tmp_path / "plain", *two)
+    assert mugrpo(*resume_words(ended)).status == 0
+    assert_same_but_for_order(run_dir, tmp_path / "plain")
+
+
+@pytest.mark.long
+def test_two_ranks_wait_for_shards_too(tmp_path: Path):
+    """They read what the run publishes meanwhile; evaluations fall between two starts of them."""
+    two = ("--distributed.processes", "2")
+    finished(tmp_path / "plain", *two)
+    finished(tmp_path / "run", *two, *OVERLAP)
+    assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
+
+
+def test_one_shard_is_told_of(tmp_path: Path):
+    ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
+    assert "the stage is one shard, which updates wait for" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({}, "engines of their own"),
+        ({"engine": {"processes": 1}, "sampling": {"name": "dynamic"}}, "sampling.name = 'every'"),
+        ({"engine": {"processes": 1}, "checkpoint": {"stage_end": False}}, "checkpoint.stage_end"),
+        (
+            {
+                "engine": {"name": "vllm"},
+                "distributed": {"processes": 2},
+                "reference": {"name": "kl"},
+            },
+            "distributed.processes = 1",
+        ),
+    ],
+)
+def test_what_overlap_wants(raw: dict, words: str):
+    with pytest.raises(UsageError, match="overlap = true wants") as refused:
+        build_config({"overlap": True, **raw}, "test.toml")
+    assert words in str(refused.value)

@@ -1,0 +1,256 @@
+"""Dynamic sampling: rounds until every update has groups with right and wrong responses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.faults.harm import refused, stopped
+from tests.runs import (
+    Command,
+    assert_same,
+    checkpoints,
+    differences,
+    final_weights,
+    finished,
+    killed,
+    read_metrics,
+    shards,
+    state,
+    write_config,
+)
+
+from mugrpo.disk.records import Score, Status
+from mugrpo.tasks.chain import Chain
+
+pytest_plugins = ["tests.run_fixtures"]
+
+# A stage needs 6 groups. The first samples 12 of them, in 6 shards and 4 rounds; the second 6.
+DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
+CAPPED = (*DYNAMIC, "--sampling.max_oversampling", "1.5")
+
+Planned = tuple[str, int, list[str]]  # a group's problem, occurrence and statuses
+
+
+def table(run_dir: Path, stage: int, kind: str, shard: int = 0) -> list[dict[str, Any]]:
+    path = run_dir / f"stages/{stage:03d}/{kind}/shard-{shard:05d}.parquet"
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def planned(run_dir: Path, stage: int, size: int = 4) -> list[list[Planned]]:
+    """The groups of each batch of a stage, read from the plan's, rollouts' and scores' files."""
+    batches: dict[int, list[dict[str, Any]]] = {}
+    for place in table(run_dir, stage, "plan"):
+        both = (table(run_dir, stage, kind, place["shard"]) for kind in ("rollouts", "scores"))
+        rollout, score = (rows[place["row"]] for rows in both)
+        batches.setdefault(place["batch"], []).append(rollout | score)
+    made = []
+    for rows in batches.values():
+        groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for group in groups:
+            assert len({(row["problem_id"], row["occurrence"]) for row in group}) == 1
+            assert [row["sample"] for row in group] == list(range(size))
+        made.append(
+            [(g[0]["problem_id"], g[0]["occurrence"], [r["status"] for r in g]) for g in groups]
+        )
+    return made
+
+
+def assert_good(batches: list[list[Planned]], count: int) -> None:
+    """So many batches of two different problems; every group has right and wrong responses."""
+    assert [len({problem for problem, _, _ in batch}) for batch in batches] == [2] * count
+    groups = [group for batch in batches for group in batch]
+    assert len({group[:2] for group in groups}) == 2 * count
+    assert all("right" in seen and set(seen) != {"right"} for _, _, seen in groups)
+
+
+def sampled(run_dir: Path, stage: int) -> list[int]:
+    """Rollouts of each shard of a stage."""
+    manifest = json.loads((run_dir / f"stages/{stage:03d}/rollouts/manifest.json").read_text())
+    return [manifest["shards"][number]["rows"] for number in sorted(manifest["shards"], key=int)]
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("dynamic") / "run"
+    finished(run_dir, *DYNAMIC)
+    return run_dir
+
+
+def test_every_planned_group_has_right_and_wrong_responses(dynamic: Path):
+    assert sampled(dynamic, 0) == [8] * 6 and sampled(dynamic, 1) == [8] * 3
+    for stage in range(2):
+        assert_good(planned(dynamic, stage), 3)
+    updates = [line for line in read_metrics(dynamic) if line["kind"] == "update"]
+    assert [line["zero_variance_share"] for line in updates] == [0.0] * 6
+
+
+def test_the_groups_are_those_that_vary_in_the_order_they_were_sampled(dynamic: Path):
+    """Twelve problems are drawn from one epoch of 24: no batch has to wait for another problem."""
+    varied = []
+    for shard in range(6):
+        both = zip(
+            *(table(dynamic, 0, kind, shard) for kind in ("rollouts", "scores")), strict=True
+        )
+        rows = [rollout | score for rollout, score in both]
+        for group in (rows[:4], rows[4:]):
+            right = sum(row["status"] == "right" for row in group)
+            varied += [(group[0]["problem_id"], group[0]["occurrence"])] * (0 < right < 4)
+    made = [group[:2] for batch in planned(dynamic, 0) for group in batch]
+    assert len(varied) == 7 and made == varied[:6]
+
+
+def test_one_line_tells_of_all_rounds(dynamic: Path):
+    refreshes = [line for line in read_metrics(dynamic) if line["kind"] == "refresh"]
+    assert [(line["update"], line["rollouts"]) for line in refreshes] == [(0, 48), (3, 24)]
+    assert refreshes[0]["zero_variance_share"] == pytest.approx(5 / 12)
+
+
+# A shard is two engine batches; the first round of stage 0 is three shards, each further one more.
+@pytest.mark.parametrize(
+    ("place", "nth", "have"),
+    [
+        ("canary", 2, (3, 3)),
+        ("engine batch", 8, (3, 3)),
+        ("rollout shard without manifest", 5, (4, 4)),
+        ("scoring", 30, (4, 3)),  # between the generation and the scoring of a round
+        ("score shard without manifest", 4, (4, 3)),
+        ("cut metrics", 3, (5, 5)),  # before the line that tells of two rounds more
+        ("plan without manifest", 1, (6, 6)),
+        ("gradient", 5, (6, 6)),
+    ],
+)
+def test_killed_between_and_within_rounds_ends_in_the_same_bits(
+    dynamic: Path, tmp_path: Path, command: Command, place: str, nth: int, have: tuple[int, int]
+):
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *DYNAMIC)
+    on_disk = state(run_dir)
+    assert (on_disk.rollouts[0], on_disk.scores[0]) == have
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, dynamic)
+
+
+def test_phase_by_phase_gives_the_bits_of_train(dynamic: Path, tmp_path: Path, command: Command):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path / "config"), "--run-dir", run_dir, *DYNAMIC]
+    for stage, rounds in ((0, 4), (1, 1)):
+        for number in range(rounds):
+            if number:
+                have = (
+                    f"stage 0 has {2 + number} of {3 + number} shards of rollouts; run `mugrpo gen"
+                )
+                refused(command("optimize", *words), have)
+            assert command("generate", *words).status == 0
+            assert command("score", *words).status == 0
+        assert command("optimize", *words, "--stage", stage).status == 0
+    assert final_weights(run_dir) == final_weights(dynamic)
+    ours, theirs = (
+        {k: v for k, v in shards(d).items() if "stages" in k} for d in (run_dir, dynamic)
+    )
+    assert ours == theirs
+
+
+def test_a_lost_shard_of_a_past_stages_further_round_is_made_again(
+    dynamic: Path, tmp_path: Path, command: Command
+):
+    run_dir = Path(shutil.copytree(dynamic, tmp_path / "run"))
+    for kind in ("rollouts", "scores"):
+        (run_dir / f"stages/000/{kind}/shard-00004.parquet").unlink()
+    assert command("repair", run_dir).status == 0
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, dynamic)
+
+
+# ---- too few groups ----
+
+
+def test_a_stage_that_has_sampled_its_share_stops_with_the_ways_out(
+    tmp_path: Path, command: Command
+):
+    run_dir = tmp_path / "run"
+    words = [write_config(tmp_path / "config"), "--run-dir", run_dir, *CAPPED]
+    for _ in range(2):  # the second time nothing is sampled
+        stopped(
+            command("train", *words),
+            "stage 0: of 9 sampled groups 5 have right and wrong responses, enough for 2 of 3 ",
+            "sampling.max_oversampling = 1.5",
+            "raise --sampling.max_oversampling",
+            "--sampling.when_short fill",
+            "--sampling.name every",
+            "--force",
+        )
+        assert sampled(run_dir, 0) == [8, 8, 8, 8, 4]  # 1.5 x 6 groups of 4
+        assert not (run_dir / "stages/000/plan").exists()
+    every = Path(shutil.copytree(run_dir, tmp_path / "every"))
+    ended = command("train", run_dir, "--sampling.when_short", "fill", "--force")
+    assert ended.status == 0 and "enough for 2 of 3 batches; the others are filled up" in ended.out
+    first, second, third = planned(run_dir, 0)
+    assert_good([first, second], 2)
+    assert [len(set(seen)) for _, _, seen in third] == [2, 1]  # the fifth, and another
+    assert command("train", every, "--sampling.name", "every", "--force").status == 0
+    finished(tmp_path / "never dynamic", "--optimizer.lr", "3e-4")
+    assert final_weights(every) == final_weights(tmp_path / "never dynamic")
+
+
+def test_filled_up_without_sampling_more_every_own_group_is_used_once(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    share = ("--sampling.max_oversampling", "1", "--sampling.when_short", "fill")
+    finished(run_dir, *DYNAMIC, *share)
+    assert sampled(run_dir, 0) == sampled(run_dir, 1) == [8, 8, 8]
+    groups = [group for batch in planned(run_dir, 0) for group in batch]
+    assert len({group[:2] for group in groups}) == 6
+    varies = ["right" in seen and set(seen) != {"right"} for _, _, seen in groups]
+    assert varies == [True] * 3 + [False] * 3
+
+
+# ---- with other options ----
+
+
+def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second response is right."""
+
+    def score(_: Chain, answers: Any) -> Any:
+        for number, _answer in enumerate(answers):
+            yield Score(Status.WRONG, 0.0) if number % 2 else Score(Status.RIGHT, 1.0)
+
+    monkeypatch.setattr(Chain, "score", score)
+
+
+def test_where_all_groups_vary_it_is_the_run_that_trains_on_every_group(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    alternating(monkeypatch)
+    config, judged = write_config(tmp_path / "config"), ("--rewards.truncated", "scored")
+    for name in ("dynamic", "every"):
+        words = [config, "--run-dir", tmp_path / name, "--sampling.name", name, *judged]
+        assert command("train", *words).status == 0
+    assert_same(tmp_path / "dynamic", tmp_path / "every")
+
+
+@pytest.mark.long
+def test_with_stages_that_end_early_killed_and_not(tmp_path: Path, command: Command):
+    """Two stages of 4 updates become four, of two each; the last needs 4 groups only."""
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    until = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.002")
+    options = (*DYNAMIC, *until, "--schedule.batches_per_stage", "4", "--checkpoint.every", "3")
+    finished(whole, *options)
+    ends = [line for line in read_metrics(whole) if line["kind"] == "stage_end"]
+    assert [(line["update"], line["unused_rollouts"]) for line in ends] == [
+        (2, 16),
+        (4, 16),
+        (6, 16),
+    ]
+    for stage, batches in enumerate((4, 4, 4, 2)):
+        assert_good(planned(whole, stage), batches)
+    killed(run_dir, "engine batch", 32, *options, "--checkpoint.stage_end", "false")
+    assert checkpoints(run_dir) == [3]  # and the third stage is being sampled
+    assert sampled(run_dir, 2)
+    assert command("train", run_dir, "--checkpoint.stage_end", "true").status == 0
+    found = differences(run_dir, whole, 8)
+    assert not found, found

@@ -1,0 +1,186 @@
+"""Runs whose updates two processes make together: a dead rank, signals, other counts of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.faults.harm import resume_words, stopped
+from tests.runs import (
+    Started,
+    checkpoints,
+    differences,
+    finished,
+    mugrpo,
+    read_metrics,
+    shards,
+    start_train,
+    train,
+)
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.ranks import Ranks
+from mugrpo.run.opening import _seen_by_all
+
+pytest_plugins = ["tests.run_fixtures"]
+
+# One stage, checkpoints after every second update: the ranks are started once a run.
+LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
+TWO = (*LONG, "--distributed.processes", "2")
+LAST = 24
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of two ranks: to be read."""
+    run_dir = tmp_path_factory.mktemp("together") / "run"
+    finished(run_dir, *TWO)
+    return run_dir
+
+
+def ranks_of(started: Started) -> list[int]:
+    """The processes of the updates under way, by rank."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = dict(w.split("=", 1) for w in status.read_text().split("\0") if "=" in w)
+        except (OSError, UnicodeDecodeError):
+            continue
+        driver = words.get("MUGRPO_DRIVER", "").partition(" ")[0]
+        if driver == str(started.pid) and "RANK" in words:
+            found[int(words["RANK"])] = int(status.parent.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
+    """The ranks, once a metrics line tells of `update`."""
+    for _ in range(18000):
+        lines = read_metrics(run_dir)
+        there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
+        if there and len(found := ranks_of(started)) == 2:
+            return found
+        time.sleep(0.01)
+    raise TimeoutError(f"no update {update}")
+
+
+class Others(Ranks):
+    """Another rank that sees updates as `theirs` tells, look by look."""
+
+    def __init__(self, theirs: list[int]) -> None:
+        super().__init__(0, 2)
+        object.__setattr__(self, "theirs", theirs)
+
+    def all(self, value: Any) -> list[Any]:
+        return [value, self.theirs.pop(0)]
+
+
+def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    folder = RunDir(tmp_path)
+    folder.checkpoint(8).mkdir(parents=True)
+    assert _seen_by_all(folder, Others([0, 0, 8, 0])) == 8
+    with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it has to"):
+        _seen_by_all(folder, Others([4] * 90))
+
+
+def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
+    """The weights after a few updates; AdamW makes much of the rounding of small gradients."""
+    name = f"checkpoints/update-{update:06d}/model.safetensors"
+    ours, theirs = load_file(run_dir / name), load_file(other / name)
+    for key, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4, msg=key)
+
+
+@pytest.mark.long
+def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
+    """The shards to the bit, the first updates' weights but for rounding."""
+    alone = tmp_path / "run"
+    finished(alone, *LONG)
+    ours, theirs = shards(together), shards(alone)
+    assert ours == theirs
+    assert_close(together, alone)
+    kinds = [(line["kind"], line["update"]) for line in read_metrics(together)]
+    assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
+
+
+@pytest.mark.long
+def test_a_dead_rank_ends_the_others_and_is_named(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    ranks = wait_for(started, run_dir, 1)
+    os.kill(ranks[1], signal.SIGKILL)
+    ended = started.end(300)
+    stopped(ended, "rank 1 of 2 ended with SIGKILL", "its log is", "stderr.log")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    again = mugrpo(*resume_words(ended))
+    assert (again.status, again.err) == (0, ""), again
+    assert max(checkpoints(run_dir)) == LAST
+
+
+@pytest.mark.long
+def test_a_dead_rank_changes_no_bit_of_what_comes(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    os.kill(wait_for(started, run_dir, 3)[0], signal.SIGKILL)
+    assert started.end(300).status == 3
+    finished(run_dir, *TWO)
+    assert not differences(run_dir, together, LAST)
+
+
+@pytest.mark.long
+def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    wait_for(started, run_dir, 1)
+    os.kill(started.pid, signal.SIGTERM)
+    ended = started.end(300)
+    stopped(ended, "stopped by SIGTERM")
+    made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
+    assert max(checkpoints(run_dir)) == made >= 1
+    finished(run_dir, *TWO)
+    assert not differences(run_dir, together, LAST)
+
+
+@pytest.mark.long
+def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    ranks = wait_for(started, run_dir, 1)
+    os.kill(started.pid, signal.SIGKILL)
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in ranks):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    started.end()
+    finished(run_dir, *TWO)
+    assert not differences(run_dir, together, LAST)
+
+
+@pytest.mark.long
+def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
+    """Begun by two, resumed by one, which says so."""
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *TWO)
+    wait_for(started, run_dir, 3)
+    os.kill(started.pid, signal.SIGKILL)
+    started.end()
+    ended = train(run_dir, *LONG)
+    assert ended.status == 0, ended
+    assert "changed since the run began: distributed.processes: 2 -> 1" in ended.out
+    assert_close(run_dir, together)
+    assert max(checkpoints(run_dir)) == LAST
+
+
+def test_torchrun_is_for_updates_alone(reference: Path, monkeypatch: pytest.MonkeyPatch, command):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = command("generate", reference)
+    assert ended.status == 2
+    assert "torchrun is for `mugrpo optimize`" in ended.err

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from mugrpo.config.preset import PRESETS
+from mugrpo.config.registry import CHOICES
+from mugrpo.tools.catalog import catalog
+
+TEXT = "\n".join(catalog())
+GROUPS = [group for group in CHOICES if group not in ("task", "engine", "backend")]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_part_is_listed_under_its_group(group):
+    section = TEXT.partition(f"[{group}]\n")[2].partition("\n\n[")[0]
+    for name in CHOICES[group]:
+        assert f'name = "{name}"  ' in section
+
+
+def test_every_objective_has_its_equation_or_says_how_it_is_made():
+    for name in set(CHOICES["objective"]) - {"file"}:
+        part = TEXT.partition(f'  name = "{name}"  ')[2].partition('\n  name = "')[0]
+        assert "loss_t" in part, name
+
+
+def test_every_preset_is_listed_with_what_it_is():
+    for name in PRESETS:
+        (line,) = (line for line in TEXT.splitlines() if line.startswith(f"  {name} "))
+        assert len(line) > 30
+
+
+def test_what_costs_another_forward_pass_is_said():
+    part = TEXT.partition('  name = "decoupled_ppo"  ')[2].partition('\n  name = "')[0]
+    assert "needs proximal_logprobs: another forward pass" in part

@@ -1,0 +1,142 @@
+"""What `mugrpo memory` tells of each GPU, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.builders import tiny_config
+from transformers import AutoModelForCausalLM
+
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.tools.memory import UpdateMemory, memory_table, update_memory
+
+pytest_plugins = ["tests.run_fixtures"]
+
+RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
+PROMPT, RESPONSE, ROWS = 16, 48, 4
+
+
+def config(**options: dict) -> RunConfig:
+    raw = {
+        "rollouts": {"max_new_tokens": RESPONSE},
+        "optimizer": {"micro_batch_tokens": ROWS * (PROMPT + RESPONSE) + 1},
+    }
+    return build_config({**raw, **options}, "test")
+
+
+@pytest.fixture(scope="module")
+def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of which every parameter's first dimension is a multiple of four."""
+    folder = tmp_path_factory.mktemp("form")
+    tiny_config("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parameters(form: Path) -> int:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config("llama"))
+    assert all(p.shape[0] % 4 == 0 for p in model.parameters())
+    return sum(p.numel() for p in model.parameters())
+
+
+def peak(form: Path, **options: dict) -> UpdateMemory:
+    return update_memory(config(**options), form=form, prompt_tokens=PROMPT)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
+    form: Path, parameters: int, ranks: int
+):
+    found = peak(form, distributed={"processes": ranks})
+    assert (found.parameters, found.rows) == (parameters, ROWS)
+    share = 4 * parameters // ranks
+    steps = 4 * 12 + 64  # AdamW's counter of steps, a number a parameter; buffers of positions
+    assert 0 <= found.parts["weights"] - share <= 4096
+    assert found.parts["gradients"] == share
+    assert 0 <= found.parts["optimizer"] - 2 * share <= 100 * steps
+    assert (found.parts["gathered"] > 0) == (ranks > 1)
+
+
+def test_what_is_offloaded_is_not_on_the_gpu(form: Path):
+    found = peak(form, distributed={"processes": 4})
+    assert found.longest == PROMPT + RESPONSE
+    kept = found.parts["gathered"] + found.parts["activations"]
+    assert found.on_gpu(offloaded=True) == kept
+    assert found.on_gpu(offloaded=False) == sum(found.parts.values())
+
+
+def test_activations_grow_with_the_tokens_and_shrink_with_checkpointing(form: Path, tmp_path: Path):
+    plain, few = peak(form), peak(form, optimizer={"micro_batch_tokens": 1})
+    assert few.rows == 1
+    assert 3 < plain.parts["activations"] / few.parts["activations"] <= 4
+    deep = tiny_config("llama")
+    deep.num_hidden_layers = 12
+    deep.save_pretrained(tmp_path)
+    plain, again = (
+        peak(tmp_path, model={"gradient_checkpointing": on}).parts["activations"]
+        for on in (False, True)
+    )
+    assert again < 0.4 * plain
+
+
+def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
+    """127 tokens hold one response of 64: it counts as one of 127."""
+    found = peak(form, optimizer={"micro_batch_tokens": 127})
+    assert (found.rows, found.longest) == (1, 127)
+
+
+def test_what_lies_beside_is_counted(form: Path, parameters: int):
+    """Of one process: an engine's copy and the reference's; moments while it generates."""
+    raw = {"engine": {"processes": 1}, "reference": {"name": "kl"}}
+    plain = memory_table(config(), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
+    lines = memory_table(config(**raw), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
+    assert [line.split()[0] for line in lines if line not in plain] == [
+        "engine",
+        "reference",
+        "generate",
+    ]
+    assert "AdamW's moments" in lines[-2]
+
+
+def test_what_does_not_fit_is_refused_with_the_ways_out(form: Path, tmp_path: Path, command):
+    file = tmp_path / "config.toml"
+    file.write_text("[optimizer]\nmicro_batch_tokens = 65536\n")
+    words = ["memory", file, "--form", form, "--prompt-tokens", PROMPT]
+    told = command(*words)
+    assert told.status == 0 and "optimize    " in told.out, told
+    ended = command(*words, "--gpu-memory", "0.01")
+    assert ended.status == 2 and "lower --optimizer.micro_batch_tokens" in ended.err
+    assert "gathered" in ended.out
+
+
+def test_a_form_that_is_not_there_is_refused(tmp_path: Path, command):
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    ended = command("memory", file, "--form", tmp_path / "nowhere")
+    assert ended.status == 2 and "cannot be read" in ended.err and "--form DIR" in ended.err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("recipe", "form", "gpus"),
+    [
+        ("qwen2.5_7b_4gpus", "qwen2.5-7b", 4),
+        ("qwen2.5_7b_8gpus", "qwen2.5-7b", 8),
+        ("llama3.1_8b_2x4gpus", "llama-3.1-8b", 4),
+    ],
+)
+def test_recipes_fit_into_80_gb(recipe: str, form: str, gpus: int, command):
+    words = ["memory", RECIPES / f"{recipe}.toml", "--form", RECIPES / "forms" / form]
+    ended = command(*words)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert f"of each of {gpus} GPUs" in ended.out
+    billions = {"qwen2.5-7b": "7.62", "llama-3.1-8b": "8.03"}[form]  # as published
+    assert f"{billions} billion parameters" in ended.out
+
+
+def test_every_recipe_is_tested():
+    assert len(list(RECIPES.glob("*.toml"))) == 3

@@ -1,0 +1,267 @@
+"""A run's copy in an object store: fsspec's memory file system stands for one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+from tests.faults.harm import flip_bit, stopped
+from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
+
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import set_aside
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.tools.repair import repair
+from mugrpo.tools.store import _Store, pull, push
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+honest = _Store.names
+
+
+class Cut(Exception):
+    """The connection is gone."""
+
+
+@pytest.fixture
+def store() -> str:
+    return f"memory://{uuid4().hex}/run"
+
+
+def objects(store: str) -> dict[str, bytes]:
+    system, root = fsspec.core.url_to_fs(store)
+    return {p.removeprefix(root): system.cat_file(p) for p in system.find(root)}
+
+
+def test_a_run_that_was_pushed_is_pulled_and_goes_on_to_the_same_bits(
+    tmp_path: Path, reference: Path, store: str
+):
+    """Killed in its second stage, pushed, lost, pulled elsewhere."""
+    run_dir = tmp_path / "run"
+    killed(run_dir, "gradient", 5)
+    assert push(RunDir(run_dir), store) > 10
+    moved = tmp_path / "elsewhere" / "run"
+    pull(store, RunDir(moved))
+    assert shards(moved) == shards(run_dir) and checkpoints(moved) == checkpoints(run_dir)
+    shutil.rmtree(run_dir)
+    ended = mugrpo("train", moved)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert_same(moved, reference)
+
+
+def test_what_is_there_is_not_written_again(reference: Path, store: str):
+    push(RunDir(reference), store)
+    assert push(RunDir(reference), store) == 0
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch):
+    """Lets a push write so many objects, then no more."""
+    place, left = _Store._place, 0
+
+    def placed(store: _Store, name: str) -> str:
+        nonlocal left
+        if left == 0:
+            raise Cut
+        left -= 1
+        return place(store, name)
+
+    def cut_after(run_dir: Path, url: str, count: int) -> bool:
+        """Whether it came to its end."""
+        nonlocal left
+        left = count
+        with monkeypatch.context() as patched:
+            patched.setattr(_Store, "_place", placed)
+            with suppress(Cut):
+                push(RunDir(run_dir), url)
+                return True
+        return False
+
+    return cut_after
+
+
+def assert_whole(copy: Path) -> int:
+    """Nothing to repair, and metrics of all updates that the newest checkpoint rests on; which."""
+    assert repair(RunDir(copy), lambda _: None) == 0
+    newest = max(checkpoints(copy), default=0)
+    updates = [line["update"] for line in read_metrics(copy) if line["kind"] == "update"]
+    assert max(updates, default=0) >= newest
+    return newest
+
+
+def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """After every number of objects: what is pulled is an older state of the run."""
+    found = set()
+    for count in range(1, 100):
+        done = cut(reference, f"{store}-{count}", count)
+        pull(f"{store}-{count}", RunDir(tmp_path / str(count)))
+        found.add(assert_whole(tmp_path / str(count)))
+        if done:
+            break
+    assert done and found == {0, *checkpoints(reference)}
+
+
+def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """Every shard and checkpoint is another one under the same name: another seed's."""
+    other = tmp_path / "other"
+    finished(other, "--seed", "11")
+    for count in range(0, 100):
+        url = f"{store}-{count}"
+        push(RunDir(reference), url)
+        done = cut(other, url, count)
+        pull(url, RunDir(tmp_path / str(count)))
+        assert_whole(tmp_path / str(count))
+        if done:
+            break
+    assert done and shards(tmp_path / str(count)) == shards(other)
+
+
+def test_a_checkpoint_that_was_given_up_does_not_come_again(
+    tmp_path: Path, reference: Path, store: str, cut
+):
+    """Not even where the push is cut before its first object."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    push(RunDir(run_dir), store)
+    for update in (4, 6):
+        set_aside(run_dir / "checkpoints" / f"update-{update:06d}")
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write("\n")
+    assert not cut(run_dir, store, 0)
+    pull(store, RunDir(tmp_path / "copy"))
+    assert checkpoints(tmp_path / "copy") == checkpoints(run_dir) == [2, 3]
+
+
+def test_what_was_set_aside_is_not_in_the_copy(tmp_path: Path, reference: Path, store: str):
+    """A stage whose rollouts are of a policy that will not come again, a damaged evaluation."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    push(RunDir(run_dir), store)
+    set_aside(run_dir / "stages" / "001")
+    set_aside(run_dir / "evaluations" / "update-000003")
+    push(RunDir(run_dir), store)
+    names = " ".join(objects(store))
+    assert "stages/001/" not in names and "update-000003/rollouts" not in names
+    assert "stages/000" in names and "evaluations/update-000006" in names
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+    tmp_path: Path, reference: Path, store: str
+):
+    """As checkpoint.keep does it, while the first shard is copied."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    oldest = run_dir / "checkpoints" / "update-000002"
+    push(RunDir(run_dir), store, check=lambda: shutil.rmtree(oldest, ignore_errors=True))
+    pull(store, RunDir(tmp_path / "copy"))
+    assert checkpoints(tmp_path / "copy") == [3, 4, 6]
+    assert_whole(tmp_path / "copy")
+
+
+def test_a_checkpoint_that_the_run_has_no_more_is_taken_out_of_the_copy(
+    tmp_path: Path, reference: Path, store: str
+):
+    """Or it would be what a pulled run goes on from."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    push(RunDir(run_dir), store)
+    last = max(checkpoints(run_dir))
+    shutil.rmtree(run_dir / "checkpoints" / f"update-{last:06d}")
+    push(RunDir(run_dir), store)
+    assert not [name for name in objects(store) if f"checkpoints/update-{last:06d}/" in name]
+    pull(store, RunDir(tmp_path / "copy"))
+    assert checkpoints(tmp_path / "copy") == checkpoints(run_dir)
+
+
+def test_a_damaged_file_is_not_pushed_and_a_damaged_object_not_pulled(
+    tmp_path: Path, reference: Path, store: str
+):
+    run_dir = tmp_path / "run"
+    shutil.copytree(reference, run_dir)
+    model = run_dir / "checkpoints" / "update-000002" / "model.safetensors"
+    good = model.read_bytes()
+    flip_bit(model)
+    with pytest.raises(RunStopped, match=r"does not match its checksum.*mugrpo repair"):
+        push(RunDir(run_dir), store)
+    model.write_bytes(good)
+    push(RunDir(run_dir), store)
+    system, root = fsspec.core.url_to_fs(store)
+    system.pipe_file(f"{root}/checkpoints/update-000002/model.safetensors", good[:-1])
+    with pytest.raises(
+        RunStopped, match=r"update-000002/model\.safetensors is missing or does not"
+    ):
+        pull(store, RunDir(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_command_line_pushes_and_pulls(tmp_path: Path, reference: Path, command):
+    url = f"file://{tmp_path}/store/run"
+    told = command("push", reference, url)
+    assert told.status == 0 and "objects written to" in told.out
+    system, root = fsspec.core.url_to_fs(url)
+    shard = f"{root}/stages/000/rollouts/shard-00000.parquet"
+    good = system.cat_file(shard)
+    system.pipe_file(shard, good[:-1])
+    told = command("pull", url, tmp_path / "copy")
+    stopped(told, f"mugrpo pull {url} {tmp_path}/copy")
+    system.pipe_file(shard, good)
+    told = command("pull", url, tmp_path / "copy")
+    assert told.status == 0 and f"resume with `mugrpo train {tmp_path}/copy`" in told.out
+    assert shards(tmp_path / "copy") == shards(reference)
+
+
+def test_bad_places_are_refused(tmp_path: Path, reference: Path, store: str):
+    with pytest.raises(UsageError, match="is there already; name a new directory"):
+        pull(store, RunDir(tmp_path))
+    with pytest.raises(UsageError, match=r"holds no run \(it has no config\.json\)"):
+        pull(store, RunDir(tmp_path / "new"))
+    with pytest.raises(UsageError, match="nosuch://bucket/run cannot be used"):
+        push(RunDir(reference), "nosuch://bucket/run")
+    with pytest.raises(UsageError, match="is no run"):
+        push(RunDir(tmp_path / "nothing"), store)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.json",
+        "samples/../../outside.json",
+        "samples//outside.json",
+        "samples/..\\outside.json",
+        "samples/C:outside.json",
+    ],
+)
+def test_a_store_with_an_odd_name_is_refused_before_anything_is_written(
+    tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    push(RunDir(reference), store)
+    monkeypatch.setattr(_Store, "names", lambda self: [*honest(self), name])
+    moved = tmp_path / "deep" / "run"
+    with pytest.raises(UsageError, match="has an object named"):
+        pull(store, RunDir(moved))
+    assert not moved.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["../../../outside.json", "/outside.json", "a\\..\\outside.json"])
+def test_a_seal_that_lists_an_odd_name_is_refused_before_anything_is_written(
+    tmp_path: Path, reference: Path, store: str, name: str
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    (seal, *_) = [path for path in system.find(root) if path.endswith("/sha256.json")]
+    listed = json.loads(system.cat_file(seal)) | {name: "0" * 64}
+    system.pipe_file(seal, json.dumps(listed).encode())
+    moved = tmp_path / "deep" / "run"
+    with pytest.raises(UsageError, match="has an object named"):
+        pull(store, RunDir(moved))
+    assert not moved.parent.exists()
