@@ -8,18 +8,19 @@ stderr where it was reached, so that a test can tell this signal from another en
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-Reach = Callable[[], None]
+from mugrpo.disk import places
+
+Reach = Callable[[Callable[[], None]], None]  # with what is to be done before
 
 
 def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
@@ -30,14 +31,15 @@ def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
     """
     passes = 0
 
-    def reach() -> None:
+    def reach(prepare: Callable[[], None]) -> None:
         nonlocal passes
         passes += 1
         if passes == nth:
+            prepare()
             os.write(2, f"{act} at {place}\n".encode())
             _do(act)
 
-    PLACES[place](reach)
+    PLACES[place].watch(reach)
 
 
 def _do(act: str) -> None:
@@ -64,182 +66,101 @@ def fill_disk(path: Path, spare: int) -> None:
             file.truncate(os.path.getsize(path) - spare)
 
 
-def _patch(
-    owner: Any,
-    name: str,
-    reach: Reach,
-    *,
-    after: bool = False,
-    only: Callable[..., bool] = lambda *_: True,
-) -> None:
-    """Reach before (or after) every call of `owner.name` that `only` accepts."""
-    original = getattr(owner, name)
+@dataclass
+class Place:
+    """A point that the code declares (mugrpo.disk.places), with what it is about.
 
-    def patched(*args: Any, **options: Any) -> Any:
-        chosen = only(*args)
-        if chosen and not after:
-            reach()
-        result = original(*args, **options)
-        if chosen and after:
-            reach()
-        return result
+    `prepare` makes of what is there a half of it, before the process is killed.
+    """
 
-    setattr(owner, name, patched)
+    point: str
+    about: str = ""  # a pattern
+    prepare: Callable[[str], None] = lambda _: None
+
+    def watch(self, reach: Reach) -> None:
+        def watcher(point: str, what: str) -> None:
+            if point == self.point and re.search(self.about, what):
+                reach(partial(self.prepare, what))
+
+        places.watchers.append(watcher)
 
 
-def _publish(pattern: str, *, after: bool, name: str = "replace") -> Callable[[Reach], None]:
-    """Before or after the rename that gives a published path its name."""
-
-    def place(reach: Reach) -> None:
-        def only(_source: Any, target: Any) -> bool:
-            return re.search(pattern, str(target)) is not None
-
-        _patch(os, name, reach, after=after, only=only)
-
-    return place
-
-
-def _any_publish(*, after: bool) -> Callable[[Reach], None]:
-    """Every rename but those of evaluations, and of the metrics file that is cut at a start."""
-    others = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"
-
-    def place(reach: Reach) -> None:
-        for name in ("replace", "rename"):
-            _publish(others, after=after, name=name)(reach)
-
-    return place
-
-
-def _half_table(pattern: str) -> Callable[[Reach], None]:
-    """With half of a shard's bytes in its file."""
-
-    def place(reach: Reach) -> None:
-        import pyarrow.parquet as pq
-
-        original = pq.write_table
-
-        def write_table(table: Any, file: Any, **options: Any) -> None:
-            whole = io.BytesIO()
-            original(table, whole, **options)
-            data = whole.getvalue()
-            file.write(data[: len(data) // 2])
-            file.flush()
-            if re.search(pattern, str(file.name)):
-                reach()
-            file.write(data[len(data) // 2 :])
-
-        pq.write_table = write_table
-
-    return place
-
-
-def _half_optimizer(reach: Reach) -> None:
-    """With the model and half of the optimizer's bytes in a checkpoint's folder."""
-    from mugrpo.optimize import optimizer_state
-
-    original = optimizer_state.save_file
-
-    def save_file(tensors: Any, path: Path) -> None:
-        original(tensors, path)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-        reach()
-        path.write_bytes(whole)
-
-    optimizer_state.save_file = save_file
-
-
-def _half_metrics_line(reach: Reach) -> None:
-    from mugrpo.disk.metrics import MetricsLog
-
-    def append(log: MetricsLog, kind: str, update: int, **values: Any) -> None:
-        if kind == "update":
-            with open(log._path, "ab") as file:
-                file.write(b'{"kind": "update", "upd')
-            reach()
-            os.truncate(log._path, os.path.getsize(log._path) - 23)
-        original(log, kind, update, **values)
-
-    original = MetricsLog.append
-    MetricsLog.append = append  # type: ignore[method-assign]
-
-
-def _engine_batch(reach: Reach) -> None:
+class EngineBatch(Place):
     """Before a batch of a stage's shard; the canary's and evaluations' do not count."""
-    from mugrpo.engines.hf import HFEngine
-    from mugrpo.rollouts.sampler import Sampler
 
-    stage = ""
-    made = Sampler.made
-
-    def noted(sampler: Sampler, *args: Any) -> Any:
-        nonlocal stage
-        stage = sampler.stage
-        shard = made(sampler, *args)
+    def watch(self, reach: Reach) -> None:
         stage = ""
-        return shard
 
-    Sampler.made = noted  # type: ignore[method-assign]
-    _patch(HFEngine, "_batch", reach, only=lambda *_: stage.isdigit())
+        def watcher(point: str, what: str) -> None:
+            nonlocal stage
+            if point in ("sampling", "sampled"):
+                stage = what if point == "sampling" else ""
+            elif point == self.point and stage.isdigit():
+                reach(lambda: None)
 
-
-def _call(module: str, name: str, **options: Any) -> Callable[[Reach], None]:
-    """Before (after) a call of `module.name`, or of a class's method "Class.name"."""
-
-    def place(reach: Reach) -> None:
-        import importlib
-
-        owner = importlib.import_module(module)
-        *classes, leaf = name.split(".")
-        for part in classes:
-            owner = getattr(owner, part)
-        _patch(owner, leaf, reach, **options)
-
-    return place
+        places.watchers.append(watcher)
 
 
-def _removal(pattern: str) -> Callable[[Reach], None]:
-    """Before a folder's removal; a publish of a folder begins with one, too."""
-
-    def place(reach: Reach) -> None:
-        _patch(shutil, "rmtree", reach, only=lambda p, *_: re.search(pattern, str(p)) is not None)
-
-    return place
+def _unfinished(path: str) -> Path:
+    return Path(f"{path}.tmp.{os.getpid()}")
 
 
+def _half_a_file(path: str) -> None:
+    """Cut the file that is about to become `path` in half."""
+    unfinished = _unfinished(path)
+    os.truncate(unfinished, unfinished.stat().st_size // 2)
+
+
+def _half_a_checkpoint(path: str) -> None:
+    """Leave the model and half of the optimizer's bytes in the checkpoint's folder."""
+    (optimizer,) = _unfinished(path).glob("optimizer*")
+    os.truncate(optimizer, optimizer.stat().st_size // 2)
+    (_unfinished(path) / "sha256.json").unlink()
+
+
+def _half_a_line(path: str) -> None:
+    with open(path, "ab") as file:
+        file.write(b'{"kind": "update", "upd')
+
+
+_SHARDS = r"/stages/\d+/{}/shard"
+_CHECKPOINT = r"/checkpoints/update-\d+$"
 _EVALUATION = r"/evaluations/update-\d+$"
+_OTHERS = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"  # what a start cuts, and what it repeats
 
-PLACES: dict[str, Callable[[Reach], None]] = {
-    "config": _publish(r"/config\.json$", after=False),
-    "config stored": _publish(r"/config\.json$", after=True),
-    "engine batch": _engine_batch,
-    "canary": _call("mugrpo.optimize.trainer", "Trainer.logprob_gap"),
-    "half a rollout shard": _half_table(r"/stages/\d+/rollouts/"),
-    "rollout shard without manifest": _publish(r"/stages/\d+/rollouts/shard", after=True),
-    "manifest of rollouts": _publish(r"/stages/\d+/rollouts/manifest", after=False),
-    "scoring": _call("mugrpo.rollouts.score", "Scorer._answer"),
-    "half a score shard": _half_table(r"/stages/\d+/scores/"),
-    "score shard without manifest": _publish(r"/stages/\d+/scores/shard", after=True),
-    "half a logprobs shard": _half_table(r"/stages/\d+/\w+_logprobs/"),
-    "logprobs shard without manifest": _publish(r"_logprobs/shard", after=True),
-    "plan without manifest": _publish(r"/plan/shard", after=True),
-    "gradient": _call("torch.nn.utils", "clip_grad_norm_"),
-    "optimizer step": _call("torch.optim", "AdamW.step", after=True),
-    "half a metrics line": _half_metrics_line,
-    "metrics line": _call("mugrpo.disk.metrics", "MetricsLog.append", after=True),
-    "half a checkpoint": _half_optimizer,
-    "checkpoint without name": _publish(r"/checkpoints/update-\d+$", after=False, name="rename"),
-    "checkpoint": _publish(r"/checkpoints/update-\d+$", after=True, name="rename"),
-    "old checkpoint": _removal(r"/checkpoints/update-\d+\.tmp\.\d+$"),
-    "stage": _call("mugrpo.stages.generate", "generate_stage"),
-    "half an evaluation": _call("mugrpo.stages.evaluate", "_generate", after=True),
-    "evaluation without metrics line": _call("mugrpo.stages.evaluate", "evaluate", after=True),
-    "evaluation before its place": _publish(_EVALUATION, after=False, name="rename"),
-    "evaluation in its place": _publish(_EVALUATION, after=True, name="rename"),
-    "cut metrics": _publish(r"/metrics\.jsonl$", after=False),
-    "removal of unfinished": _call("mugrpo.disk.run_dir", "remove_unfinished"),
-    "before a publish": _any_publish(after=False),
-    "after a publish": _any_publish(after=True),
+BEFORE, AFTER = "before a publish", "after a publish"
+
+PLACES: dict[str, Place] = {
+    "config": Place(BEFORE, r"/config\.json$"),
+    "config stored": Place(AFTER, r"/config\.json$"),
+    "engine batch": EngineBatch("engine batch"),
+    "canary": Place("canary"),
+    "half a rollout shard": Place(BEFORE, _SHARDS.format("rollouts"), _half_a_file),
+    "rollout shard without manifest": Place(AFTER, _SHARDS.format("rollouts")),
+    "manifest of rollouts": Place(BEFORE, r"/stages/\d+/rollouts/manifest"),
+    "scoring": Place("scoring"),
+    "half a score shard": Place(BEFORE, _SHARDS.format("scores"), _half_a_file),
+    "score shard without manifest": Place(AFTER, _SHARDS.format("scores")),
+    "half a logprobs shard": Place(BEFORE, _SHARDS.format(r"\w+_logprobs"), _half_a_file),
+    "logprobs shard without manifest": Place(AFTER, _SHARDS.format(r"\w+_logprobs")),
+    "plan without manifest": Place(AFTER, _SHARDS.format("plan")),
+    "gradient": Place("gradient"),
+    "optimizer step": Place("optimizer step"),
+    "half a metrics line": Place("before a line of update", "", _half_a_line),
+    "metrics line": Place("metrics line"),
+    "half a checkpoint": Place(BEFORE, _CHECKPOINT, _half_a_checkpoint),
+    "checkpoint without name": Place(BEFORE, _CHECKPOINT),
+    "checkpoint": Place(AFTER, _CHECKPOINT),
+    "old checkpoint": Place("old checkpoint"),
+    "stage": Place("stage"),
+    "half an evaluation": Place("half an evaluation"),
+    "evaluation without metrics line": Place("evaluation without metrics line"),
+    "evaluation before its place": Place(BEFORE, _EVALUATION),
+    "evaluation in its place": Place(AFTER, _EVALUATION),
+    "cut metrics": Place(BEFORE, r"/metrics\.jsonl$"),
+    "removal of unfinished": Place("removal of unfinished"),
+    BEFORE: Place(BEFORE, _OTHERS),
+    AFTER: Place(AFTER, _OTHERS),
 }
 
 

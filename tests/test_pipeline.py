@@ -123,7 +123,7 @@ def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_
 @pytest.mark.parametrize(
     ("place", "nth", "kept"),
     [
-        ("old checkpoint", 3, (3,)),  # 2 is renamed for removal
+        ("old checkpoint", 1, (3,)),  # 2 is renamed for removal
         ("engine batch", 9, (3,)),
         ("gradient", 6, (3, 4)),
         ("half a checkpoint", 4, (3, 4)),

@@ -17,7 +17,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.stopping import stop_on_signals
 
 if TYPE_CHECKING:
-    from mugrpo.run.run import Run
+    from mugrpo.run.opened import OpenRun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def _train(options: argparse.Namespace) -> int:
 
     with _opened(options) as run:
         train(run)
-        run.progress.say(summarize(list(read_metrics(run.dir.metrics))))
+        run.progress.say(summarize(list(read_metrics(run.folder.metrics))))
     return 0
 
 
@@ -56,26 +56,28 @@ def _phase(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         stage = options.stage
         if stage is None:
-            stage = min(run.schedule.stage_of(run.newest_update), run.schedule.stages - 1)
+            schedule = run.schedule()
+            stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         _check_stage(run, stage)
-        again, until = getattr(options, "again", False), getattr(options, "until", None)
-        pipeline.run_phase(run, options.command, stage, again=again, until=until)
+        if options.command == "generate":
+            pipeline.generate(run, stage)
+        elif options.command == "score":
+            pipeline.score(run, stage, again=options.again)
+        else:
+            pipeline.optimize(run, stage, until=options.until)
     return 0
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from mugrpo.stages.evaluate import evaluate
+    from mugrpo.pipeline import evaluate
 
     with _opened(options) as run:
-        update = run.newest_update if options.update is None else options.update
-        known = [0, *run.dir.checkpoint_updates()]
+        newest = run.folder.newest_update()
+        update = newest if options.update is None else options.update
+        known = [0, *run.folder.checkpoint_updates()]
         if update not in known:
             raise UsageError(f"--update {update}: there are checkpoints of {known}")
-        run.task.prepare()
-        result = evaluate(run, update)
-        if not run.metrics.has("evaluation", update):
-            run.metrics.append("evaluation", update, **result)
-        for name, value in result.items():
+        for name, value in evaluate(run, update).items():
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")
     return 0
@@ -108,9 +110,10 @@ def _study(options: argparse.Namespace) -> int:
     return 3 if failed else 0
 
 
-def _check_stage(run: Run, stage: int) -> None:
-    if not 0 <= stage < run.schedule.stages:
-        raise UsageError(f"--stage {stage}: the run has stages 0 to {run.schedule.stages - 1}")
+def _check_stage(run: OpenRun, stage: int) -> None:
+    stages = run.schedule().stages
+    if not 0 <= stage < stages:
+        raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -181,7 +184,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _opened(options: argparse.Namespace) -> Iterator[Run]:
+def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
     from mugrpo.run.progress import Progress

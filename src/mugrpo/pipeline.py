@@ -4,90 +4,238 @@
         generate   every missing rollout shard, with the policy at the stage's first update
         score      every missing score shard; dynamic sampling may then want further shards
         plan       which rollouts each update trains on
-        logprobs   what the objective wants of other policies
+        logprobs   what the objective needs of other policies
         optimize   from the newest checkpoint to the stage's last update, which `stage_until` may
                    make an earlier one
 
 Generation and optimization never call each other: they meet at the stage's shards on disk. Each
-step looks at what is published and does the rest, so a run that was killed anywhere goes on from
-there, and any one of them can be run alone, elsewhere or again.
+step looks at what is published and does the rest. So a run that was killed anywhere goes on from
+there, and any step can be run alone, elsewhere or again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
+from typing import Any, Self
 
-from mugrpo.processes.ranks import driven
-from mugrpo.run.run import Run
-from mugrpo.stages.evaluate import evaluate_if_due
+from mugrpo.config.kept import SinkOptions
+from mugrpo.disk.errors import Interrupted
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.sinks import Sinks
+from mugrpo.run.weights import Weights
+from mugrpo.stages.evaluate import evaluate as evaluate_policy
+from mugrpo.stages.evaluate import evaluate_once, evaluation_due
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
 from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
 from mugrpo.stages.optimize import optimize_stage
-from mugrpo.stages.overlap import generated_beside
+from mugrpo.stages.overlap import Arrivals, generated_beside
 from mugrpo.stages.plan import plan_stage, require
-from mugrpo.stages.save import checkpoint, saved_when_interrupted
+from mugrpo.stages.ranks import optimize_in_ranks
+from mugrpo.stages.sampling import Sampling
+from mugrpo.stages.stage import Stage
+from mugrpo.stages.training import Training
+
+OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
 
-def train(run: Run) -> None:
-    """Everything of the run that is not done yet."""
-    total = run.config.schedule.total_updates
-    update = run.newest_update
-    if update:
-        run.progress.say(f"resuming from {run.dir.checkpoint(update)}")
-    current = run.schedule.stage_of(update)
-    run.task.prepare()
-    with saved_when_interrupted(run):
-        for stage in range(current):
-            mend_past_stage(run, stage)
-        evaluate_if_due(run, update)
-        for stage in count(current):
-            if run.schedule.first_update(stage) == total:
+def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
+    """Do everything of the run that is not done yet.
+
+    `on_metrics` is called with the kind, the update and the values of each line of metrics.
+    """
+    with Work(run, on_metrics) as work:
+        update = run.folder.newest_update()
+        if update:
+            run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
+        current = work.training.schedule.stage_of(update)
+        run.task.prepare()
+        if not work.trains_elsewhere():
+            work.weights.load()  # the canary uses the model that trains
+        for number in range(current):
+            mend_past_stage(run, work.stage(number), work.sampling, work.metrics)
+        work.evaluate_if_due(update)
+        for number in count(current):
+            stage = work.stage(number)
+            if stage.first_update == run.config.schedule.total_updates:
                 break
             if run.config.overlap:
-                with generated_beside(run, stage):
-                    optimize_stage(run, stage)
+                with generated_beside(run, stage, work.sampling, work.metrics):
+                    work.optimize(stage)
             else:
-                sample_stage(run, stage)
-                logprobs_stage(run, stage)
-                optimize_stage(run, stage)
-    assert run.newest_update == total
+                sample_stage(run, stage, work.sampling, work.metrics)
+                work.sampling.rest()
+                logprobs_stage(stage, work.weights.logprobs, run.progress)
+                work.optimize(stage)
+    assert run.folder.newest_update() == run.config.schedule.total_updates
 
 
-def run_phase(
-    run: Run, phase: str, stage: int, *, again: bool = False, until: int | None = None
-) -> None:
-    """One phase ("generate", "score", "optimize") of one stage: scores `again`, updates `until`.
+def generate(run: OpenRun, number: int) -> None:
+    """Publish the missing rollout shards of a stage. No trainer is made."""
+    with Sampling(run, weights_of(run)) as sampling:
+        generate_stage(run, Stage.of(run, number), sampling)
 
-    Raises UsageError where the phase before it is not complete.
+
+def score(run: OpenRun, number: int, *, again: bool = False) -> None:
+    """Publish the missing score shards of a stage, or with `again` all of them.
+
+    Raises UsageError if rollouts are missing.
     """
-    come_beside = run.config.overlap and driven()
-    if phase != "generate" and not come_beside:
-        require(run, stage, "rollouts")
-    if phase == "optimize" and not come_beside:
-        require(run, stage, "scores")
-    if run.alone and (phase == "score" or (phase == "optimize" and run.config.evaluation.every)):
+    with Work(run) as work:
+        stage = work.stage(number)
+        require(stage, "rollouts")
         run.task.prepare()
-    with saved_when_interrupted(run):
-        if phase == "generate":
-            generate_stage(run, stage)
-        elif phase == "score":
-            if again and run.newest_update > run.schedule.first_update(stage):
-                run.progress.say(f"stage {stage}: updates made on the old scores stay as they are")
-            score_stage(run, stage, again=again)
+        if again and stage.begun():
+            run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
+        score_stage(run, stage, work.metrics, again=again)
+
+
+def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
+    """Make the missing updates of a stage, up to `until`.
+
+    A run that generates meanwhile may have started this process. Otherwise raises UsageError if
+    rollouts or scores are missing.
+    """
+    comes_beside = run.config.overlap and run.ranks.driven
+    with Work(run) as work:
+        stage = work.stage(number)
+        if not comes_beside:
+            require(stage, "rollouts")
+            require(stage, "scores")
+        if run.ranks.alone and run.config.evaluation.every:
+            run.task.prepare()
+        if run.ranks.first:
+            plan_stage(stage, run.progress.say)
+        if run.ranks.alone:
+            logprobs_stage(stage, work.weights.logprobs, run.progress)
         else:
-            _optimize(run, stage, until, come_beside=come_beside)
+            run.ranks.wait()  # for the plan
+            if not comes_beside:
+                require_logprobs(stage, run.ranks.size)
+        work.optimize(stage, until)
+        if work.training.unsaved():  # the next command needs it
+            work.training.save(work.metrics)
 
 
-def _optimize(run: Run, stage: int, until: int | None, *, come_beside: bool) -> None:
-    """The stage's updates alone, `come_beside` those of a run that generates meanwhile."""
-    if run.ranks.first:
-        plan_stage(run, stage)
-    if run.alone:
-        logprobs_stage(run, stage)
-    else:
-        run.ranks.wait()  # for the plan
-        if not come_beside:
-            require_logprobs(run, stage)
-    optimize_stage(run, stage, until)
-    if run.trained and run.trainer.update > run.newest_update:  # the next command needs it
-        checkpoint(run)
+def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
+    """Measure the accuracy of the policy after `update` updates; see `stages.evaluate`.
+
+    Not `again`, returns {} if the metrics have it. The first measurement is the one they keep.
+    """
+    with Work(run) as work:
+        known = work.metrics.has("evaluation", update)
+        if known and not again:
+            return {}
+        run.task.prepare()
+        result = evaluate_policy(run, work.sampling, update)
+        if not known:
+            work.metrics.append("evaluation", update, **result)
+    return result
+
+
+def weights_of(run: OpenRun) -> Weights:
+    """Return the run's weights, none of which is loaded yet."""
+    return Weights(
+        run.folder, run.config, ranks=run.ranks, notify=run.progress.say, check=run.stop.check
+    )
+
+
+class Work:
+    """What this process holds of a run that it works on. Phases get the parts that they use.
+
+    A signal leaves a checkpoint of every update made before it.
+    """
+
+    def __init__(self, run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
+        self.run = run
+        self.weights = weights_of(run)
+        self.sampling = Sampling(run, self.weights)
+        self.training = Training(run, self.weights, run.schedule())
+        self._on_metrics = on_metrics
+        self._open_metrics()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if isinstance(error, Interrupted) and self.training.unsaved():
+                self.training.save(self.metrics)
+        finally:
+            self.sampling.close()
+            self._close_metrics()
+
+    def stage(self, number: int) -> Stage:
+        """Return a stage of the schedule as it stands now."""
+        return Stage.of(self.run, number, self.training.schedule)
+
+    def trains_elsewhere(self) -> bool:
+        """Return whether ranks, started from here, make the updates."""
+        config = self.run.config
+        several = config.distributed.processes > 1 or config.backend.name == "ray"
+        return self.run.ranks.alone and several
+
+    def evaluate_if_due(self, update: int) -> None:
+        """Evaluate once. Ranks do not: the run that started them evaluates their checkpoints."""
+        if evaluation_due(self.run.config, update) and self.run.ranks.alone:
+            evaluate_once(self.run, self.sampling, self.metrics, update)
+
+    def optimize(self, stage: Stage, until: int | None = None) -> None:
+        """Make the stage's updates, here or in ranks, and evaluate in between."""
+        run = self.run
+        if run.folder.newest_update() >= stage.end:
+            run.progress.say(f"stage {stage.number}: all updates are made")
+        elif self.trains_elsewhere():
+            optimize_in_ranks(
+                run,
+                stage,
+                between=self.evaluate_if_due,
+                handed_out=self._handed_out,
+                until=until,
+            )
+        else:
+            optimize_stage(
+                run,
+                stage,
+                self.training,
+                self.metrics,
+                compute=self.weights.logprobs,
+                arrived=Arrivals(run, self.sampling, self.weights.logprobs),
+                between=self._between_updates,
+                until=until,
+            )
+
+    def _between_updates(self, update: int) -> None:
+        self.evaluate_if_due(update)
+        self.sampling.rest()
+
+    @contextmanager
+    def _handed_out(self) -> Iterator[Sampling]:
+        """Leave updates, memory and metrics to other processes in the block."""
+        if not self.sampling.busy():
+            self.sampling.close()
+        self.training.release()
+        self._close_metrics()
+        yield self.sampling
+        self.training.schedule = self.run.schedule()
+        self._open_metrics()
+
+    def _open_metrics(self) -> None:
+        """Open the metrics, cut to the newest checkpoint, and the sinks: the first rank writes."""
+        run, update = self.run, self.run.folder.newest_update()
+        config = run.config.model_dump(mode="json")
+        options = run.config.sinks if run.ranks.first else SinkOptions()
+        self._sinks = Sinks(options, run.folder.root, config, update, run.progress.say)
+        path = run.folder.metrics if run.ranks.first else None
+        self.metrics = MetricsLog(path, update, self._tell)
+
+    def _close_metrics(self) -> None:
+        self.metrics.close()
+        self._sinks.close()
+
+    def _tell(self, kind: str, update: int, values: dict[str, Any]) -> None:
+        self._sinks.log(kind, update, values)
+        if self._on_metrics:
+            self._on_metrics(kind, update, values)

@@ -343,16 +343,6 @@ def test_logprobs_of_another_policy_are_computed_again_in_smaller_micro_batches(
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_canary_is_computed_again_too(
-    experience: Experience, embedded_policy: Policy, monkeypatch: pytest.MonkeyPatch
-):
-    trainer = Trainer(embedded_policy, config_of())
-    undisturbed = trainer.logprob_gap(experience.rollouts)
-    fail_at(monkeypatch, sys.modules[rollout_logprobs.__module__], "batch_logprobs", 1)
-    assert trainer.logprob_gap(experience.rollouts) == pytest.approx(undisturbed, abs=1e-5)
-    assert undisturbed < 1e-4 and trainer.budget.lowered
-
-
 # ---- memory that really runs out ----
 
 LIMITED = """

@@ -67,7 +67,7 @@ def evaluation(number: int, accuracy: float | None, **values: Any) -> dict[str, 
 
 def write_lengths(root: Path, stage: int, lengths: Sequence[int], longest: int = 48) -> ShardSet:
     """A stage's rollouts of these lengths in one shard; those of `longest` are cut by it."""
-    shards = ShardSet(RunDir(root).rollouts(stage), "rollouts")
+    shards = ShardSet(RunDir(root).shards(stage, "rollouts"), "rollouts")
     write_rollouts(shards, 0, [_rollout(row, size, longest) for row, size in enumerate(lengths)])
     return shards
 

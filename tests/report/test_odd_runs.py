@@ -56,7 +56,7 @@ def optimizing(root) -> None:
 def between_stages(root) -> None:
     timed_run(root, updates=4)
     write_lengths(root, 0, [3, 4])
-    RunDir(root).rollouts(1).mkdir(parents=True)
+    RunDir(root).shards(1, "rollouts").mkdir(parents=True)
 
 
 @pytest.mark.parametrize("state", [begun, generating, evaluated, optimizing, between_stages])

@@ -86,7 +86,7 @@ def test_a_shard_that_does_not_match_its_checksum_becomes_a_note(tmp_path):
 def test_a_manifest_that_cannot_be_read_becomes_a_note(tmp_path):
     write_config(tmp_path)
     write_lengths(tmp_path, 0, [5])
-    (RunDir(tmp_path).rollouts(0) / "manifest.json").write_text("{")
+    (RunDir(tmp_path).shards(0, "rollouts") / "manifest.json").write_text("{")
     run = read_runs([tmp_path])[0]
     assert run.lengths == {} and len(run.notes) == 1 and "stage 0" in run.notes[0]
 

@@ -12,10 +12,12 @@ from tests.builders import rollout
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.pipeline import weights_of
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
+from mugrpo.stages.sampling import Sampling
 
 
 def completion(length: int) -> Completion:
@@ -109,12 +111,13 @@ def test_longest_first_and_every_rollout_in_its_place(tmp_path):
 
 def test_a_stage_goes_by_the_stages_before_it(reference: Path):
     with open_run(reference, progress=Progress()) as run:
-        shards = ShardSet(run.dir.rollouts(0), "rollouts")
+        shards = ShardSet(run.folder.shards(0, "rollouts"), "rollouts")
         lengths: dict[str, list[int]] = {}
         for shard in shards.numbers():
             for one in read_rollouts(shards, shard):
                 lengths.setdefault(one.problem_id, []).append(len(one.response_ids))
+        sampling = Sampling(run, weights_of(run))
         for stage in (1, 0, 1):
-            expected = run.expected_lengths(stage)
+            expected = sampling.expected_lengths(stage)
             for problem, known in lengths.items():
                 assert expected.of(problem, 1) == (pytest.approx(np.mean(known)) if stage else 0)

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from mugrpo.run.progress import Progress
 from mugrpo.run import progress as module
+from mugrpo.run.progress import Progress
 
 
 class Clock:

@@ -70,16 +70,16 @@ def test_what_is_handed_over_is_the_model_alone(tmp_path: Path, reference: Path)
     (copy / "checkpoints").symlink_to(reference / "checkpoints")
     policy = load_policy(ModelOptions())
     policy.load_weights(reference / "checkpoints" / "update-000004", 4)
-    folder = Path(hand_over(RunDir(copy), ModelOptions(), policy))
+    folder = Path(hand_over(RunDir(copy), ModelOptions(), policy, policy.update))
     names = sorted(path.name for path in folder.iterdir())
     assert "model.safetensors" in names and "tokenizer.json" in names
     assert not any(name.startswith(("optimizer", "trainer", "stages", "sha256")) for name in names)
     kept = reference / "checkpoints" / "update-000004" / "model.safetensors"
     assert (folder / "model.safetensors").resolve() == kept.resolve()
     policy.update = 5
-    written = Path(hand_over(RunDir(copy), ModelOptions(), policy))
+    written = Path(hand_over(RunDir(copy), ModelOptions(), policy, policy.update))
     assert not folder.exists() and not (written / "model.safetensors").is_symlink()
     assert (written / "model.safetensors").read_bytes() == kept.read_bytes()
     assert json.loads((written / "config.json").read_text())["model_type"] == "llama"
     policy.update = 0
-    assert hand_over(RunDir(copy), ModelOptions(), policy).endswith("chain_model")
+    assert hand_over(RunDir(copy), ModelOptions(), policy, policy.update).endswith("chain_model")

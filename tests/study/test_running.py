@@ -130,7 +130,7 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
 
 def test_cells_of_one_seed_have_the_same_first_rollouts_on_disk_once(studied: Studied):
     def files(rate: str, seed: int, stage: int) -> dict[str, int]:
-        folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").rollouts(stage)
+        folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").shards(stage, "rollouts")
         return {p.name: p.stat().st_ino for p in sorted(folder.glob("*.parquet"))}
 
     for seed in (10, 11):
@@ -151,12 +151,12 @@ def test_a_shared_stage_is_not_taken_twice_nor_the_source_touched(studied: Studi
     source = RunDir(studied.work / "cells" / "low" / "seed-10")
     target = RunDir(tmp_path / "run")
     share_first_stage(source, target)
-    manifest = target.rollouts(0) / "manifest.json"
+    manifest = target.shards(0, "rollouts") / "manifest.json"
     os.replace(_copy(manifest), manifest)  # as publishing does
     manifest.write_text("{}")
     share_first_stage(source, target)
     assert manifest.read_text() == "{}"
-    assert "shards" in (source.rollouts(0) / "manifest.json").read_text()
+    assert "shards" in (source.shards(0, "rollouts") / "manifest.json").read_text()
 
 
 def _copy(file: Path) -> Path:

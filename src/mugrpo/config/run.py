@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -34,6 +35,7 @@ from mugrpo.config.registry import (
     TaskChoice,
     VetoChoice,
 )
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.stages import AllUpdates, EveryGroup
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Status
@@ -255,6 +257,28 @@ class RunConfig(Options):
         """Logprobs that the parts of the objective want stored beside the rollouts."""
         parts = (self.objective, self.correction, self.reference)
         return tuple(name for part in parts for name in part.needs)
+
+    @property
+    def proximal_period(self) -> int:
+        return getattr(self.objective, "proximal_period", 1)
+
+    @property
+    def reference_period(self) -> int:
+        return getattr(self.reference, "period", 0)
+
+    @property
+    def objective_file(self) -> Path | None:
+        path = getattr(self.objective, "path", None)
+        return Path(path) if path else None
+
+    @property
+    def reward_files(self) -> list[Path]:
+        rewards = getattr(self.task, "rewards", ())
+        return [r.file for r in rewards if isinstance(r, FunctionOptions) and r.file is not None]
+
+    @property
+    def engine_in_process(self) -> bool:
+        return getattr(self.engine, "processes", 1) == 0 and self.backend.name != "ray"
 
     @property
     def canary_tolerance(self) -> float:

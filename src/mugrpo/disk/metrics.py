@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, publish_file
 
 
@@ -26,26 +27,36 @@ def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
 class MetricsLog:
     """The metrics file at `path`, open for appending; lines past `update` are cut first.
 
-    `also` is called with what is appended.
+    `also` is called with what is appended. With no path it keeps nothing: a rank that does not
+    write.
     """
 
     def __init__(
-        self, path: Path, update: int, also: Callable[[str, int, dict[str, Any]], None] = _nowhere
+        self,
+        path: Path | None,
+        update: int,
+        also: Callable[[str, int, dict[str, Any]], None] = _nowhere,
     ) -> None:
-        self._path = path
+        self._path = path or Path(os.devnull)
         self._also = also
-        self._keep(line for line in read_metrics(path) if line["update"] <= update)
+        if path is None:
+            self._seen = set[tuple[str, int]]()
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        else:
+            self._keep(line for line in read_metrics(path) if line["update"] <= update)
 
     def has(self, kind: str, update: int) -> bool:
         return (kind, update) in self._seen
 
     def append(self, kind: str, update: int, **values: Any) -> None:
-        """Write one line; a number that is not finite is written as null, as JSON has no name."""
+        """Write one line. A number that is not finite becomes null: JSON has no name for it."""
+        passing(f"before a line of {kind}", self._path)
         self._seen.add((kind, update))
         line = _encode({"kind": kind, "update": update, **values})
         with full_disk_explained(self._path):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, "No space left on device")
+        passing("metrics line")
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.places import passing
 
 SUMS = "sha256.json"
 
@@ -50,7 +51,9 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        passing("before a publish", path)
         os.replace(unfinished, path)
+        passing("after a publish", path)
         fsync(path.parent)
 
 
@@ -65,9 +68,11 @@ def publish_folder(path: Path) -> Iterator[Path]:
             yield unfinished
             for entry in [*unfinished.rglob("*"), unfinished]:
                 fsync(entry)
+            passing("before a publish", path)
             if path.exists():
                 shutil.rmtree(path)
             os.rename(unfinished, path)
+            passing("after a publish", path)
             fsync(path.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
 
 FORMAT = 1
@@ -52,18 +53,9 @@ class RunDir:
     def stage(self, stage: int) -> Path:
         return self.root / "stages" / f"{stage:03d}"
 
-    def rollouts(self, stage: int) -> Path:
-        return self.stage(stage) / "rollouts"
-
-    def scores(self, stage: int) -> Path:
-        return self.stage(stage) / "scores"
-
-    def logprobs(self, stage: int, name: str) -> Path:
-        """Of another policy, named by what it is to the objective."""
-        return self.stage(stage) / name
-
-    def plan(self, stage: int) -> Path:
-        return self.stage(stage) / "plan"
+    def shards(self, stage: int, kind: str) -> Path:
+        """The folder of a stage's "rollouts", "scores", "plan", or logprobs by their name."""
+        return self.stage(stage) / kind
 
     def checkpoint(self, update: int) -> Path:
         return self.checkpoints / f"update-{update:06d}"
@@ -89,6 +81,10 @@ class RunDir:
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
         updates = [int(name[7:]) for name in names if name[7:].isdigit()]
         return sorted(u for u in updates if self.checkpoint(u).name in names)
+
+    def newest_update(self) -> int:
+        """Return the update of the newest checkpoint, 0 before the first."""
+        return max(self.checkpoint_updates(), default=0)
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
         """What the checkpoint after `update` updates says of stages that ended early."""
@@ -200,6 +196,7 @@ class RunDir:
             holder = f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n"
             with full_disk_explained(self._lock):
                 file.write(holder.encode())
+            passing("removal of unfinished")
             notices = [f"the last process here ({left}) ended without unlocking"] if left else []
             notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
             try:

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from mugrpo.config.engines import HFOptions
+from mugrpo.disk.places import passing
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
@@ -31,6 +32,7 @@ class HFEngine(SharedModel):
         """See `Engine.generate`; a batch ends when its last response does."""
         size = self.options.batch_size
         for start in range(0, len(requests), size):
+            passing("engine batch")
             made = self._batch(requests[start : start + size], temperature, max_new_tokens)
             slots = len(made) * max(len(completion.ids) for completion in made)
             yield Decoded(list(enumerate(made, start)), slots)

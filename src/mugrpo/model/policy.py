@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
@@ -151,6 +152,25 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     with _loading(f"the model {path}"):
         config = AutoConfig.from_pretrained(path).get_text_config()
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What generation knows of a model without its weights."""
+
+    size: int  # token ids are below it
+    stop_ids: list[int]  # what ends a response
+
+
+def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
+    """Read a model's vocabulary from its config files and tokenizer."""
+    path = model_path(options)
+    size, _ = model_sizes(options)
+    more = None
+    with contextlib.suppress(OSError):
+        more = GenerationConfig.from_pretrained(path).eos_token_id
+    ids = more if isinstance(more, list) else [] if more is None else [more]
+    return Vocabulary(size, sorted({tokenizer.eos_token_id, *ids}))
 
 
 def load_policy(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, publish_folder, seal_folder
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.trainer import Trainer
@@ -50,6 +51,7 @@ def save_checkpoint(
             folder = run_dir.checkpoint(update)
             doomed = folder.with_name(f"{folder.name}.tmp.{os.getpid()}")
             os.rename(folder, doomed)  # so that a kill leaves no half checkpoint under its name
+            passing("old checkpoint")
             shutil.rmtree(doomed)
 
 

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.places import passing
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.model.dtensors import full
 from mugrpo.model.memory import out_of_memory_explained
@@ -29,7 +30,7 @@ from mugrpo.optimize.batching import Group, MicroBatch, Responses, collate, cost
 from mugrpo.optimize.budget import TokenBudget, computing
 from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.diagnostics import TokenStatistics
-from mugrpo.optimize.forward import batch_logprobs, rollout_logprobs, shares_prompts
+from mugrpo.optimize.forward import batch_logprobs, shares_prompts
 from mugrpo.optimize.fsdp import release
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.lr import learning_rate
@@ -140,17 +141,6 @@ class Trainer:
     def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs and entropy of the batch's response tokens under the policy now, [B, T]."""
         return batch_logprobs(self.policy, batch, self.config)
-
-    def logprob_gap(self, rollouts: Sequence[Rollout]) -> float:
-        """|trainer logprob - behavior logprob| over the tokens of `rollouts`: the canary's measure.
-
-        In fp32 the largest. In bf16 the mean: there rounding alone makes the largest grow with the
-        number of tokens, and the mean does not.
-        """
-        ours = rollout_logprobs(self.policy, rollouts, self.config, self.budget)
-        theirs = [rollout.behavior_logprobs for rollout in rollouts]
-        gaps_N = np.abs(np.concatenate(ours) - np.concatenate(theirs))
-        return float(gaps_N.max() if self.policy.precision == "fp32" else gaps_N.mean())
 
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
@@ -286,12 +276,14 @@ class Trainer:
         for parameter in parameters:
             if parameter.grad is None:  # no response had a gradient: it is zero, moments decay
                 parameter.grad = torch.zeros_like(parameter)
+        passing("gradient")
         norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()
         applied = math.isfinite(norm) and math.isfinite(loss)
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+            passing("optimizer step")
         self.optimizer.zero_grad()
         self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         self.update += 1

@@ -32,11 +32,17 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    driven: bool = False  # started by a run, which holds the lock, generates, scores, evaluates
 
     @property
     def first(self) -> bool:
         """Whether this process is the one that writes."""
         return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the run itself, no rank that a run has started."""
+        return self.size == 1 and not self.driven
 
     def all(self, value: T) -> list[T]:
         """Everybody's value, by rank. Values travel pickled, among this run's own processes."""
@@ -91,7 +97,7 @@ def joined(command: str) -> Iterator[Ranks]:
         threading.Thread(target=_end_with, args=[driver], daemon=True).start()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Ranks()
+        yield Ranks(driven=driver is not None)
         return
     if command != "optimize":
         raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
@@ -99,17 +105,12 @@ def joined(command: str) -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT)
-    ranks = Ranks(dist.get_rank(), size)
+    ranks = Ranks(dist.get_rank(), size, driven=driver is not None)
     yield ranks
     ranks.wait()  # not where a rank failed: then the others do not come
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # gloo's threads abort some processes that end in the ordinary way
-
-
-def driven() -> bool:
-    """Whether a run started this process, and holds the lock, generates, scores and evaluates."""
-    return DRIVER in os.environ
 
 
 def driver_name() -> str:

@@ -177,7 +177,8 @@ def _lengths(run_dir: RunDir, stages: Sequence[int], notes: list[str]) -> dict[i
     lengths = {}
     for stage in stages:
         try:
-            lengths[stage] = _stage_lengths(ShardSet(run_dir.rollouts(stage), "rollouts"), notes)
+            shards = ShardSet(run_dir.shards(stage, "rollouts"), "rollouts")
+            lengths[stage] = _stage_lengths(shards, notes)
         except (RunStopped, UsageError, OSError) as error:
             notes.append(f"response lengths lack stage {stage}: {error}")
     return {stage: found for stage, found in lengths.items() if found}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mugrpo.disk.places import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
@@ -51,11 +52,13 @@ class Sampler:
         self,
         groups: Sequence[Group],
         on_decoded: Callable[[Decoded], None],
+        *,
         samples: int | None = None,
+        longest: int | None = None,
     ) -> list[Rollout]:
-        """The rollouts of `groups` in order; `on_decoded` sees what is finished.
+        """Return the rollouts of `groups` in order; `on_decoded` sees what is finished.
 
-        With `samples`, only so many of each group.
+        With `samples`, only so many of each group; with `longest`, cut after so many tokens.
         """
         size = samples or self.group_size
         keys, requests = [], []
@@ -73,7 +76,7 @@ class Sampler:
         for decoded in self.engine.generate(
             [requests[index] for index in order],
             temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
         ):
             completions.update((order[place], made) for place, made in decoded.completions)
             on_decoded(decoded)
@@ -119,8 +122,10 @@ class Sampler:
             slots += decoded.slots
             on_decoded(decoded)
 
+        passing("sampling", self.stage)
         began = time.monotonic()
         rollouts = self.sample(groups, count)
+        passing("sampled", self.stage)
         return Made(rollouts, slots, time.monotonic() - began)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.places import passing
 from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
@@ -99,6 +100,7 @@ class Scorer:
         return Score(score.status, score.reward + penalty, parts)
 
     def _answer(self, rollout: Rollout) -> Answer:
+        passing("scoring")
         stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
         ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=True)

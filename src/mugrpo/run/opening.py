@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.run import RunConfig
@@ -13,14 +14,14 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.policy import load_tokenizer, model_sizes
-from mugrpo.processes.ranks import ALONE, Ranks, driven
+from mugrpo.model.policy import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
+from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
-from mugrpo.run.provenance import provenance_of, settled_config
-from mugrpo.run.run import Run
+from mugrpo.run.provenance import judge_fingerprint, provenance_of, settled_config
 from mugrpo.tasks import make_task
 
 _PATIENCE = 90  # seconds until what one machine has written is seen by all
@@ -36,7 +37,7 @@ def open_run(
     progress: Progress,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
-) -> Iterator[Run]:
+) -> Iterator[OpenRun]:
     """The run of `target`, a config file (begun where it is new) or the directory of a run.
 
     Of several `ranks` the first locks and checks it, unless the run that started them has.
@@ -52,50 +53,67 @@ def open_run(
             "no problem is held out to evaluate on; hold some out (task.eval_share, "
             "task.eval_data), or turn evaluation off with --evaluation.every 0"
         )
-    encode = prompt_encoder(config)
-    problems = _fitting(encode, problems, progress)
-    eval_problems = _fitting(encode, eval_problems, progress)
+    prompts = prompt_encoder(config)
+    problems = _fitting(prompts, problems, progress)
+    eval_problems = _fitting(prompts, eval_problems, progress)
     made = _seen_by_all(folder, ranks)
-    schedule = Schedule(config.schedule, len(problems), config.seed, folder.stage_starts(made))
+    starts = folder.stage_starts(made)
+    schedule = Schedule(config.schedule, len(problems), config.seed, starts)
     if made > config.schedule.total_updates:
         raise UsageError(
             f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
             "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
         )
-    held = not ranks.first or driven()  # by another process
+    held = not ranks.first or ranks.driven  # by another process
     with nullcontext(()) if held else folder.locked() as notices:
         for notice in notices:
             progress.say(notice)
-        document, forced = (
-            settled_config(
-                folder, config, provenance_of(config, problems, eval_problems), force, progress
-            )
-            if not held
-            else (None, False)
-        )
-        for stage in folder.stages() if forced else ():
-            if stage > schedule.stage_of(made):
-                set_aside(folder.stage(stage))  # rollouts of a policy that will not come again
-        if document:  # only now, so that a kill before it leaves the change to be forced again
-            publish_json(folder.config, document)
-        stop = stop or StopFlag()
-        parts = (folder, config, task, encode, problems, eval_problems, schedule, progress, stop)
-        run = Run(*parts, ranks)
+        if not held:
+            provenance = provenance_of(config, problems, eval_problems)
+            _settle(folder, config, provenance, force, progress, schedule.stage_of(made))
         try:
-            yield run
+            yield OpenRun(
+                folder,
+                config,
+                task,
+                problems,
+                eval_problems,
+                prompts,
+                load_vocabulary(config.model, prompts.tokenizer),
+                judge_fingerprint(config, problems),
+                progress,
+                stop or StopFlag(),
+                ranks,
+            )
         finally:
             progress.stop()
             task.close()
-            run.close_engines()
-            if "helper" in run.__dict__:
-                run.helper.shutdown()
-            run.close_metrics()
+
+
+def _settle(
+    folder: RunDir,
+    config: RunConfig,
+    provenance: dict[str, Any],
+    force: bool,
+    progress: Progress,
+    stage: int,
+) -> None:
+    """Hold the config against the stored one and store it. `stage` is the one under way.
+
+    Rollouts of later stages are set aside if a change was forced: their policy will not come again.
+    """
+    document, forced = settled_config(folder, config, provenance, force, progress)
+    for later in folder.stages() if forced else ():
+        if later > stage:
+            set_aside(folder.stage(later))
+    if document:  # only now, so that a kill before it leaves the change to be forced again
+        publish_json(folder.config, document)
 
 
 def _seen_by_all(folder: RunDir, ranks: Ranks) -> int:
     """The update of the newest checkpoint. Shared storage may tell some ranks of it later."""
     for _ in range(_PATIENCE):
-        seen = ranks.all(max(folder.checkpoint_updates(), default=0))
+        seen = ranks.all(folder.newest_update())
         if len(set(seen)) == 1:
             return seen[0]
         time.sleep(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from typing import Any
 import torch
 
 from mugrpo.config.load import changes, on_resume
-from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
@@ -30,6 +31,23 @@ _MUST_AGREE = {
     "objective_sha256": "the objective's file",
     "code_sha256": "mugrpo's code",
 }
+
+
+_HOME = Path(__file__).parents[1]
+_DECIDES = (
+    "config",
+    "disk",
+    "engines",
+    "model",
+    "optimize",
+    "pipeline.py",
+    "processes",
+    "rewards",
+    "rollouts",
+    "run/weights.py",
+    "stages",
+    "tasks",
+)
 
 
 def settled_config(
@@ -73,10 +91,6 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     for problem in (problem for problems in problem_sets for problem in problems):
         content = [problem.id, problem.prompt, problem.answer, problem.columns]
         problems.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
-    code = hashlib.sha256()
-    home = Path(__file__).parents[1]
-    for file in sorted(home.rglob("*.py")):
-        code.update(f"{file.relative_to(home)}\0".encode() + file.read_bytes())
     template = config.prompt.chat_template
     if template is not None and not Path(template).is_file():
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
@@ -87,24 +101,46 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "template_sha256": sha256_of(Path(template)) if template else None,
         "rewards_sha256": _reward_files_sha256(config),
         "objective_sha256": _objective_file_sha256(config),
-        "code_sha256": code.hexdigest(),
+        "code_sha256": code_sha256(_HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
-        "git_revision": _git_revision(home),
+        "git_revision": _git_revision(_HOME),
     }
 
 
+@cache
+def code_sha256(home: Path) -> str:
+    """Return a hash of the code below `home` that decides a run's numbers.
+
+    Comments, docstrings and layout do not count, and neither does what only shows numbers.
+    """
+    files = [file for place in _DECIDES for file in (home / place).rglob("*.py")]
+    files += [home / place for place in _DECIDES if place.endswith(".py")]
+    code = hashlib.sha256()
+    for file in sorted(files):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(body := getattr(node, "body", None), list):
+                body[:] = [child for child in body if not _is_text(child)]
+        code.update(f"{file.relative_to(home).as_posix()}\0{ast.dump(tree)}\0".encode())
+    return code.hexdigest()
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Return whether a statement is a lone string: a docstring."""
+    lone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return lone and isinstance(node.value.value, str)  # type: ignore[attr-defined]
+
+
 def _objective_file_sha256(config: RunConfig) -> str | None:
-    """The hash of the file that an objective of one's own is in."""
-    path = getattr(config.objective, "path", None)
-    return sha256_of(Path(path)) if path and Path(path).is_file() else None
+    """Return the hash of the file of the user's own objective, or None if there is none."""
+    path = config.objective_file
+    return sha256_of(path) if path and path.is_file() else None
 
 
 def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
-    """The hash of every file that a reward function is taken from."""
-    rewards = getattr(config.task, "rewards", ())
-    files = [r.file for r in rewards if isinstance(r, FunctionOptions) and r.file is not None]
-    return {str(file): sha256_of(file) for file in files}
+    """Return the hash of every file that a reward function is taken from."""
+    return {str(file): sha256_of(file) for file in config.reward_files}
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:

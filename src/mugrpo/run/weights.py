@@ -1,60 +1,152 @@
-"""Where a run's weights lie, and how engines in processes of their own are handed them."""
+"""The weights of a run's policy: on disk by update, and in this process once they are loaded."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mugrpo.config.run import ModelOptions
+import numpy as np
+from numpy.typing import NDArray
+
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
+from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.policy import Policy, model_path
+from mugrpo.model.memory import give_back_memory
+from mugrpo.model.policy import Policy, load_policy, model_path
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.fsdp import shard
+from mugrpo.processes.ranks import ALONE, Ranks
 
 _NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json")
 
+Notify = Callable[[str], None]
+Check = Callable[[], None]
 
-def weights_at(run_dir: RunDir, model: ModelOptions, update: int) -> str:
-    """The model directory (or hub id) of the weights after `update` updates.
 
-    Raises UsageError where no update has come so far, RunStopped where its checkpoint is gone or
-    damaged.
+class Weights:
+    """The policy's weights by update.
+
+    Nothing is loaded until `load` or `at` is called. `policy` is the one that is trained, and that
+    an engine in this process samples from.
+    """
+
+    def __init__(
+        self,
+        folder: RunDir,
+        config: RunConfig,
+        *,
+        ranks: Ranks = ALONE,
+        notify: Notify,
+        check: Check,
+    ) -> None:
+        self.policy: Policy | None = None
+        self.budget = TokenBudget(config.optimizer, notify, alone=ranks.size == 1)
+        self._frozen: Policy | None = None
+        self._folder = folder
+        self._config = config
+        self._ranks = ranks
+        self._notify = notify
+        self._check = check
+
+    def load(self) -> Policy:
+        """Return the policy in this process. Load the initial model if there is none yet."""
+        if self.policy is None:
+            policy = load_policy(self._config.model, self._notify, self._ranks)
+            if self._ranks.size > 1:
+                share = self._config.optimizer.share_prompts
+                shard(policy, self._config.distributed, share_prompts=share)
+            self.policy = policy
+        return self.policy
+
+    def at(self, update: int) -> Policy:
+        """Return the policy with the weights after `update` updates.
+
+        Raises UsageError if no update has come so far, RunStopped if its checkpoint is gone.
+        """
+        policy = self.load()
+        if policy.update != update:
+            policy.load_weights(self.path(update), update)
+        return policy
+
+    def path(self, update: int) -> str:
+        """Return the checkpoint (or the model) with the weights after `update` updates."""
+        return weights_at(self._folder, self._config.model, update)
+
+    def handed_over(self, update: int) -> str:
+        """Return a folder with the weights after `update` updates and nothing else.
+
+        Engines in other processes read it. A checkpoint's model is linked to; weights that only
+        this process has are written.
+        """
+        policy = self.policy if self.policy and self.policy.update == update else None
+        return hand_over(self._folder, self._config.model, policy, update)
+
+    def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
+        """Return the logprobs [T] of each rollout's response after `update` updates.
+
+        The policy of this process is not touched: a second one is loaded if it is elsewhere.
+        """
+        return rollout_logprobs(
+            self._at_rest(update), rollouts, self._config, self.budget, self._check
+        )
+
+    def release(self) -> None:
+        """Leave memory to other processes."""
+        self.policy = self._frozen = None
+        give_back_memory()
+
+    def _at_rest(self, update: int) -> Policy:
+        if self.policy is not None and self.policy.update == update:
+            return self.policy
+        if self._frozen is None or self._frozen.update != update:
+            self._frozen = self._frozen or load_policy(self._config.model)
+            self._frozen.load_weights(self.path(update), update)
+        return self._frozen
+
+
+def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
+    """Return the model directory (or hub id) of the weights after `update` updates.
+
+    Raises UsageError if no update has come so far, RunStopped if its checkpoint is gone or damaged.
     """
     if update == 0:
         return model_path(model)
-    folder, made = run_dir.checkpoint(update), run_dir.checkpoint_updates()
+    checkpoint, made = folder.checkpoint(update), folder.checkpoint_updates()
     if update > max(made, default=0):
         raise UsageError(
-            f"{folder} is not made yet: optimize the stages before (`mugrpo train` does all)"
+            f"{checkpoint} is not made yet: optimize the stages before (`mugrpo train` does all)"
         )
     if update not in made:
         raise RunStopped(
-            f"{folder} is needed, but gone; remove the checkpoints after it, and the run goes "
+            f"{checkpoint} is needed, but gone; remove the checkpoints after it, and the run goes "
             "on from an earlier one"
         )
-    if fault := sealed_folder_fault(folder):
-        raise RunStopped(f"{folder} {fault}; `mugrpo repair {run_dir.root}` sets it aside")
-    return str(folder)
+    if fault := sealed_folder_fault(checkpoint):
+        raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {folder.root}` sets it aside")
+    return str(checkpoint)
 
 
-def hand_over(run_dir: RunDir, model: ModelOptions, policy: Policy) -> str:
-    """A model directory (or hub id) of the policy's weights as they are now, and nothing else.
+def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update: int) -> str:
+    """Return a model directory (or hub id) of the weights after `update` updates, nothing else.
 
-    An engine may read every file of weights that it finds: a checkpoint's optimizer is none of the
-    model. So its model is linked to; where there is no checkpoint the weights are written.
+    An engine may read every file of weights that it finds, and a checkpoint's optimizer is none of
+    the model. So its model is linked to. Without a checkpoint, the weights of `policy` are written.
     """
-    update = policy.update
     if update == 0:
         return model_path(model)
-    folder = run_dir.handed_over(update)
-    shutil.rmtree(folder.parent, ignore_errors=True)  # those of other updates
-    with publish_folder(folder) as unfinished:
-        if update in run_dir.checkpoint_updates():
-            _link_model(Path(weights_at(run_dir, model, update)), unfinished)
+    target = folder.handed_over(update)
+    shutil.rmtree(target.parent, ignore_errors=True)  # those of other updates
+    with publish_folder(target) as unfinished:
+        if policy is None or update in folder.checkpoint_updates():
+            _link_model(Path(weights_at(folder, model, update)), unfinished)
         else:
             policy.save(unfinished)
-    return str(folder.absolute())
+    return str(target.absolute())
 
 
 def _link_model(checkpoint: Path, folder: Path) -> None:

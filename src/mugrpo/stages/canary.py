@@ -2,44 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mugrpo.config.engines import EngineOptions
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.places import passing
+from mugrpo.disk.records import Rollout
+from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import Sampler
-from mugrpo.run.run import Run
+from mugrpo.rollouts.sampler import Group, Sampler
+
+_LONGEST = 128  # response tokens that are compared
+
+Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
+
+
+def canary_rollouts(
+    samplers: Sequence[Sampler],
+    groups: Sequence[Group],
+    options: EngineOptions,
+    on_decoded: Callable[[Decoded], None],
+) -> list[Rollout]:
+    """Sample a short response to each of a few `groups` from each engine; none if it is off."""
+    with out_of_memory_explained("generation", options.way_out_of_memory):
+        return [
+            rollout
+            for sampler in samplers
+            for rollout in sampler.sample(
+                groups[: options.canary_responses], on_decoded, samples=1, longest=_LONGEST
+            )
+        ]
 
 
 def canary(
-    run: Run, samplers: Sequence[Sampler], groups: Sequence[tuple[int, int]]
+    rollouts: Sequence[Rollout],
+    logprobs: Logprobs,
+    *,
+    precision: Literal["fp32", "bf16"],
+    tolerance: float,
+    warning: float,
+    say: Callable[[str], None],
 ) -> float | None:
-    """Compare the engines' logprobs of a few responses each with the trainer's.
+    """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` gives.
 
-    Returns the difference, see `Trainer.logprob_gap`. Raises RunStopped above the tolerance: then
-    the engine's weights or sampling are not the policy's, and all importance ratios would be wrong.
+    Returns the gap, see `logprob_gap`, or None without rollouts. Raises RunStopped above the
+    tolerance: then the engine's weights or sampling are not the policy's, and all importance ratios
+    would be wrong.
     """
-    options = run.config.engine
-    if not options.canary_responses:
+    if not rollouts:
         return None
-    problems = [(run.problems[i], k) for i, k in groups[: options.canary_responses]]
-    with out_of_memory_explained("generation", options.way_out_of_memory):
-        rollouts = [
-            rollout
-            for sampler in samplers
-            for rollout in sampler.sample(problems, lambda _: run.stop.check(), samples=1)
-        ]
-    gap = run.trainer.logprob_gap(rollouts)
-    tolerance = run.config.canary_tolerance
+    passing("canary")
+    gap = logprob_gap(logprobs(rollouts), rollouts, precision)
     differ = f"engine and trainer differ by {gap:.3g} in logprob"
-    if run.config.model.precision != "fp32":
+    if precision != "fp32":
         differ += " on average"
-    if gap > run.config.engine.canary_warning * tolerance:
-        run.progress.say(
-            f"canary: {differ}; nothing is wrong yet, but above {tolerance:g} the run stops"
-        )
+    if gap > warning * tolerance:
+        say(f"canary: {differ}; nothing is wrong yet, but above {tolerance:g} the run stops")
     if not gap <= tolerance:
         raise RunStopped(
             f"canary: {differ} (tolerance {tolerance:g}); its weights or sampling are not the "
             "policy's. Mend the engine, or raise --engine.canary_tolerance (with --force)"
         )
     return gap
+
+
+def logprob_gap(
+    logprobs: Sequence[NDArray[np.float32]],
+    rollouts: Sequence[Rollout],
+    precision: Literal["fp32", "bf16"],
+) -> float:
+    """Return |trainer logprob - behavior logprob| over the tokens of `rollouts`.
+
+    In fp32 the largest. In bf16 the mean: rounding alone makes the largest grow with the number of
+    tokens there, and the mean does not.
+    """
+    theirs = [rollout.behavior_logprobs for rollout in rollouts]
+    gaps_N = np.abs(np.concatenate(logprobs) - np.concatenate(theirs))
+    return float(gaps_N.max() if precision == "fp32" else gaps_N.mean())

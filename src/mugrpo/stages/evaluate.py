@@ -4,67 +4,78 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.records import Status
 from mugrpo.disk.shards import RowReader, ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Sampler
-from mugrpo.run.run import Run
+from mugrpo.run.opened import OpenRun
+from mugrpo.stages.sampling import Sampling
 
 
-def evaluate(run: Run, update: int) -> dict[str, Any]:
+def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     """Sample and score the held-out problems under the policy after `update` updates.
 
     Every evaluation draws from the same seeds, so that two policies are compared on the same
-    random numbers. Rollouts and scores are kept under the run's evaluations. Returns `accuracy`
-    (avg@k: the share of right ones over k samples of every problem, those that could not be judged
-    left out), `reward` (their mean reward), `pass@k` (share of problems with a right sample among
-    k) and the counts by status.
+    random numbers. Rollouts and scores are kept under the run's evaluations. Returns the seconds
+    it took and what `accuracy` tells. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
-    options = run.config.evaluation
-    problems = run.eval_problems
-    if not problems:
+    if not run.eval_problems:
         raise UsageError("the task holds no problem out; set task.eval_share or task.eval_data")
     sampler = Sampler(
-        run.engines_at(update)[0],
-        run.encode,
+        sampling.refresh(update)[0],
+        run.prompts,
         seed=run.config.seed,
         stage="evaluation",
-        group_size=options.samples,
-        temperature=options.temperature,
+        group_size=run.config.evaluation.samples,
+        temperature=run.config.evaluation.temperature,
         max_new_tokens=run.config.rollouts.max_new_tokens,
         policy_step=update,
     )
-    with publish_folder(run.dir.evaluation(update)) as folder:
+    with publish_folder(run.folder.evaluation(update)) as folder:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")
         with run.progress.aside():
             _generate(run, sampler, rollouts, update)
-        run.scorer(problems).make_shard(rollouts, scores, 0)
+        passing("half an evaluation")
+        run.scorer(run.eval_problems).make_shard(rollouts, scores, 0)
         count = scores.entry(0)["rows"]
         verdicts = RowReader(scores).rows((0, row) for row in range(count))
+    measured = accuracy(verdicts, run.config.evaluation.samples)
+    return {**measured, "time/evaluate": time.monotonic() - began}
+
+
+def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
+    """Return what the scores of `k` samples of each problem, side by side, come to.
+
+    `accuracy` is avg@k, the share of right ones, and `reward` the mean reward; those that could not
+    be judged are left out of both. `pass@k` is the share of problems with a right sample among k.
+    """
     rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
     right = [v["status"] == Status.RIGHT for v in verdicts]
-    k = options.samples
-    passed = sum(any(right[i : i + k]) for i in range(0, count, k))
+    problems = len(verdicts) // k
+    passed = sum(any(right[i : i + k]) for i in range(0, len(right), k))
     statuses = Counter(v["status"] for v in verdicts)
     return {
         "accuracy": sum(right) / len(rewards) if rewards else None,
         "reward": sum(rewards) / len(rewards) if rewards else None,
-        f"pass@{k}": passed / len(problems),
-        "problems": len(problems),
+        f"pass@{k}": passed / problems,
+        "problems": problems,
         "samples": k,
         **{f"status/{status}": statuses[status] for status in Status},
-        "time/evaluate": time.monotonic() - began,
     }
 
 
-def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
+def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
     def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
         tokens = sum(len(completion.ids) for _, completion in decoded.completions)
@@ -77,23 +88,16 @@ def _generate(run: Run, sampler: Sampler, rollouts: ShardSet, update: int) -> No
     run.progress.end()
 
 
-def evaluate_if_due(run: Run, update: int) -> None:
-    """Evaluate before the first, after the last and after every N-th update, once each.
-
-    Not in the ranks of an update: the run that started them evaluates their checkpoints.
-    """
-    if evaluation_due(run, update) and run.alone:
-        evaluate_once(run, update)
-
-
-def evaluation_due(run: Run, update: int) -> bool:
-    every, total = run.config.evaluation.every, run.config.schedule.total_updates
+def evaluation_due(config: RunConfig, update: int) -> bool:
+    """Return whether the policy is evaluated: before the first, after the last and every N-th."""
+    every, total = config.evaluation.every, config.schedule.total_updates
     return every > 0 and (update % every == 0 or update == total)
 
 
-def evaluate_once(run: Run, update: int) -> None:
+def evaluate_once(run: OpenRun, sampling: Sampling, metrics: MetricsLog, update: int) -> None:
     """Evaluate the policy after `update` updates, unless a line says what came of it."""
-    if not run.metrics.has("evaluation", update):
-        result = evaluate(run, update)
+    if not metrics.has("evaluation", update):
+        result = evaluate(run, sampling, update)
+        passing("evaluation without metrics line")
         run.progress.accuracy = result["accuracy"]
-        run.metrics.append("evaluation", update, **result)
+        metrics.append("evaluation", update, **result)

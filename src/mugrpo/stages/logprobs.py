@@ -1,4 +1,4 @@
-"""Logprobs that an objective wants of other policies, computed once and kept beside the rollouts.
+"""Logprobs that an objective needs of other policies, computed once and kept beside the rollouts.
 
 trainer_behavior_logprobs   of the behavior policy through the trainer: once a stage
 reference_logprobs          of the reference policy: once a stage
@@ -7,12 +7,13 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import (
     RowReader,
     ShardSet,
@@ -21,79 +22,73 @@ from mugrpo.disk.shards import (
     rollout_from_row,
     write_logprobs,
 )
-from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.run.run import Run
+from mugrpo.run.progress import Progress
+from mugrpo.stages.stage import Stage
 
-_ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
+ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
 _PROXIMAL = "proximal_logprobs"
 
 Places = list[tuple[int, int]]  # (shard, row) of rollouts
+# (update, rollouts) -> the logprobs [T] of each under the policy after `update` updates
+Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
-def logprobs_stage(run: Run, stage: int) -> None:
+def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
     """Publish the stage's missing shards of logprobs that are needed once a stage."""
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    for name in [name for name in run.config.needs if name in _ONCE_A_STAGE]:
-        kept = ShardSet(run.dir.logprobs(stage, name), name)
-        first_update = run.schedule.first_update(stage)
-        reference = run.reference_update(stage)
-        update = reference if name == "reference_logprobs" else first_update
+    rollouts = stage.shards("rollouts")
+    for name in needed_once(stage):
+        kept = stage.shards(name)
+        is_reference = name == "reference_logprobs"
+        update = stage.reference_update() if is_reference else stage.first_update
         missing = [s for s in rollouts.numbers() if not _of_these(rollouts, kept, s, update)]
         if not missing:
             continue
-        run.rest_engines()
-        policy = run.frozen_policy(update)
-        run.progress.begin(f"stage {stage + 1}  {name}", "shards", len(missing))
+        progress.begin(f"stage {stage.number + 1}  {name}", "shards", len(missing))
         for shard in missing:
-            made = list(read_rollouts(rollouts, shard))
-            found = rollout_logprobs(policy, made, run.config, run.budget, run.stop.check)
+            logprobs = compute(update, list(read_rollouts(rollouts, shard)))
             sha256 = rollouts.entry(shard)["sha256"]
-            write_logprobs(kept, shard, found, rollouts_sha256=sha256, policy_step=update)
-            run.progress.advance(1)
-        run.progress.end()
+            write_logprobs(kept, shard, logprobs, rollouts_sha256=sha256, policy_step=update)
+            progress.advance(1)
+        progress.end()
 
 
-def require_logprobs(run: Run, stage: int) -> None:
-    """Raise UsageError where ranks would have to make logprobs, which they cannot."""
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    lacking = [
-        name
-        for name in run.config.needs
-        if name in _ONCE_A_STAGE
-        and set(rollouts.numbers()) - set(ShardSet(run.dir.logprobs(stage, name), name).numbers())
-    ]
-    if run.ranks.size > 1 and getattr(run.config.objective, "proximal_period", 1) > 1:
+def needed_once(stage: Stage) -> list[str]:
+    """Return the names of the logprobs that the update needs once a stage."""
+    return [name for name in stage.config.needs if name in ONCE_A_STAGE]
+
+
+def require_logprobs(stage: Stage, ranks: int) -> None:
+    """Raise UsageError if ranks would have to make logprobs, which they cannot."""
+    wanted = set(stage.shards("rollouts").numbers())
+    lacking = [name for name in needed_once(stage) if wanted - set(stage.shards(name).numbers())]
+    if ranks > 1 and stage.config.proximal_period > 1:
         lacking.append(_PROXIMAL)
     if lacking:
         raise UsageError(
             f"the updates need {lacking[0]}, which several ranks cannot make; start the run with "
-            f"`mugrpo train {run.dir.root} --distributed.processes N`, or use one process"
+            f"`mugrpo train {stage.folder.root} --distributed.processes N`, or use one process"
         )
 
 
 class StoredLogprobs:
-    """Reads, and for the proximal policy makes, what the updates of `stage` need."""
+    """Reads what the updates of `stage` need, and makes it for the proximal policy."""
 
-    def __init__(self, run: Run, stage: int, plan: list[Places]) -> None:
-        self._run = run
+    def __init__(self, stage: Stage, plan: Sequence[Places], compute: Compute) -> None:
         self._stage = stage
         self._plan = plan
-        self._rollouts = RowReader(ShardSet(run.dir.rollouts(stage), "rollouts"))
-        self._once = {
-            name: RowReader(ShardSet(run.dir.logprobs(stage, name), name))
-            for name in run.config.needs
-            if name in _ONCE_A_STAGE
-        }
-        self._period = getattr(run.config.objective, "proximal_period", 1)
-        self._proximal = _PROXIMAL in run.config.needs and self._period > 1
-        self._kept = ShardSet(run.dir.logprobs(stage, _PROXIMAL), _PROXIMAL)
+        self._compute = compute
+        self._rollouts = RowReader(stage.shards("rollouts"))
+        self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
+        self._period = stage.config.proximal_period
+        self._proximal = _PROXIMAL in stage.config.needs and self._period > 1
+        self._kept = stage.shards(_PROXIMAL)
 
     def of_update(self, update: int) -> dict[str, list[NDArray[np.float32]]]:
-        """Name -> the logprobs of each rollout of update number `update` (from 0).
+        """Return name -> the logprobs [T] of each rollout of update number `update` (from 0).
 
         A proximal policy that is renewed at every update is the policy itself: nothing is kept.
         """
-        batch = self._run.schedule.batch_of(update)
+        batch = self._stage.schedule.batch_of(update)
         found = {
             name: [row["logprobs"] for row in reader.rows(self._plan[batch])]
             for name, reader in self._once.items()
@@ -103,29 +98,26 @@ class StoredLogprobs:
         return found
 
     def batches_for(self, update: int) -> list[int]:
-        """The batches whose rollouts it takes: the update's own, or those of its period."""
+        """Return the batches whose rollouts it takes: the update's own, or those of its period."""
         if not self._proximal:
-            return [self._run.schedule.batch_of(update)]
-        period = self._run.schedule.staleness(update) // self._period
-        return list(dict.fromkeys(self._batches(period)))
+            return [self._stage.schedule.batch_of(update)]
+        return self._batches(self._stage.schedule.staleness(update) // self._period)
 
     def _of_proximal(self, update: int, batch: int) -> list[NDArray[np.float32]]:
-        period = self._run.schedule.staleness(update) // self._period
-        batches = list(dict.fromkeys(self._batches(period)))
-        begins = self._run.schedule.first_update(self._stage) + period * self._period
+        period = self._stage.schedule.staleness(update) // self._period
+        batches = self._batches(period)
+        begins = self._stage.first_update + period * self._period
         if update == begins or not self._is_kept(period, begins):
             self._make(period, batches, begins)
         start = sum(len(self._plan[b]) for b in batches[: batches.index(batch)])
         kept = list(read_logprobs(self._kept, period))
         return kept[start : start + len(self._plan[batch])]
 
-    def _batches(self, period: int) -> Iterator[int]:
-        """The batches that the updates of `period` train on."""
-        first = self._run.schedule.first_update(self._stage) + period * self._period
-        end = self._run.schedule.first_update(self._stage + 1)
-        return (
-            self._run.schedule.batch_of(u) for u in range(first, min(first + self._period, end))
-        )
+    def _batches(self, period: int) -> list[int]:
+        """Return the batches that the updates of `period` train on, each once."""
+        first = self._stage.first_update + period * self._period
+        updates = range(first, min(first + self._period, self._stage.end))
+        return list(dict.fromkeys(map(self._stage.schedule.batch_of, updates)))
 
     def _is_kept(self, period: int, begins: int) -> bool:
         if period not in self._kept:
@@ -134,21 +126,18 @@ class StoredLogprobs:
         return bool(entry["policy_step"] == begins and entry["period"] == self._period)
 
     def _make(self, period: int, batches: list[int], begins: int) -> None:
-        """The logprobs of a period's rollouts under the policy that it begins with.
+        """Keep the logprobs of a period's rollouts under the policy that it begins with.
 
         In its middle (a shard was lost, or the objective changed) that policy is a checkpoint's.
         """
         places = [place for batch in batches for place in self._plan[batch]]
         rollouts = [rollout_from_row(row) for row in self._rollouts.rows(places)]
-        run = self._run
-        policy = run.frozen_policy(begins)
-        found = rollout_logprobs(policy, rollouts, run.config, run.budget, run.stop.check)
         notes = {"policy_step": begins, "period": self._period}
-        write_logprobs(self._kept, period, found, **notes)
+        write_logprobs(self._kept, period, self._compute(begins, rollouts), **notes)
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
-    """Whether `kept` has the logprobs of these very rollouts under the policy after `update`."""
+    """Return whether `kept` has the logprobs of these very rollouts after `update` updates."""
     if shard not in kept:
         return False
     entry = kept.entry(shard)

@@ -4,87 +4,164 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.publishing import publish_json
 from mugrpo.optimize.samples import SampleCollector
-from mugrpo.run.run import Run
-from mugrpo.stages.evaluate import evaluate_if_due
-from mugrpo.stages.generate import heading
-from mugrpo.stages.ranks import optimize_in_ranks
+from mugrpo.optimize.trainer import Experience
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.run.opened import OpenRun
+from mugrpo.stages.logprobs import Compute
 from mugrpo.stages.reader import StageReader
-from mugrpo.stages.save import (
-    checkpoint,
-    checkpoint_due,
-    keep_samples,
-    report_nonfinite,
-    samples_due,
-)
+from mugrpo.stages.stage import Stage
+from mugrpo.stages.training import Training
+
+Metrics = dict[str, Any]
 
 
-def optimize_stage(run: Run, stage: int, until: int | None = None) -> None:
-    """Make the stage's updates that no checkpoint holds yet, up to where it ends, or `until`."""
-    first = run.schedule.first_update(stage)
-    if run.newest_update >= run.schedule.first_update(stage + 1):
-        run.progress.say(f"stage {stage}: all updates are made")
-        return
-    if run.alone and (run.config.distributed.processes > 1 or run.config.backend.name == "ray"):
-        optimize_in_ranks(run, stage, until)
-        return
-    start = max(run.newest_update, first)
-    evaluate_if_due(run, start)
-    trainer = run.trainer_at(start)
-    reader = StageReader(run, stage)
-    planned = run.schedule.planned_updates(stage)
-    run.progress.begin(heading(run, stage, "optimize"), "updates", planned, start - first)
-    last = math.inf if until is None else until
-    while trainer.update < min(run.schedule.first_update(stage + 1), last):
+def optimize_stage(
+    run: OpenRun,
+    stage: Stage,
+    training: Training,
+    metrics: MetricsLog,
+    *,
+    compute: Compute,
+    arrived: Callable[[StageReader, int], None],
+    between: Callable[[int], None],
+    until: int | None = None,
+) -> None:
+    """Make the stage's updates that no checkpoint holds yet, up to where it ends, or `until`.
+
+    `compute` gives logprobs of other policies. `arrived` waits for the shards of an update that may
+    still come. `between` is called before the first update and after each one, with its number.
+    """
+    first, config = stage.first_update, run.config
+    start = max(run.folder.newest_update(), first)
+    between(start)
+    trainer = training.at(start)
+    reader = StageReader(stage, compute)
+    planned = stage.schedule.planned_updates(stage.number)
+    run.progress.begin(stage.heading("optimize"), "updates", planned, start - first)
+    end = first + planned if until is None else min(first + planned, until)
+    while trainer.update < end:
         run.check()
-        run.rest_engines()
         began = time.monotonic()
+        arrived(reader, trainer.update)
         experience = reader.of_update(trainer.update)
-        read_seconds = time.monotonic() - began
-        told = {"stage": stage, "staleness": trainer.update - first}
-        reward = run.progress.behavior_reward = reader.behavior_reward
-        watch = SampleCollector() if samples_due(run, trainer.update + 1) else None
-        metrics = trainer.step(experience, watch)
-        metrics |= {"time/read": read_seconds, "time/checkpoint": run.checkpoint_seconds}
-        run.checkpoint_seconds = 0.0  # they stand in the line of the next update
+        line: Metrics = {"stage": stage.number, "staleness": trainer.update - first}
+        line["time/read"] = time.monotonic() - began
+        line["time/checkpoint"] = training.take_checkpoint_seconds()
+        line["behavior_reward"] = run.progress.behavior_reward = reader.behavior_reward()
+        watch = SampleCollector() if samples_due(config, stage, trainer.update + 1) else None
+        line |= trainer.step(experience, watch)
+        update = trainer.update
+        early_end = ends_early(stage, update, line)
         if run.ranks.first:
-            run.metrics.append("update", trainer.update, **told, behavior_reward=reward, **metrics)
+            metrics.append("update", update, **line)
             if watch is not None:
-                keep_samples(run, experience, watch)
-        if metrics["skipped"]:
-            report_nonfinite(run, experience, metrics)
-        end_if_stale(run, stage, metrics)
-        if checkpoint_due(run, trainer.update):
-            checkpoint(run)
-        run.progress.advance(1, metrics["tokens"])
-        evaluate_if_due(run, trainer.update)
+                keep_samples(run, stage, update, experience, watch)
+            if early_end:
+                metrics.append("stage_end", update, **early_end)
+        if line["skipped"]:
+            report_nonfinite(run, update, experience, line, trainer.nonfinite_in_a_row)
+        if early_end:
+            run.progress.say(early_end_sentence(early_end, config.stage_until.name))
+        if early_end or update == first + planned:
+            training.schedule, end = stage.schedule.ending_at(update), update
+        if checkpoint_due(config, training.schedule, update):
+            training.save(metrics)
+        run.progress.advance(1, line["tokens"])
+        between(update)
     run.progress.end()
 
 
-def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
-    """End the stage after this update where its `stage_until`, or the run, ends.
+def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
+    """Return the "stage_end" line if `stage_until` ends the stage after `update` updates.
 
-    What is left of its rollouts is not trained on: a "stage_end" line tells how many.
+    The rest of its rollouts is not trained on; the line tells how many.
     """
-    rule, update = run.config.stage_until, run.trainer.update
-    moved = metrics.get(rule.name)
-    before, planned = run.schedule, run.schedule.planned_updates(stage)
-    made = update - before.first_update(stage)
-    if made == planned:
-        run.schedule = before.ending_at(update)
-        return
-    if moved is None or not moved > getattr(rule, "limit", math.inf):
-        return
-    run.schedule = before.ending_at(update)
-    batches = math.ceil(made / before.options.passes_per_batch)
-    rollouts = before.batches(stage) * before.options.rollouts_per_update
-    unused = rollouts - batches * before.options.rollouts_per_update
-    ends = {"stage": stage, "updates": made, "planned_updates": planned, "unused_rollouts": unused}
-    if run.ranks.first:
-        run.metrics.append("stage_end", update, **ends, **{rule.name: moved})
-    run.progress.say(
-        f"stage {stage} ends after {made} of {planned} updates: {rule.name} {moved:.3g}; {unused} "
-        f"of its {rollouts} rollouts are not trained on"
+    rule, schedule = stage.config.stage_until, stage.schedule
+    moved = line.get(rule.name)
+    made, planned = update - stage.first_update, schedule.planned_updates(stage.number)
+    if made == planned or moved is None or not moved > getattr(rule, "limit", math.inf):
+        return None
+    batches = schedule.batches(stage.number)
+    unused = batches - math.ceil(made / schedule.options.passes_per_batch)
+    return {
+        "stage": stage.number,
+        "updates": made,
+        "planned_updates": planned,
+        "unused_rollouts": unused * schedule.options.rollouts_per_update,
+        rule.name: moved,
+    }
+
+
+def early_end_sentence(end: Metrics, rule: str) -> str:
+    """Tell a person what a "stage_end" line says."""
+    return (
+        f"stage {end['stage']} ends after {end['updates']} of {end['planned_updates']} updates: "
+        f"{rule} {end[rule]:.3g}; {end['unused_rollouts']} of its rollouts are not trained on"
     )
+
+
+def checkpoint_due(config: RunConfig, schedule: Schedule, update: int) -> bool:
+    """Return whether the policy after `update` updates is saved."""
+    options = config.checkpoint
+    stage_end = options.stage_end and update == schedule.first_update(schedule.stage_of(update))
+    every = options.every > 0 and update % options.every == 0
+    return every or stage_end or update == schedule.options.total_updates
+
+
+def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
+    """Return whether rollouts of update number `update` (from 1) are kept to be looked at."""
+    every, staleness = config.samples.every, update - 1 - stage.first_update
+    ends = (0, stage.schedule.planned_updates(stage.number) - 1)
+    return every > 0 and (update % every == 0 or staleness in ends)
+
+
+def keep_samples(
+    run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
+) -> None:
+    """Publish a few of an update's rollouts with what the objective made of each token."""
+    samples = watch.chosen(
+        experience.rollouts, experience.scores, run.config.samples.count, run.prompts.tokenizer
+    )
+    document = {
+        "update": update,
+        "stage": stage.number,
+        "staleness": update - 1 - stage.first_update,
+        "samples": samples,
+    }
+    publish_json(run.folder.samples(update), document)
+
+
+def report_nonfinite(
+    run: OpenRun, update: int, experience: Experience, line: Metrics, in_a_row: int
+) -> None:
+    """Keep what was in an update that was not applied.
+
+    Raises RunStopped after too many in a row.
+    """
+    path = run.folder.nonfinite(update)
+    groups = dict.fromkeys(rollout.group for rollout in experience.rollouts)
+    document = {
+        "update": update,
+        "loss": str(line["loss"]),
+        "grad_norm": str(line["grad_norm"]),
+        "groups": [[key.problem_id, key.occurrence] for key in groups],
+    }
+    if run.ranks.first:
+        publish_json(path, document)
+    run.progress.say(
+        f"update {update} had loss {line['loss']} and gradient norm {line['grad_norm']}; it was "
+        f"not applied, its groups are in {path}"
+    )
+    if in_a_row >= run.config.optimizer.nonfinite_limit:
+        raise RunStopped(
+            f"{in_a_row} updates in a row had a non-finite loss or gradient; see {path.parent}; a "
+            "lower --optimizer.lr (with --force) may help"
+        )

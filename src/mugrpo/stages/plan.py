@@ -1,15 +1,15 @@
 """Which groups a stage samples, and which of them each update trains on.
 
-Where every group is trained on, both are arithmetic. Dynamic sampling goes by rounds: the stage's
-own groups first; then, as long as too few have right and wrong responses, one further shard of as
-many groups as seem to be missing. What is sampled next follows from the scores of what was sampled
-before, so it is the same after a kill.
+If every group is trained on, both are arithmetic. Dynamic sampling goes by rounds: the stage's own
+groups first; then, while too few have right and wrong responses, one more shard of as many groups
+as seem to be missing. What is sampled next follows from the scores of what was sampled before, so
+it is the same after a kill.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mugrpo.config.stages import DynamicSampling
@@ -17,139 +17,141 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.shards import ShardSet, read_statuses, write_plan
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
-from mugrpo.run.run import Run
+from mugrpo.stages.stage import Stage
 
-Shard = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
+ShardGroups = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
 
 
-def stage_shards(run: Run, stage: int) -> list[Shard]:
-    """The groups of every shard that the stage has to sample, as far as is known now.
+def stage_shards(stage: Stage) -> list[ShardGroups]:
+    """Return the groups of every shard that the stage has to sample, as far as is known now.
 
     More may follow once all of these are scored, until the stage is planned.
     """
-    if plan := _standing_plan(run, stage):
-        stream = run.schedule.stream(stage)
+    if plan := _standing_plan(stage):
+        stream = stage.schedule.stream(stage.number)
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
-    return [shard for shard, _ in _sampled(run, stage)]
+    return [shard for shard, _ in _sampled(stage)]
 
 
-def is_made(run: Run, stage: int, rollouts: ShardSet, shard: int) -> bool:
-    """Whether a shard is there, and of the policy that the stage begins with.
+def is_made(stage: Stage, rollouts: ShardSet, shard: int) -> bool:
+    """Return whether a shard is there, and of the policy that the stage begins with.
 
-    Another one it has where the updates before the stage were made anew, on another machine, and a
+    It may be of another one: updates before the stage were made again on another machine, and a
     stage ended elsewhere. Shards from elsewhere do not tell.
     """
-    first_update = run.schedule.first_update(stage)
-    return (
-        shard in rollouts and rollouts.entry(shard).get("policy_step", first_update) == first_update
-    )
+    if shard not in rollouts:
+        return False
+    step = rollouts.entry(shard).get("policy_step", stage.first_update)
+    return bool(step == stage.first_update)
 
 
-def require(run: Run, stage: int, kind: str) -> None:
-    """Raise UsageError where the stage lacks shards of `kind`."""
-    have, wanted = shards_made(run, stage, kind)
+def require(stage: Stage, kind: str) -> None:
+    """Raise UsageError if the stage lacks shards of `kind`."""
+    have, wanted = shards_made(stage, kind)
     if have < wanted:
         before = "generate" if kind == "rollouts" else "score"
         raise UsageError(
-            f"stage {stage} has {have} of {wanted} shards of {kind}; run `mugrpo {before} "
-            f"{run.dir.root} --stage {stage}` first"
+            f"stage {stage.number} has {have} of {wanted} shards of {kind}; run `mugrpo {before} "
+            f"{stage.folder.root} --stage {stage.number}` first"
         )
 
 
-def shards_made(run: Run, stage: int, kind: str) -> tuple[int, int]:
-    """How many shards of `kind` ("rollouts" or "scores") the stage has, and how many it needs."""
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    scores = ShardSet(run.dir.scores(stage), "scores")
-    shards = range(len(stage_shards(run, stage)))
+def shards_made(stage: Stage, kind: str) -> tuple[int, int]:
+    """Return how many shards of `kind` ("rollouts", "scores") the stage has and needs."""
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
+    shards = range(len(stage_shards(stage)))
     if kind == "rollouts":
         return sum(shard in rollouts for shard in shards), len(shards)
-    judge = run.judge_of(stage)
+    judge = stage.required_judge()
     return sum(scored(rollouts, scores, shard, judge) for shard in shards), len(shards)
 
 
-def plan_stage(run: Run, stage: int) -> None:
+def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
     """Publish the stage's batch plan: for every batch its groups, in the order they were sampled.
 
-    Raises UsageError where shards made elsewhere are not the schedule's, and RunStopped where
-    dynamic sampling has not found enough groups.
+    Raises UsageError if shards made elsewhere are not the schedule's, RunStopped if dynamic
+    sampling has not found enough groups.
     """
-    if _standing_plan(run, stage):
+    if _standing_plan(stage):
         return
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    size, per_update = run.config.schedule.group_size, run.config.schedule.problems_per_update
+    rollouts, options = stage.shards("rollouts"), stage.config.sampling
+    size, per_update = stage.config.schedule.group_size, stage.config.schedule.problems_per_update
     chosen, others, groups = list[Group](), list[Group](), list[int]()
-    for number, (shard, varies) in enumerate(_sampled(run, stage)):
-        if number in rollouts and rollouts.entry(number)["rows"] != len(shard) * size:
-            raise UsageError(
-                f"{rollouts.path(number)} has {rollouts.entry(number)['rows']} rollouts, not the "
-                f"{len(shard) * size} of the schedule: whole groups, and rollouts.shard_rollouts "
-                "to a shard"
-            )
+    for number, (shard, varies) in enumerate(_sampled(stage)):
+        _require_rows(rollouts, number, len(shard) * size)
         groups.append(len(shard))
         for index, (problem, _) in enumerate(shard):
             places = [(number, row) for row in range(index * size, (index + 1) * size)]
             (chosen if varies[index] else others).append(Group(problem, places))
-    count = run.schedule.batches(stage)
+    count = stage.schedule.batches(stage.number)
     full = batches(chosen, per_update, count)
-    if isinstance(run.config.sampling, DynamicSampling):
+    if isinstance(options, DynamicSampling):
         found = (
-            f"stage {stage}: of {len(chosen) + len(others)} sampled groups {len(chosen)} have "
-            f"right and wrong responses, enough for {len(full)} of {count} batches"
+            f"stage {stage.number}: of {len(chosen) + len(others)} sampled groups {len(chosen)} "
+            f"have right and wrong responses, enough for {len(full)} of {count} batches"
         )
-        if len(full) < count and run.config.sampling.when_short == "fill":
+        if len(full) < count and options.when_short == "fill":
             full = batches([*chosen, *others], per_update, count)
             found += "; the others are filled up"
         if len(full) < count:
-            raise _short(found, run.config.sampling)
-        run.progress.say(found)
+            raise _short(found, options)
+        say(found)
     write_plan(
-        ShardSet(run.dir.plan(stage), "plan"),
+        stage.shards("plan"),
         [[place for group in batch for place in group.places] for batch in full],
         groups=groups,
-        rests_on=_rests_on(run, stage, len(groups)),
+        rests_on=_rests_on(stage, len(groups)),
     )
 
 
-def _standing_plan(run: Run, stage: int) -> ShardSet | None:
-    """The stage's plan, where it has one that counts.
+def _require_rows(rollouts: ShardSet, number: int, rows: int) -> None:
+    if number in rollouts and rollouts.entry(number)["rows"] != rows:
+        raise UsageError(
+            f"{rollouts.path(number)} has {rollouts.entry(number)['rows']} rollouts, not the "
+            f"{rows} of the schedule: whole groups, and rollouts.shard_rollouts to a shard"
+        )
+
+
+def _standing_plan(stage: Stage) -> ShardSet | None:
+    """Return the stage's plan, or None if it has none that counts.
 
     A plan that groups were chosen for by other scores counts only once an update is made by it.
     """
-    plan = ShardSet(run.dir.plan(stage), "plan")
+    plan = stage.shards("plan")
     if 0 not in plan:
         return None
     entry = plan.entry(0)
-    begun = run.newest_update > run.schedule.first_update(stage)
-    if begun or entry["rests_on"] == _rests_on(run, stage, len(entry["groups"])):
-        return plan
-    return None
+    same = entry["rests_on"] == _rests_on(stage, len(entry["groups"]))
+    return plan if stage.begun() or same else None
 
 
-def _rests_on(run: Run, stage: int, shards: int) -> list[str] | None:
-    """The checksums of the scores that decide which groups are trained on, None where all are."""
-    if not isinstance(run.config.sampling, DynamicSampling):
+def _rests_on(stage: Stage, shards: int) -> list[str] | None:
+    """Return the checksums of the scores that decide which groups are trained on.
+
+    None if all are.
+    """
+    if not isinstance(stage.config.sampling, DynamicSampling):
         return None
-    scores = ShardSet(run.dir.scores(stage), "scores")
+    scores = stage.shards("scores")
     return [scores.entry(number)["sha256"] for number in range(shards) if number in scores]
 
 
-def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
-    """Each shard's groups, and which of them may be trained on (none known: not scored yet)."""
-    options, schedule = run.config.sampling, run.schedule
-    per_shard = math.ceil(run.config.rollouts.shard_rollouts / schedule.options.group_size)
-    stream = schedule.stream(stage)
-    per_update, wanted = schedule.options.problems_per_update, schedule.batches(stage)
+def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
+    """Yield each shard's groups, and which of them may be trained on ([] if not scored yet)."""
+    options, schedule = stage.config.sampling, stage.schedule
+    per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.options.group_size)
+    stream = schedule.stream(stage.number)
+    per_update, wanted = schedule.options.problems_per_update, schedule.batches(stage.number)
     own = list(islice(stream, wanted * per_update))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
         yield from ((shard, [True] * len(shard)) for shard in shards)
         return
-    rollouts = ShardSet(run.dir.rollouts(stage), "rollouts")
-    scores = ShardSet(run.dir.scores(stage), "scores")
+    rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     kept, sampled, unscored = list[Group](), 0, False
     limit = math.floor(options.max_oversampling * len(own))
     for number, shard in enumerate(shards):  # grows
-        varies = _varies(run, stage, rollouts, scores, number)
+        varies = _varies(stage, rollouts, scores, number)
         yield shard, varies
         unscored = unscored or not varies
         kept += [Group(p, []) for (p, _), v in zip(shard, varies, strict=False) if v]
@@ -157,7 +159,7 @@ def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
         if number + 1 < len(shards) or unscored or sampled >= limit:
             continue
         if len(batches(kept, per_update, wanted)) < wanted:
-            if is_made(run, stage, rollouts, number + 1):  # by what was known then
+            if is_made(stage, rollouts, number + 1):  # by what was known then
                 more = rollouts.entry(number + 1)["rows"] // schedule.options.group_size
             else:
                 more = further_groups(
@@ -170,16 +172,16 @@ def _sampled(run: Run, stage: int) -> Iterator[tuple[Shard, list[bool]]]:
             shards.append(list(islice(stream, more)))
 
 
-def _varies(run: Run, stage: int, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:
-    """Whether each group of a shard has right and wrong responses; [] where it is not scored."""
-    if not is_made(run, stage, rollouts, number):
+def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> list[bool]:
+    """Return whether each group of a shard has right and wrong responses; [] without scores."""
+    if not is_made(stage, rollouts, number):
         return []
-    if not scored(rollouts, scores, number, run.judge_of(stage)):
+    if not scored(rollouts, scores, number, stage.required_judge()):
         return []
     statuses = read_statuses(scores, number)
-    size = run.config.schedule.group_size
+    size = stage.config.schedule.group_size
     groups = (statuses[start : start + size] for start in range(0, len(statuses), size))
-    return [correctness_varies(group, run.config.rewards) for group in groups]
+    return [correctness_varies(group, stage.config.rewards) for group in groups]
 
 
 def _short(found: str, options: DynamicSampling) -> RunStopped:

@@ -12,63 +12,108 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
-from mugrpo.run.run import Run
-from mugrpo.stages.evaluate import evaluate_if_due, evaluation_due
+from mugrpo.run.opened import OpenRun
+from mugrpo.stages.evaluate import evaluation_due
+from mugrpo.stages.sampling import Sampling
+from mugrpo.stages.stage import Stage
 
 _TICK = 0.2
 _PATIENCE = 60.0  # seconds for ranks to end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
-def optimize_in_ranks(run: Run, stage: int, last: int | None = None) -> None:
-    """Make the stage's missing updates, to the `last`, in `distributed.processes` processes."""
+def optimize_in_ranks(
+    run: OpenRun,
+    stage: Stage,
+    *,
+    between: Callable[[int], None],
+    handed_out: Callable[[], AbstractContextManager[Sampling]],
+    until: int | None = None,
+) -> None:
+    """Make the stage's missing updates, up to `until`, in `distributed.processes` processes.
+
+    `between` is called with the number of updates before each start of ranks and at the end. In the
+    block of `handed_out` updates, memory and metrics are theirs; engines may still generate.
+    """
     while True:
-        start = max(run.newest_update, run.schedule.first_update(stage))
-        evaluate_if_due(run, start)
-        end = run.schedule.first_update(stage + 1)
-        end = end if last is None else min(end, last)
+        start = max(run.folder.newest_update(), stage.first_update)
+        between(start)
+        now = replace(stage, schedule=run.schedule())
+        end = now.end if until is None else min(now.end, until)
         if start >= end:
             return
-        until = next((u for u in range(start + 1, end) if evaluation_due(run, u)), end)
-        run.hand_out()
-        _run_ranks(run, stage, until)
-        run.take_back()
-        if run.newest_update <= start:
-            raise RunStopped(f"the ranks made no update after {start}; see {run.dir.rank_logs()}")
+        due = (u for u in range(start + 1, end) if evaluation_due(run.config, u))
+        with handed_out() as sampling:
+            _run_ranks(run, stage.number, next(due, end), sampling)
+        if run.folder.newest_update() <= start:
+            logs = run.folder.rank_logs()
+            raise RunStopped(f"the ranks made no update after {start}; see {logs}")
 
 
-def _run_ranks(run: Run, stage: int, until: int) -> None:
-    """Raises Interrupted where the run was asked to stop, RunStopped naming the rank that ended."""
-    logs = run.dir.rank_logs().absolute()
+def look_after_ranks(run: OpenRun, sampling: Sampling) -> None:
+    """Ask the ranks to save and end if the run stops, or if the shards they wait for are lost."""
+    lost = sampling.background is not None and sampling.background.failed()
+    if (lost or run.stop.signal_name) and not run.folder.stop_request.exists():
+        run.folder.stop_request.touch()
+
+
+def _run_ranks(run: OpenRun, stage: int, until: int, sampling: Sampling) -> None:
+    """Raises Interrupted if the run was asked to stop, RunStopped naming the rank that ended."""
+    logs = run.folder.rank_logs().absolute()
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    run.dir.stop_request.unlink(missing_ok=True)
-    words = ["optimize", str(run.dir.root.absolute()), "--stage", str(stage), "--until", str(until)]
+    run.folder.stop_request.unlink(missing_ok=True)
+    words = ["optimize", str(run.folder.root.absolute())]
+    words += ["--stage", str(stage), "--until", str(until)]
     try:
-        if run.config.backend.name == "ray":
+        if isinstance(run.config.backend, RayBackend):
             from mugrpo.stages.ray_ranks import run_ray_ranks  # Ray is off the default path
 
-            fault = run_ray_ranks(run, words, logs)
+            fault = run_ray_ranks(
+                run.config.backend,
+                words,
+                logs,
+                count=run.config.distributed.processes,
+                engines=sampling.on_cluster(),
+                attend=partial(_attend_on_cluster, run, sampling, logs),
+            )
         else:
-            fault = _run_local_ranks(run, words, logs)
+            look = partial(look_after_ranks, run, sampling)
+            fault = _run_local_ranks(run.config.distributed.processes, words, logs, look)
     finally:
-        run.dir.stop_request.unlink(missing_ok=True)
+        run.folder.stop_request.unlink(missing_ok=True)
     run.stop.check()
-    _ = run.generating  # raises what has stopped it
+    sampling.busy()  # raises what has stopped the generation
     if fault:
         raise RunStopped(fault)
 
 
-def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
-    """Run `mugrpo WORDS` under torchrun; returns what went wrong."""
-    count = run.config.distributed.processes
+def _attend_on_cluster(run: OpenRun, sampling: Sampling, logs: Path) -> None:
+    """See `look_after_ranks`. Raises what stops the run if no rank has begun to hear of it."""
+    look_after_ranks(run, sampling)
+    if run.folder.stop_request.exists():
+        if not any(logs.glob("rank-*.log")):
+            run.stop.check()
+            sampling.busy()
+    elif not sampling.busy():
+        sampling.close()  # the job may be waiting for what engines hold
+
+
+def _run_local_ranks(
+    count: int, words: list[str], logs: Path, look: Callable[[], None]
+) -> str | None:
+    """Run `mugrpo WORDS` under torchrun and call `look` meanwhile. Returns what went wrong."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
     command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
@@ -81,7 +126,7 @@ def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
         )
     try:
         while launcher.poll() is None:
-            run.look_after_ranks()
+            look()
             with suppress(subprocess.TimeoutExpired):
                 launcher.wait(_TICK)
     finally:
@@ -94,7 +139,7 @@ def _run_local_ranks(run: Run, words: list[str], logs: Path) -> str | None:
 
 def _what_happened(logs: Path, count: int) -> str:
     """Which rank ended first and how, in its own words where it had some."""
-    text = _text(logs / "torchrun.log")
+    text = (logs / "torchrun.log").read_text(errors="replace")
     ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
     if not ends:
         return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
@@ -108,7 +153,3 @@ def _what_happened(logs: Path, count: int) -> str:
         return said
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
     return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"
-
-
-def _text(log: Path) -> str:
-    return log.read_text(errors="replace")

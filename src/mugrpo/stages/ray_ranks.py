@@ -14,44 +14,52 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
-from mugrpo.engines.process import RemoteEngine
 from mugrpo.processes.cluster import connected, on_gpus, require_room
 from mugrpo.processes.ending import kill_with_all
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
-from mugrpo.run.run import Run
 
 _TICK = 0.2
 _PATIENCE = 30.0  # seconds for ranks to follow one that has ended in its own words
 _ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
 
 
-def run_ray_ranks(run: Run, words: list[str], logs: Path) -> str | None:
-    """Run `mugrpo WORDS` in `distributed.processes` workers; returns what went wrong."""
-    backend = run.config.backend
-    assert isinstance(backend, RayBackend)
-    count, with_gpus = run.config.distributed.processes, on_gpus(backend)
-    cpus, gpus = count * backend.rank_cpus, count if with_gpus else 0
-    if run.generating:
-        actors = [engine for engine in run.engines if isinstance(engine, RemoteEngine)]
-        cpus += len(actors) * backend.engine_cpus
-        gpus += sum(engine.gpus for engine in actors) if with_gpus else 0
-    require_room(backend, cpus, gpus)
+def run_ray_ranks(
+    backend: RayBackend,
+    words: list[str],
+    logs: Path,
+    *,
+    count: int,
+    engines: Sequence[int],
+    attend: Callable[[], None],
+) -> str | None:
+    """Run `mugrpo WORDS` in `count` workers and call `attend` meanwhile. Returns what went wrong.
+
+    `engines` has the GPUs of each engine that goes on beside them.
+    """
+    with_gpus = on_gpus(backend)
+    cpus = count * backend.rank_cpus + len(engines) * backend.engine_cpus
+    require_room(backend, cpus, count + sum(engines) if with_gpus else 0)
     job = Future[None]()
 
     def fit() -> None:
         try:
-            _fit(backend, count, with_gpus, words, logs, run.dir.root.name)
+            _fit(backend, count, with_gpus, words, logs)
             job.set_result(None)
         except Exception as error:
             job.set_exception(error)
 
-    threading.Thread(target=fit, daemon=True).start()  # not waited for where it waits for room
-    _look_after(run, job, logs)
+    threading.Thread(target=fit, daemon=True).start()  # not waited for: it may wait for room
+    shown = 0
+    while not job.done():
+        attend()
+        wait([job], _TICK)
+        shown = _show(logs / "rank-0.log", shown)
     if said := said_by_ranks(sorted(logs.glob("rank-*.err"))):
         return said
     if (error := job.exception()) is None:
@@ -66,24 +74,7 @@ def run_ray_ranks(run: Run, words: list[str], logs: Path) -> str | None:
     return f"Ray Train stopped with {type(error).__name__}: {first}"
 
 
-def _look_after(run: Run, job: Future[None], logs: Path) -> None:
-    """Until the job is done; raises what stops the run where no rank has begun to hear of it."""
-    shown = 0
-    while not job.done():
-        run.look_after_ranks()
-        if run.dir.stop_request.exists():
-            if not any(logs.glob("rank-*.log")):
-                run.stop.check()
-                _ = run.generating
-        elif not run.generating:
-            run.close_engines()  # the job may be waiting for what they hold
-        wait([job], _TICK)
-        shown = _show(logs / "rank-0.log", shown)
-
-
-def _fit(
-    backend: RayBackend, count: int, with_gpus: bool, words: list[str], logs: Path, name: str
-) -> None:
+def _fit(backend: RayBackend, count: int, with_gpus: bool, words: list[str], logs: Path) -> None:
     connected(backend)
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.config import LoggingConfig
@@ -96,7 +87,7 @@ def _fit(
             num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": backend.rank_cpus}
         ),
         run_config=RunConfig(
-            name=name,
+            name=logs.parents[1].name,
             storage_path=str(logs / "ray"),
             failure_config=FailureConfig(max_failures=backend.restarts),
             logging_config=LoggingConfig(log_level="ERROR"),

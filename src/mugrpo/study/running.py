@@ -27,10 +27,11 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.stopping import StopFlag
+from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
-from mugrpo.run.run import Run
 from mugrpo.stages.plan import shards_made
+from mugrpo.stages.stage import Stage
 from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
 
@@ -92,7 +93,7 @@ class Cells:
             return None
         folder = self._shared(cell)
         with self._alone, self._opened(cell, folder) as run:
-            made = (shards_made(run, 0, kind) for kind in _SHARED)
+            made = (shards_made(Stage.of(run, 0), kind) for kind in _SHARED)
             if all(have == wanted for have, wanted in made):
                 return None
         for command in ("generate", "score"):
@@ -130,7 +131,7 @@ class Cells:
     def _shared(self, cell: Cell) -> Path:
         return self.work / "first-stages" / cell.first_stage
 
-    def _opened(self, cell: Cell, folder: Path) -> AbstractContextManager[Run]:
+    def _opened(self, cell: Cell, folder: Path) -> AbstractContextManager[OpenRun]:
         """Begin the run, or check that it is the cell's."""
         return open_run(
             self.base,
@@ -169,10 +170,10 @@ class Cells:
 def share_first_stage(source: RunDir, target: RunDir) -> None:
     """Give `target` the rollouts and scores of `source`'s first stage, without copying them."""
     for kind in _SHARED:
-        folder = target.logprobs(0, kind)
+        folder = target.shards(0, kind)
         if not folder.exists():
             with publish_folder(folder) as unfinished:
-                for file in source.logprobs(0, kind).iterdir():
+                for file in source.shards(0, kind).iterdir():
                     _link(file, unfinished / file.name)
 
 

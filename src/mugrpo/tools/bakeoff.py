@@ -25,22 +25,23 @@ from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file, publish_folder
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.pipeline import run_phase
+from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
+from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import provenance_of
-from mugrpo.run.run import Run
-from mugrpo.stages.evaluate import evaluate_once
+from mugrpo.run.weights import weights_at
+from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.plan import plan_stage, require
+from mugrpo.stages.stage import Stage
 
 _OF_THE_STAGE = ("rollouts", "scores", "plan")
-_ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")  # made by the first in need
 
 Line = dict[str, Any]
 
 
-def bakeoff(run: Run, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
+def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
     """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
 
     A method is a preset's name or a TOML file; it gives the parts of the update (UPDATE_PARTS), all
@@ -52,23 +53,22 @@ def bakeoff(run: Run, stage: int, methods: Sequence[str], *, force: bool = False
     configs = {Path(method).stem: _config_of(run.config, method) for method in named}
     if len(configs) < len(named):
         raise UsageError(f"{', '.join(named)}: two methods of one name; rename a file")
-    first = run.schedule.first_update(stage)
-    require(run, stage, "rollouts")
-    require(run, stage, "scores")
-    plan_stage(run, stage)
-    run.policy_at(first)  # refused here where its checkpoint is gone
-    run.task.prepare()
+    the_stage = Stage.of(run, stage)
+    first = the_stage.first_update
+    require(the_stage, "rollouts")
+    require(the_stage, "scores")
+    plan_stage(the_stage, run.progress.say)
+    weights_at(run.folder, run.config.model, first)  # refused here if its checkpoint is gone
     if run.eval_problems:
-        evaluate_once(run, first)
-    home = run.dir.bakeoff(stage)
+        evaluate(run, first, again=False)
+    home = run.folder.bakeoff(stage)
     for number, (name, config) in enumerate(configs.items(), start=1):
         run.progress.say(f"{name} ({number} of {len(configs)})")
         _begin(run, stage, home / name, config)
         with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
-            run_phase(arm, "optimize", stage)
+            optimize(arm, stage)
             if arm.eval_problems:
-                arm.task.prepare()
-                evaluate_once(arm, arm.schedule.first_update(stage + 1))
+                evaluate(arm, arm.schedule().first_update(stage + 1), again=False)
     lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
     with publish_file(home / "table.md") as file:
         file.write((table(lines, first) + "\n").encode())
@@ -159,7 +159,7 @@ def _parts(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include=set(UPDATE_PARTS))
 
 
-def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
+def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     """Make the run in `folder`, linked to what it rests on, where it is not there yet."""
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
@@ -173,8 +173,8 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
         else:
             return
         raise UsageError(f"{folder} was made with {what}; remove it to train it again")
-    first = run.schedule.first_update(stage)
-    run_dir = run.dir
+    first = run.schedule().first_update(stage)
+    run_dir = run.folder
     with publish_folder(folder) as unfinished:
         new = RunDir(unfinished)
 
@@ -186,9 +186,9 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
 
         for past in range(stage):  # whatever becomes of the run, it does not need them again
             link(run_dir.stage(past), new.stage(past))
-        for name in (*_OF_THE_STAGE, *_ONCE_A_STAGE):
-            run_dir.logprobs(stage, name).mkdir(exist_ok=True)
-            link(run_dir.logprobs(stage, name), new.logprobs(stage, name))
+        for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
+            run_dir.shards(stage, name).mkdir(exist_ok=True)
+            link(run_dir.shards(stage, name), new.shards(stage, name))
         for update in run_dir.checkpoint_updates():
             if update <= first:
                 link(run_dir.checkpoint(update), new.checkpoint(update))
@@ -200,8 +200,8 @@ def _begin(run: Run, stage: int, folder: Path, config: RunConfig) -> None:
         new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
 
 
-def _origin(run: Run, stage: int) -> str:
+def _origin(run: OpenRun, stage: int) -> str:
     """A hash of the rollouts, their scores and their plan."""
-    sets = [ShardSet(run.dir.logprobs(stage, name), name) for name in _OF_THE_STAGE]
+    sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
     sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()

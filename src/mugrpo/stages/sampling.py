@@ -1,0 +1,121 @@
+"""The engines that a phase samples with, brought to the policy's weights at each refresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Lock
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mugrpo.disk.records import Rollout
+from mugrpo.disk.shards import ShardSet
+from mugrpo.engines import make_engines
+from mugrpo.engines.base import Engine
+from mugrpo.engines.process import RemoteEngine
+from mugrpo.model.memory import give_back_memory
+from mugrpo.optimize.logprobs_process import logprobs_elsewhere
+from mugrpo.rollouts.lengths import ExpectedLengths
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.weights import Weights
+from mugrpo.stages.background import Background
+
+
+class Sampling:
+    """The engines of a run. They start at the first refresh and end with `close`.
+
+    `background` is the generation that runs beside updates, if there is one.
+    """
+
+    def __init__(self, run: OpenRun, weights: Weights) -> None:
+        self.background: Background | None = None
+        self._run = run
+        self._weights = weights
+        self._engines: list[Engine] = []
+        self._lengths = (0, ExpectedLengths())  # learned from the stages before this one
+
+    def start(self) -> list[Engine]:
+        """Return the engines. Start them if they are not there."""
+        run = self._run
+        if not self._engines:
+            self._engines = make_engines(
+                self._weights.load(),
+                run.config,
+                log=run.folder.log,
+                notify=run.progress.say,
+                check=run.stop.check,
+            )
+        return self._engines
+
+    def refresh(self, update: int) -> list[Engine]:
+        """Return the engines, sampling from the policy after `update` updates.
+
+        Waits for generation in the background. A policy in this process takes these weights too.
+        """
+        if self.background:
+            self.background.wait()
+        if self._weights.policy is not None:
+            self._weights.at(update)
+        engines, lock = self.start(), Lock()
+        handed_over = cache(lambda: self._weights.handed_over(update))
+
+        def weights() -> str:
+            with lock:
+                return handed_over()
+
+        give_back_memory()
+        with ThreadPoolExecutor(len(engines)) as pool:
+            list(pool.map(lambda engine: engine.refresh(update, weights), engines))
+        return engines
+
+    def trainer_logprobs(
+        self, update: int, rollouts: Sequence[Rollout]
+    ) -> list[NDArray[np.float32]]:
+        """Return the logprobs [T] that the trainer's forward pass gives after `update` updates.
+
+        Without a model in this process, another process computes them, so that none stays here.
+        """
+        run = self._run
+        if self._weights.policy is not None:
+            return self._weights.logprobs(update, rollouts)
+        path, log = self._weights.path(update), run.folder.log("canary")
+        return logprobs_elsewhere(run.config, path, rollouts, log, run.stop.check)
+
+    def expected_lengths(self, stage: int) -> ExpectedLengths:
+        """Return what the stages before `stage` tell of the lengths of its responses."""
+        learned, expected = self._lengths
+        if learned > stage:
+            learned, expected = 0, ExpectedLengths()
+        for earlier in range(learned, stage):
+            expected.learn(ShardSet(self._run.folder.shards(earlier, "rollouts"), "rollouts"))
+        self._lengths = (stage, expected)
+        return expected
+
+    def on_cluster(self) -> list[int]:
+        """Return the GPUs of each engine that generates in the background, on Ray."""
+        engines = self._engines if self.busy() else []
+        return [engine.gpus for engine in engines if isinstance(engine, RemoteEngine)]
+
+    def rest(self) -> None:
+        """Leave the machine to the updates, unless engines generate beside them."""
+        if not self.busy():
+            for engine in self._engines:
+                engine.rest()
+
+    def busy(self) -> bool:
+        """Return whether rollouts are generated in the background."""
+        return self.background is not None and self.background.running()
+
+    def close(self) -> None:
+        """Give back all that the engines hold. The next use starts them again."""
+        while self._engines:
+            self._engines.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

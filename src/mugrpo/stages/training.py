@@ -1,0 +1,98 @@
+"""The trainer that a phase makes updates with, and what is saved of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mugrpo.disk.errors import Interrupted
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.optimize.checkpoint import save_checkpoint
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.weights import Weights
+from mugrpo.stages.stage import reference_update
+
+
+class Training:
+    """The trainer of a run's updates, made at the first of them.
+
+    `schedule` is what the updates so far have made of it: stages may have ended early.
+    """
+
+    def __init__(self, run: OpenRun, weights: Weights, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.trainer: Trainer | None = None
+        self._checkpoint_seconds = 0.0
+        self._run = run
+        self._weights = weights
+
+    def at(self, update: int) -> Trainer:
+        """Return the trainer as it was after `update` updates."""
+        trainer = self.trainer
+        if trainer and trainer.update == trainer.policy.update == update:
+            return trainer
+        if update == 0:
+            self._weights.at(0)
+            trainer = None  # a fresh optimizer
+        self.trainer = trainer = trainer or self._fresh()
+        if update:
+            trainer.load(Path(self._weights.path(update)))
+        return trainer
+
+    def _fresh(self) -> Trainer:
+        trainer = Trainer(self._weights.load(), self._run.config, self._weights.budget)
+        if self._run.config.optimizer.share_prompts and not trainer.share:
+            self._run.progress.say(
+                "the model's form, or gradient checkpointing, lets no responses share a prompt: "
+                "each is computed with its own"
+            )
+        return trainer
+
+    def release(self) -> None:
+        """Leave updates and memory to other processes."""
+        self.trainer = None
+        self._weights.release()
+
+    def take_checkpoint_seconds(self) -> float:
+        """Return the seconds spent on checkpoints since the last call."""
+        seconds, self._checkpoint_seconds = self._checkpoint_seconds, 0.0
+        return seconds
+
+    def unsaved(self) -> bool:
+        """Return whether the trainer has made updates that no checkpoint holds."""
+        trainer = self.trainer
+        if trainer is None or trainer.update != trainer.policy.update:
+            return False
+        return trainer.update > self._run.folder.newest_update()
+
+    def save(self, metrics: MetricsLog) -> None:
+        """Publish a checkpoint of the trainer, after every metric up to it."""
+        began = time.monotonic()
+        run, trainer, schedule = self._run, self.trainer, self.schedule
+        assert trainer is not None
+        if run.ranks.first:
+            metrics.sync()
+        stage = schedule.stage_of(trainer.update - 1)
+        references = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
+        save_checkpoint(
+            trainer,
+            run.folder,
+            starts=schedule.starts,
+            keep=run.config.checkpoint.keep,
+            needed={schedule.first_update(stage), *references},
+        )
+        self._checkpoint_seconds += time.monotonic() - began
+
+    @contextmanager
+    def saved_if_interrupted(self, metrics: MetricsLog) -> Iterator[None]:
+        """Save every update made in the block if a signal ends it."""
+        try:
+            yield
+        except Interrupted:
+            if self.unsaved():
+                self.save(metrics)
+            raise
