@@ -43,12 +43,14 @@ from torch.utils._pytree import tree_leaves
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.optimize.batching import MicroBatch, Responses, collate
+from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.experience import Experience, Responses
 from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.gradient import prepass
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import reduced_loss
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.trainer import Trainer
 from objective_variants import GROUP, PLAIN, VARIANTS, config_of, needed, stored_of, synthetic
 
 LIMIT = 0.02
@@ -123,7 +125,7 @@ def measured_update(
         nonlocal away
         began = time.perf_counter()
         policy = plain.policy
-        full = collate(everything, batch.rows, pad_id=policy.pad_id, device=policy.device)
+        full = collate(everything, batch.places, pad_id=policy.pad_id, device=policy.device)
         batches.append(replace(batch, stored=full.stored))
         random.shuffle(order)
         for name in order:
@@ -157,8 +159,8 @@ def own_parts(policy: Policy, whole: Experience, repetitions: int) -> tuple[Seco
             part.end(tokens)
             own[name].append(part.seconds)
             if part.loss.objective.prepass is not None:
-                prepass = partial(Trainer(policy, configs[name])._prepass, batches)
-                beside.setdefault(name, []).append(timed(prepass))
+                again = partial(prepass, policy, batches, part.loss, configs[name])
+                beside.setdefault(name, []).append(timed(again))
     return own, beside
 
 

@@ -16,8 +16,8 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion
 from mugrpo.model.policy import Policy
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.optimize.trainer import Experience
 from mugrpo.tasks.chain import Chain, demonstration
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -31,15 +31,12 @@ def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
     with open_run(
         options.config, overrides=overrides, run_dir=options.run_dir, progress=Progress()
     ) as run:
-        append = run.metrics.append
 
-        def stamped(kind: str, update: int, **values: Any) -> None:
-            append(kind, update, **values)
+        def stamped(kind: str, update: int, values: dict[str, Any]) -> None:
             if kind == "evaluation":
                 outcome.evaluated(update, values["accuracy"], values["time/evaluate"])
 
-        run.metrics.append = stamped  # type: ignore[method-assign]
-        train(run)
+        train(run, on_metrics=stamped)
     outcome.ended()
     done = read_runs([options.run_dir])[0]
     outcome.phases = phase_seconds(spans(done))

@@ -26,7 +26,7 @@ from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.experience import Experience
 
 TINY_FORMS = ("llama", "qwen2", "gpt2")
 

@@ -7,7 +7,7 @@ import torch
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.experience import Experience
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 
 torch.set_num_threads(1)  # the models are tiny

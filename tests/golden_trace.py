@@ -20,7 +20,8 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.engines import make_engine
 from mugrpo.model.policy import load_policy, model_fingerprint
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import Scorer
@@ -72,7 +73,8 @@ def make_rollouts(folder: Path) -> None:
         policy_step=0,
     )
     rollouts = ShardSet(folder / "rollouts", "rollouts")
-    sampler.make_shard(rollouts, 0, [(problem, 0) for problem in problems], lambda _: None)
+    draws = [(problem, 0) for problem in problems]
+    sampler.sample_shard(draws, lambda _: None).publish(rollouts, 0)
     scorer = Scorer(task, problems, policy.tokenizer, CONFIG.rewards, max_new_tokens=48)
     scorer.make_shard(rollouts, ShardSet(folder / "scores", "scores"), 0)
 

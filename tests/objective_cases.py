@@ -179,7 +179,7 @@ def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> Mi
     """Some responses of a batch, its padding cut to `width`."""
     return replace(
         batch,
-        rows=rows.tolist(),
+        places=rows.tolist(),
         mask=batch.mask[rows, :width],
         behavior_logprobs=batch.behavior_logprobs[rows, :width],
         advantages=batch.advantages[rows],

@@ -15,8 +15,9 @@ import torch
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
-from mugrpo.optimize.fsdp import shard
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.fsdp import distribute
+from mugrpo.optimize.trainer import Trainer
 from mugrpo.processes.ranks import Ranks, joined
 from tests.builders import sampled_experience
 from tests.updates import config_of
@@ -49,7 +50,7 @@ def work(ranks: Ranks, made: Path, model: str, updates: int, chosen: dict[str, s
     policy = load_policy(ModelOptions(path=model, **raw.get("model", {})), ranks=ranks)
     if ranks.size > 1:
         distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
-        shard(policy, distributed)
+        distribute(policy, distributed)
     trainer = Trainer(policy, config_of(**raw))
     start = max((int(p.name) for p in made.iterdir()), default=0)
     if start:

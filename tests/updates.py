@@ -13,7 +13,8 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.cut import Layout
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 from tests.builders import verdict
 
 Gradients = dict[str, torch.Tensor]
@@ -36,7 +37,7 @@ def hand_batch(
     """A micro-batch of which only the logprobs are looked at."""
     rows, width = mask.shape
     return MicroBatch(
-        rows=list(range(rows)),
+        places=list(range(rows)),
         ids=torch.zeros(rows, width + 1, dtype=torch.int64),
         prompt_lengths=torch.ones(rows, dtype=torch.int64),
         mask=mask,

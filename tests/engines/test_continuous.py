@@ -15,7 +15,7 @@ from mugrpo.engines.base import Request
 from mugrpo.engines.cache import BLOCK, SlotCache
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.packed import packed
+from mugrpo.engines.reordered import reordered
 from mugrpo.model.policy import Policy, load_policy
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
@@ -95,7 +95,7 @@ def test_packed_layers_give_the_same_and_are_plain_again_afterwards():
     ids = torch.tensor([encoded(policy, PROMPTS[0]).tolist()])
     with torch.inference_mode():
         plain = policy.model(ids).logits
-        with packed(policy, 16):
+        with reordered(policy, 16):
             assert all(
                 "forward" in vars(m) for m in policy.model.modules() if type(m) is torch.nn.Linear
             )

@@ -21,9 +21,11 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model.memory import out_of_memory
 from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize import gradient
 from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget, computing
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -199,7 +201,7 @@ def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help(
 
 
 def in_forward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
-    return lambda patch, _policy: fail_at(patch, Trainer, "logprobs", nth)
+    return lambda patch, _policy: fail_at(patch, gradient, "batch_logprobs", nth)
 
 
 def in_backward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
@@ -281,7 +283,7 @@ def test_the_lower_budget_stays_and_memory_may_run_out_again(
     trainer = Trainer(
         load_policy(ModelOptions()), config, TokenBudget(config.optimizer, told.append)
     )
-    made = fail_at(monkeypatch, Trainer, "logprobs", 1, 2, error=CUDA)
+    made = fail_at(monkeypatch, gradient, "batch_logprobs", 1, 2, error=CUDA)
     first = trainer.step(experience)
     parts = made[0] - 2
     second = trainer.step(experience)
@@ -298,13 +300,13 @@ def test_a_watch_sees_every_response_once(experience: Experience, monkeypatch: p
 
         def watch(batch: Any, logprobs_BT: torch.Tensor, metrics: dict[str, Any]) -> None:
             assert not logprobs_BT.requires_grad and "clipped_fraction" in metrics
-            rows.extend(batch.rows)
-            for row, values, mask in zip(batch.rows, logprobs_BT, batch.mask, strict=True):
+            rows.extend(batch.places)
+            for row, values, mask in zip(batch.places, logprobs_BT, batch.mask, strict=True):
                 logprobs[row] = values[mask]
 
         config = config_of(optimizer={"micro_batch_tokens": budget})
         with monkeypatch.context() as patch:
-            fail_at(patch, Trainer, "logprobs", *fails)
+            fail_at(patch, gradient, "batch_logprobs", *fails)
             Trainer(load_policy(ModelOptions()), config).step(experience, watch)
         assert sorted(rows) == [*range(8), *range(12, 16)]
         return logprobs
@@ -318,7 +320,7 @@ def test_an_error_of_another_kind_in_an_update_is_raised_as_it_is(
     experience: Experience, monkeypatch: pytest.MonkeyPatch
 ):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    made = fail_at(monkeypatch, Trainer, "logprobs", 1, error=error)
+    made = fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=error)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         step(experience, config_of())
     assert made == [1]
@@ -351,7 +353,7 @@ import torch
 from tests.builders import sampled_experience
 from tests.updates import assert_same_gradients, config_of, step
 from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.experience import Experience
 from mugrpo.model.policy import load_policy
 
 torch.set_num_threads(1)
@@ -406,7 +408,7 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
 ):
     """In its fifth update; the sixth has the lower budget from the start."""
     before = shards(run_dir)
-    fail_at(monkeypatch, Trainer, "logprobs", 1, error=CUDA)
+    fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=CUDA)
     ended = command("train", run_dir)
     assert ended.status == 0 and ended.err == ""
     assert ended.out.count("memory ran out in a micro-batch of ") == 1
@@ -426,7 +428,7 @@ def test_without_halving_a_run_stops_and_goes_on_with_the_lower_budget(
 ):
     before = shards(run_dir)
     with monkeypatch.context() as patch:
-        fail_at(patch, Trainer, "logprobs", 1)
+        fail_at(patch, gradient, "batch_logprobs", 1)
         ended = command("train", run_dir, *OFF)
     stopped(ended, LOWER, "or turn on --optimizer.halve_on_out_of_memory")
     assert checkpoints(run_dir) == [2, 3, 4] and max(updates(run_dir)) == 4
@@ -441,7 +443,7 @@ def test_without_halving_a_run_stops_and_goes_on_with_the_lower_budget(
 @pytest.mark.parametrize(
     ("owner", "name", "parts"),
     [
-        (Trainer, "logprobs", (LOWER,)),
+        (gradient, "batch_logprobs", (LOWER,)),
         (torch.optim.AdamW, "step", ("memory ran out in the optimizer's step; weights, grad",)),
     ],
 )

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from mugrpo.config.run import ScheduleOptions
-from mugrpo.optimize import trainer as trainer_module
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize import gradient
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.faults.harm import resume_words, stopped
@@ -49,7 +50,7 @@ def poison(
     how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nan_loss,
 ) -> None:
     """Spoil the loss of the numbered updates."""
-    step, reduced = Trainer.step, trainer_module.reduced_loss
+    step, reduced = Trainer.step, gradient.reduced_loss
     now = 0
 
     def noted(trainer: Trainer, experience: Experience, watch: Any = None) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def poison(
         return how(part, loss_BT) if now in updates else part
 
     monkeypatch.setattr(Trainer, "step", noted)
-    monkeypatch.setattr(trainer_module, "reduced_loss", spoiled)
+    monkeypatch.setattr(gradient, "reduced_loss", spoiled)
 
 
 def groups_of(stage: int, batch: int) -> list[list[object]]:

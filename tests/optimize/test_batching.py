@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from mugrpo.disk.records import FinishReason, Rollout
-from mugrpo.optimize.batching import Responses, collate
+from mugrpo.optimize.batching import collate
 from mugrpo.optimize.cut import Layout
+from mugrpo.optimize.experience import Responses
 
 
 def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Rollout:
@@ -40,7 +41,7 @@ def test_collate_by_hand():
         stored,
     )
     batch = collate(responses, [2, 0], pad_id=7, device=torch.device("cpu"), share=False)
-    assert batch.rows == [2, 0]
+    assert batch.places == [2, 0]
     assert batch.ids.tolist() == [[13, 22, 23, 24], [11, 12, 21, 7]]
     assert batch.prompt_lengths.tolist() == [1, 2]
     assert batch.mask.tolist() == [[True, True, True], [True, False, False]]

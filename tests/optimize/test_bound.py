@@ -22,7 +22,8 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize import advantages
 from mugrpo.optimize.bound import EPS, NAMES, improvement_bound, shortfall
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 
 Tensor = torch.Tensor
 
@@ -282,7 +283,7 @@ def test_an_update_s_numbers_are_those_of_its_groups_however_it_is_cut(experienc
 
     def watch(batch, logprobs_BT, _) -> None:
         log_ratios = ((logprobs_BT.detach() - batch.behavior_logprobs) * batch.mask).sum(-1)
-        seen.update(zip(batch.rows, log_ratios.double(), strict=True))
+        seen.update(zip(batch.places, log_ratios.double(), strict=True))
 
     found = of_bound(trainer.step(update, watch))
     rows = [[0, 1, 2, 3], [4, 6, 7]]

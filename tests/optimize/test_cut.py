@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from mugrpo.optimize.cut import Layout, Row, cut, layout, split_by_prompt, split_by_tokens
+from mugrpo.optimize.cut import Layout, Shape, cut, layout, split_by_prompt, split_by_tokens
 
 
-def rows_of(*groups: tuple[int, list[int]]) -> list[Row]:
+def rows_of(*groups: tuple[int, list[int]]) -> list[Shape]:
     """Rows of groups, (prompt length, response lengths) each, every group with its own prompt."""
-    return [Row(b"%d" % g, p, r) for g, (p, lengths) in enumerate(groups) for r in lengths]
+    return [Shape(b"%d" % g, p, r) for g, (p, lengths) in enumerate(groups) for r in lengths]
 
 
 # --- Whether prompts are shared ------------------------------------------------------------------
@@ -92,8 +92,8 @@ def test_a_group_over_the_budget_is_cut_and_its_rest_goes_with_the_next():
 
 
 def test_the_same_prompt_is_shared_by_the_groups_that_have_it():
-    again = Row(b"0", 100, 5)
-    assert split_by_prompt([again, Row(b"1", 100, 5), again], 1000) == [[0, 2, 1]]
+    again = Shape(b"0", 100, 5)
+    assert split_by_prompt([again, Shape(b"1", 100, 5), again], 1000) == [[0, 2, 1]]
     assert layout([again, again], share=True).computed == 100 + 2 * 4
 
 

@@ -11,8 +11,9 @@ from tests.builders import verdict
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.objectives import kl_surrogate
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.trainer import Trainer
 
 LN2 = math.log(2)
 

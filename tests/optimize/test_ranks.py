@@ -20,8 +20,8 @@ from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import EMBEDDED, Policy
-from mugrpo.optimize.fsdp import shard
-from mugrpo.processes.ending import ranks
+from mugrpo.optimize.fsdp import distribute
+from mugrpo.processes import ranks
 from mugrpo.processes.ranks import Ranks
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -132,7 +132,7 @@ import sys
 from pathlib import Path
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.optimize.fsdp import shard
+from mugrpo.optimize.fsdp import distribute
 from mugrpo.model.policy import load_policy
 from mugrpo.processes.ranks import joined
 
@@ -144,7 +144,7 @@ with joined("optimize") as ranks:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = peak()
     policy = load_policy(ModelOptions(path=sys.argv[1]), ranks=ranks)
-    shard(policy, DistributedOptions())
+    distribute(policy, DistributedOptions())
     Path(sys.argv[2], str(ranks.rank)).write_text(str((peak() - before) * 1024))
 """
 
@@ -185,7 +185,7 @@ def test_a_model_that_ranks_see_otherwise_is_refused_before_it_is_cut(monkeypatc
     policy = tiny_policy("llama")
     policy.ranks = Ranks(0, 2)
     with pytest.raises(UsageError, match=r"files and its config\.json do not agree"):
-        shard(policy, DistributedOptions())
+        distribute(policy, DistributedOptions())
 
 
 def test_work_is_shared_by_its_cost():

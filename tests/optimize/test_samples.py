@@ -14,8 +14,9 @@ from tests.updates import config_of, hand_batch
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import SampleCollector
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.trainer import Trainer
 
 # The session's experience: of 4 groups of 4 the rewards are 1000, 1100, 0000, 0111. So the first
 # rows with a positive advantage are 0, 4 and 13, with a negative one 1, 6 and 12.
@@ -86,7 +87,7 @@ def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> Micro
     width = max(lengths)
     mask = torch.tensor([[place < length for place in range(width)] for length in lengths])
     made = hand_batch(torch.zeros(mask.shape), torch.tensor(advantages), mask)
-    return replace(made, rows=rows)
+    return replace(made, places=rows)
 
 
 def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):

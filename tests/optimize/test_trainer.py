@@ -17,8 +17,8 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.trainer import Experience
 
 # What a config says of a method; the reduction is said beside it.
 METHODS: dict[str, dict[str, Any]] = {

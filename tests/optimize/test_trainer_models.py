@@ -8,7 +8,7 @@ from tests.updates import assert_same_gradients, config_of, step
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.experience import Experience
 
 
 def random_experience(policy: Policy) -> Experience:

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
-from mugrpo.config.run import ModelOptions
-from mugrpo.model.policy import load_policy
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize import gradient
 from mugrpo.optimize.batching import MicroBatch
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 
 
 def test_the_gradient_norm_is_told_before_it_is_clipped(experience):
@@ -67,13 +70,13 @@ def poisoned(experience: Experience, value: float) -> Experience:
 
 def nan_policy(monkeypatch: pytest.MonkeyPatch, *updates: int) -> None:
     """Make the policy's own logprobs NaN in the updates of these numbers, from 0."""
-    logprobs = Trainer.logprobs
+    logprobs = gradient.batch_logprobs
 
-    def spoiled(trainer: Trainer, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs_BT, entropy_BT = logprobs(trainer, batch)
-        return logprobs_BT * (math.nan if trainer.update in updates else 1), entropy_BT
+    def spoiled(policy: Policy, batch: MicroBatch, config: RunConfig) -> tuple[Any, Any]:
+        logprobs_BT, entropy_BT = logprobs(policy, batch, config)
+        return logprobs_BT * (math.nan if policy.update in updates else 1), entropy_BT
 
-    monkeypatch.setattr(Trainer, "logprobs", spoiled)
+    monkeypatch.setattr(gradient, "batch_logprobs", spoiled)
 
 
 @pytest.mark.parametrize("where", ["policy", "rollouts"])

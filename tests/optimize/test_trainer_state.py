@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.optimize.trainer import Experience, Trainer
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
 
 CONFIG = config_of(
     optimizer={"lr": 1e-3, "weight_decay": 0.1, "lr_schedule": "linear", "warmup_updates": 2},

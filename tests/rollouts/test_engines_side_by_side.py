@@ -10,8 +10,8 @@ import pytest
 
 from mugrpo.disk.errors import Interrupted, RunStopped
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Group, Made
-from mugrpo.rollouts.side_by_side import made_shards
+from mugrpo.rollouts.sampler import Draw, SampledShard
+from mugrpo.rollouts.side_by_side import sampled_shards
 
 NOTHING = Decoded((), 0)
 
@@ -26,7 +26,9 @@ class Fake:
     made_of: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def made(self, groups: Sequence[Group], on_decoded: Callable[[Decoded], None]) -> Made:
+    def sample_shard(
+        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
+    ) -> SampledShard:
         (number,) = groups
         self.made_of.append(number)  # type: ignore[arg-type]
         if self.barrier is not None:
@@ -39,7 +41,7 @@ class Fake:
                 on_decoded(NOTHING)
         finally:
             self.ended = True
-        return Made([], slots=number, seconds=0.0)  # type: ignore[arg-type]
+        return SampledShard([], slots=number, seconds=0.0)  # type: ignore[arg-type]
 
 
 def missing(count: int) -> list:
@@ -51,7 +53,7 @@ def test_every_shard_is_made_once_and_by_whoever_is_free():
     barrier = threading.Barrier(2)
     samplers = [Fake(barrier), Fake(barrier)]
     heard: list[Decoded] = []
-    made = dict(made_shards(samplers, missing(6), heard.append))
+    made = dict(sampled_shards(samplers, missing(6), heard.append))
     assert {number: shard.slots for number, shard in made.items()} == {n: n for n in range(6)}
     assert sorted(samplers[0].made_of + samplers[1].made_of) == list(range(6))
     assert [len(s.made_of) for s in samplers] == [3, 3]
@@ -60,7 +62,9 @@ def test_every_shard_is_made_once_and_by_whoever_is_free():
 
 def test_one_sampler_makes_them_in_order_in_this_thread():
     threads: list[threading.Thread] = []
-    made = made_shards([Fake()], missing(3), lambda _: threads.append(threading.current_thread()))
+    made = sampled_shards(
+        [Fake()], missing(3), lambda _: threads.append(threading.current_thread())
+    )
     assert [number for number, _ in made] == [0, 1, 2]
     assert set(threads) == {threading.current_thread()}
 
@@ -71,7 +75,7 @@ def test_what_one_raises_ends_them_all():
     failing.barrier = other.barrier = barrier
     before = set(threading.enumerate())
     with pytest.raises(RunStopped, match="no shard 0"):
-        list(made_shards([failing, other], [(0, [0]), (0, [0])], lambda _: None))
+        list(sampled_shards([failing, other], [(0, [0]), (0, [0])], lambda _: None))
     assert not set(threading.enumerate()) - before
 
 
@@ -82,11 +86,11 @@ def test_a_signal_ends_them_all():
         raise Interrupted("stopped by SIGTERM")
 
     with pytest.raises(Interrupted):
-        list(made_shards(samplers, missing(6), interrupted))
+        list(sampled_shards(samplers, missing(6), interrupted))
     assert all(s.ended or not s.made_of for s in samplers)
     assert sum(len(s.made_of) for s in samplers) <= 2  # none began another
 
 
 def test_two_samplers_and_one_shard():
     samplers = [Fake(), Fake()]
-    assert [number for number, _ in made_shards(samplers, missing(1), lambda _: None)] == [0]
+    assert [number for number, _ in sampled_shards(samplers, missing(1), lambda _: None)] == [0]

@@ -23,7 +23,7 @@ from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache
-from mugrpo.engines.packed import packed
+from mugrpo.engines.reordered import reordered
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
@@ -51,7 +51,7 @@ class ContinuousEngine(SharedModel):
     ) -> Iterator[Decoded]:
         """See `Engine.generate`; what is finished is handed over at every step."""
         batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens)
-        with _evaluating(self.policy), packed(self.policy, batch.slots):
+        with _evaluating(self.policy), reordered(self.policy, batch.slots):
             while batch.busy:
                 yield batch.advance()
 

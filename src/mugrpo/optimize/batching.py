@@ -5,7 +5,7 @@ Their numbers are padded tensors; how the model computes them is the layout's (s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.disk.records import Rollout
-from mugrpo.optimize.cut import Layout, Row, layout
+from mugrpo.optimize.cut import Layout, layout, shape_of
+from mugrpo.optimize.experience import Responses
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Responses that go through the model together."""
 
-    rows: list[int]  # places of the responses in the update
+    places: list[int]  # of the responses in the update
     ids: torch.Tensor  # [B, L] int64, prompt and response, right-padded
     prompt_lengths: torch.Tensor  # [B] int64
     mask: torch.Tensor  # [B, T] bool, true on response tokens
@@ -33,61 +33,36 @@ class MicroBatch:
     prompts: torch.Tensor | None  # [B] int64, number of a row's prompt where prompts are shared
 
 
-@dataclass(frozen=True)
-class Group:
-    """The rewards of a group's G responses. Those that do not count are in no statistic of it."""
-
-    rewards: torch.Tensor  # [G] float64, 0 where it is not known
-    counted: torch.Tensor  # [G] bool
-
-
-@dataclass(frozen=True)
-class Responses:
-    """All responses of an update, as they are cut into micro-batches."""
-
-    rollouts: Sequence[Rollout]
-    advantages: torch.Tensor  # [all responses]
-    varied: torch.Tensor  # [all responses] bool
-    stored: Mapping[str, Sequence[NDArray[np.float32]]]  # name -> logprobs of each response
-    groups: Sequence[Group] = ()  # side by side as the responses are
-
-
-def row_of(rollout: Rollout) -> Row:
-    """What the cut has to know of `rollout`."""
-    prompt = rollout.prompt_ids
-    return Row(prompt.tobytes(), len(prompt), len(rollout.response_ids))
-
-
 def collate(
-    responses: Responses, rows: list[int], *, pad_id: int, device: torch.device, share: bool
+    responses: Responses, places: list[int], *, pad_id: int, device: torch.device, share: bool
 ) -> MicroBatch:
-    """The micro-batch of those of `responses` that `rows` names.
+    """Return the micro-batch of the responses at `places`.
 
-    Where prompts may be shared, `share`, they are if that is cheaper.
+    If prompts may be shared (`share`), they are if that is cheaper.
     """
-    chosen = [responses.rollouts[row] for row in rows]
-    shapes = [row_of(rollout) for rollout in chosen]
+    chosen = [responses.rollouts[place] for place in places]
+    shapes = [shape_of(rollout) for rollout in chosen]
     prompts = np.array([shape.prompt_length for shape in shapes])
     lengths = np.array([shape.response_length for shape in shapes])
-    ids_BL = np.full((len(rows), (prompts + lengths).max()), pad_id, np.int64)
+    ids_BL = np.full((len(places), (prompts + lengths).max()), pad_id, np.int64)
     for b, r in enumerate(chosen):
         ids_BL[b, : prompts[b]] = r.prompt_ids
         ids_BL[b, prompts[b] : prompts[b] + lengths[b]] = r.response_ids
     stored = {
-        name: _padded([logprobs[row] for row in rows]).to(device)
+        name: _padded([logprobs[place] for place in places]).to(device)
         for name, logprobs in responses.stored.items()
     }
     way = layout(shapes, share=share)
     numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(s.prompt for s in shapes))}
     prompts_B = torch.tensor([numbers[shape.prompt] for shape in shapes], device=device)
     return MicroBatch(
-        rows=rows,
+        places=places,
         ids=torch.from_numpy(ids_BL).to(device),
         prompt_lengths=torch.from_numpy(prompts).to(device),
         mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).to(device),
         behavior_logprobs=_padded([r.behavior_logprobs for r in chosen]).to(device),
-        advantages=responses.advantages[rows].to(device, torch.float32),
-        varied=responses.varied[rows].to(device),
+        advantages=responses.advantages[places].to(device, torch.float32),
+        varied=responses.varied[places].to(device),
         stored=stored,
         layout=way,
         prompts=prompts_B if way.shared else None,

@@ -33,7 +33,7 @@ def computing(batch: MicroBatch) -> Iterator[None]:
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise MicroBatchTooLarge(len(batch.rows), int(batch.layout.cost)) from error
+        raise MicroBatchTooLarge(len(batch.places), int(batch.layout.cost)) from error
 
 
 class TokenBudget:

@@ -31,7 +31,7 @@ def save_checkpoint(
     checkpoint is begun from it, whatever came of that before.
     Raises RunStopped, naming the last good one, where a weight is not finite.
     """
-    ranks = trainer.ranks
+    ranks = trainer.policy.ranks
     if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):
         saved = run_dir.checkpoint_updates()
         last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"

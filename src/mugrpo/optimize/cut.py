@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mugrpo.disk.records import Rollout
+
 # A shared prompt's keys and values are copied for each response. Of what a token takes on its way
 # through a layer (about 20 numbers kept for each of the hidden state's) a copy is two to three.
 _COPY = 1 / 8
 
 
-class Row(NamedTuple):
+class Shape(NamedTuple):
     """What the cut has to know of a response."""
 
     prompt: bytes
@@ -25,12 +27,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are computed together, in tokens."""
+    """How responses are computed together, in tokens."""
 
     shared: bool
     computed: int  # go through the model and are no padding
     padded: int  # go through the model
-    copied: int  # tokens of shared prompts, once for each row
+    copied: int  # tokens of shared prompts, once for each response
 
     @property
     def cost(self) -> float:
@@ -38,33 +40,39 @@ class Layout:
         return self.padded + _COPY * self.copied
 
 
-def layout(rows: Sequence[Row], *, share: bool) -> Layout:
-    """The cheaper way to compute `rows`, where prompts may be shared."""
-    prompts = [row.prompt_length for row in rows]
-    responses = [row.response_length for row in rows]
+def shape_of(rollout: Rollout) -> Shape:
+    """Return what the cut has to know of `rollout`."""
+    prompt = rollout.prompt_ids
+    return Shape(prompt.tobytes(), len(prompt), len(rollout.response_ids))
+
+
+def layout(shapes: Sequence[Shape], *, share: bool) -> Layout:
+    """Return the cheaper way to compute responses together; prompts are shared if they may be."""
+    prompts = [shape.prompt_length for shape in shapes]
+    responses = [shape.response_length for shape in shapes]
     whole = max(p + r for p, r in zip(prompts, responses, strict=True))
-    plain = Layout(False, sum(prompts) + sum(responses), len(rows) * whole, 0)
+    plain = Layout(False, sum(prompts) + sum(responses), len(shapes) * whole, 0)
     if not share:
         return plain
-    distinct = {row.prompt: row.prompt_length for row in rows}
+    distinct = {shape.prompt: shape.prompt_length for shape in shapes}
     # The last token of a response tells nothing.
-    computed = sum(distinct.values()) + sum(responses) - len(rows)
-    shared = Layout(True, computed, computed, len(rows) * max(prompts))
+    computed = sum(distinct.values()) + sum(responses) - len(shapes)
+    shared = Layout(True, computed, computed, len(shapes) * max(prompts))
     return min(plain, shared, key=lambda way: way.cost)
 
 
-def cut(rows: Sequence[Row], budget: int, *, share: bool) -> list[list[int]]:
-    """Places in `rows`, cut into micro-batches that cost `budget` at most.
+def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]:
+    """Cut responses into micro-batches that cost `budget` at most; return their places in `shapes`.
 
-    A single row over the budget stands alone.
+    A single response over the budget stands alone.
     """
     if share:
-        return split_by_prompt(rows, budget)
-    return split_by_tokens([row.prompt_length + row.response_length for row in rows], budget)
+        return split_by_prompt(shapes, budget)
+    return split_by_tokens([s.prompt_length + s.response_length for s in shapes], budget)
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of `lengths`, longest first, cut so that rows x longest row <= budget.
+    """Cut `lengths`, longest first, so that their number x the longest <= budget; return places.
 
     Equal lengths keep their order.
     """
@@ -78,18 +86,18 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
-def split_by_prompt(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Places in `rows`, those of one prompt side by side, longest responses first.
+def split_by_prompt(shapes: Sequence[Shape], budget: int) -> list[list[int]]:
+    """Cut responses, those of one prompt side by side, longest first; return places in `shapes`.
 
-    A prompt's rows are cut only where they are over the budget by themselves.
+    A prompt's responses are cut only if they are over the budget by themselves.
     """
 
     def fits(part: list[int]) -> bool:
-        return layout([rows[i] for i in part], share=True).cost <= budget
+        return layout([shapes[i] for i in part], share=True).cost <= budget
 
     groups: dict[bytes, list[int]] = {}
-    for index in sorted(range(len(rows)), key=lambda i: -rows[i].response_length):
-        groups.setdefault(rows[index].prompt, []).append(index)
+    for index in sorted(range(len(shapes)), key=lambda i: -shapes[i].response_length):
+        groups.setdefault(shapes[index].prompt, []).append(index)
     parts: list[list[int]] = [[]]
     for group in groups.values():
         if fits(parts[-1] + group):

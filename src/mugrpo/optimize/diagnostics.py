@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from mugrpo.optimize.batching import Group, MicroBatch
+from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.bound import improvement_bound, shortfall
+from mugrpo.optimize.experience import Responses
 from mugrpo.processes.ranks import Ranks
 
 Values = dict[str, float | None]
@@ -22,7 +23,7 @@ class TokenStatistics:
 
     def __init__(self, fractions: Sequence[str]) -> None:
         self._fractions = fractions
-        self._rows: list[int] = []  # the computed responses' places in the update
+        self._places: list[int] = []  # the computed responses' places in the update
         self._sequences: list[torch.Tensor] = []  # log ratio of each of them
         self._proximal: list[torch.Tensor] = []  # that of the proximal policy
         self._parts: dict[str, list[torch.Tensor]] = {}
@@ -40,7 +41,7 @@ class TokenStatistics:
             "entropy": entropy_BT,
             **{name: tensor.detach().float() for name, tensor in metrics.items()},
         }
-        self._rows += batch.rows
+        self._places += batch.places
         self._sequences.append((tokens["log_ratio"] * batch.mask).sum(-1).double().cpu())
         if (proximal_BT := batch.stored.get("proximal_logprobs")) is not None:
             log_ratio_BT = (proximal_BT - batch.behavior_logprobs) * batch.mask
@@ -53,10 +54,10 @@ class TokenStatistics:
         if ranks.size == 1:
             return self
         joined = TokenStatistics(self._fractions)
-        for rows, sequences, proximal, parts in ranks.all(
-            (self._rows, self._sequences, self._proximal, self._parts)
+        for places, sequences, proximal, parts in ranks.all(
+            (self._places, self._sequences, self._proximal, self._parts)
         ):
-            joined._rows += rows
+            joined._places += places
             joined._sequences += sequences
             joined._proximal += proximal
             for name, tensors in parts.items():
@@ -74,27 +75,30 @@ class TokenStatistics:
         log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
         return min(1.0, log_share.exp().item() / len(log_weights))
 
-    def bound(self, groups: Sequence[Group]) -> Values:
-        """The bound on the improvement over the proximal policy, see `improvement_bound`.
+    def bound(self, responses: Responses) -> Values:
+        """Return the bound on the improvement over the proximal policy, see `improvement_bound`.
 
         A proximal policy that is not stored is the policy itself.
         """
-        sizes = [len(group.rewards) for group in groups]
+        sizes = list(responses.group_sizes)
         computed = torch.zeros(sum(sizes), dtype=torch.bool)
-        computed[self._rows] = True
+        computed[self._places] = True
 
-        def by_group(of_rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        def by_group(of_responses: torch.Tensor) -> torch.Tensor:
+            return pad_sequence(list(of_responses.split(sizes)), batch_first=True)
+
+        def spread(of_computed: Sequence[torch.Tensor]) -> torch.Tensor:
             every = torch.zeros(sum(sizes), dtype=torch.double)
-            if of_rows:
-                every[self._rows] = torch.cat(list(of_rows))
-            return pad_sequence(every.split(sizes), batch_first=True)
+            if of_computed:
+                every[self._places] = torch.cat(list(of_computed))
+            return by_group(every)
 
         return improvement_bound(
-            by_group(self._sequences),
-            by_group(self._proximal or self._sequences),
-            pad_sequence([group.rewards for group in groups], batch_first=True),
-            pad_sequence([group.counted for group in groups], batch_first=True),
-            pad_sequence(computed.split(sizes), batch_first=True),
+            spread(self._sequences),
+            spread(self._proximal or self._sequences),
+            by_group(responses.rewards),
+            by_group(responses.counted),
+            by_group(computed),
         )
 
     def values(self, update_tokens: int) -> Values:

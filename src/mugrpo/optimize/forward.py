@@ -1,4 +1,4 @@
-"""Log-probabilities of stored rollouts under other policies than the one that is trained."""
+"""The forward pass that training uses: logprobs of a micro-batch, or of stored rollouts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mugrpo.disk.records import Rollout
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
-from mugrpo.optimize.batching import MicroBatch, Responses, collate, row_of
+from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import TokenBudget, computing
-from mugrpo.optimize.cut import cut
+from mugrpo.optimize.cut import cut, shape_of
+from mugrpo.optimize.experience import Responses
 
 
 def batch_logprobs(
@@ -44,15 +45,6 @@ def shares_prompts(policy: Policy, config: RunConfig) -> bool:
     return policy.can_share_prompts
 
 
-def plain_batch(
-    policy: Policy, rollouts: Sequence[Rollout], rows: list[int], *, share: bool
-) -> MicroBatch:
-    """A micro-batch for its logprobs alone."""
-    nothing = torch.zeros(len(rollouts))
-    responses = Responses(rollouts, nothing, nothing.bool(), {})
-    return collate(responses, rows, pad_id=policy.pad_id, device=policy.device, share=share)
-
-
 @torch.no_grad()
 def rollout_logprobs(
     policy: Policy,
@@ -66,17 +58,21 @@ def rollout_logprobs(
     `check` is called before each micro-batch; without a `budget` they are of the configured size.
     """
     share = shares_prompts(policy, config)
-    shapes = [row_of(rollout) for rollout in rollouts]
+    shapes = [shape_of(rollout) for rollout in rollouts]
+    nothing = torch.zeros(len(rollouts))
+    responses = Responses(rollouts, nothing, nothing.bool())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         found: dict[int, NDArray[np.float32]] = {}
-        for rows in cut(shapes, tokens, share=share):
+        for places in cut(shapes, tokens, share=share):
             check()
-            batch = plain_batch(policy, rollouts, rows, share=share)
+            batch = collate(
+                responses, places, pad_id=policy.pad_id, device=policy.device, share=share
+            )
             with computing(batch):
                 logprobs_BT, _ = batch_logprobs(policy, batch, config)
-            for row, logprobs_T in zip(rows, logprobs_BT.float().cpu().numpy(), strict=True):
-                found[row] = logprobs_T[: len(rollouts[row].response_ids)].copy()
-        return [found[row] for row in range(len(rollouts))]
+            for place, logprobs_T in zip(places, logprobs_BT.float().cpu().numpy(), strict=True):
+                found[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
+        return [found[place] for place in range(len(rollouts))]
 
     return (budget or TokenBudget(config.optimizer)).fitted(computed)

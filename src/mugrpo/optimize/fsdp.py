@@ -35,7 +35,7 @@ class _Logprobs(nn.Module):
         return response_logprobs(self.model, *rows, **options)
 
 
-def shard(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
+def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
     """Share the weights that the first of the policy's ranks has among all, see `cut_over`.
 
     Whether prompts can be shared, where that is wanted, is tried before. Raises UsageError on all

@@ -20,7 +20,8 @@ from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOpti
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.optimize import corrections, masks, reference
-from mugrpo.optimize.batching import MicroBatch, Responses
+from mugrpo.optimize.batching import MicroBatch
+from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.objectives import Objective, TokenTensors, load_objective
 
 Tensors = Mapping[str, torch.Tensor]

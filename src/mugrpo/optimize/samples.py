@@ -31,7 +31,7 @@ class SampleCollector:
     def __call__(
         self, batch: MicroBatch, logprobs_BT: torch.Tensor, metrics: dict[str, torch.Tensor]
     ) -> None:
-        for i, row in enumerate(batch.rows):
+        for i, row in enumerate(batch.places):
             length = int(batch.mask[i].sum())
             marks = {
                 name.removesuffix("_fraction"): tensor[i, :length].nonzero()[:, 0].tolist()

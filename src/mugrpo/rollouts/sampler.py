@@ -14,7 +14,7 @@ from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
 
-Group = tuple[Problem, int]  # a problem and its occurrence
+Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 
 
 class Sampler:
@@ -50,7 +50,7 @@ class Sampler:
 
     def sample(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Draw],
         on_decoded: Callable[[Decoded], None],
         *,
         samples: int | None = None,
@@ -99,22 +99,10 @@ class Sampler:
             )
         ]
 
-    def make_shard(
-        self,
-        shards: ShardSet,
-        shard: int,
-        groups: Sequence[Group],
-        on_decoded: Callable[[Decoded], None],
-        **notes: float | None,
-    ) -> None:
-        """Sample `groups` and publish them; the manifest gets counts, occupancy and seconds.
-
-        Occupancy is useful tokens over the tokens that the engine computed for them.
-        """
-        self.made(groups, on_decoded).publish(shards, shard, **notes)
-
-    def made(self, groups: Sequence[Group], on_decoded: Callable[[Decoded], None]) -> Made:
-        """A shard's rollouts, not published yet."""
+    def sample_shard(
+        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
+    ) -> SampledShard:
+        """Sample `groups`; publish the result as a shard."""
         slots = 0
 
         def count(decoded: Decoded) -> None:
@@ -126,11 +114,11 @@ class Sampler:
         began = time.monotonic()
         rollouts = self.sample(groups, count)
         passing("sampled", self.stage)
-        return Made(rollouts, slots, time.monotonic() - began)
+        return SampledShard(rollouts, slots, time.monotonic() - began)
 
 
 @dataclass(frozen=True)
-class Made:
+class SampledShard:
     """A shard's rollouts, and what making them took."""
 
     rollouts: Sequence[Rollout]

@@ -9,20 +9,21 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Group, Made, Sampler
+from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 
-Shard = tuple[int, Sequence[Group]]  # its number and its groups
+Wanted = tuple[int, Sequence[Draw]]  # a shard by its number, and its groups
+Event = Decoded | tuple[int, SampledShard]
 
 
 class _Abandoned(Exception):
     """Nobody waits for this shard any more."""
 
 
-def made_shards(
+def sampled_shards(
     samplers: Sequence[Sampler],
-    missing: Sequence[Shard],
+    missing: Sequence[Wanted],
     on_decoded: Callable[[Decoded], None],
-) -> Iterator[tuple[int, Made]]:
+) -> Iterator[tuple[int, SampledShard]]:
     """Every one of `missing` as it is made, with its number.
 
     One sampler works in this thread; several in a thread each, whose engines have processes of
@@ -31,7 +32,7 @@ def made_shards(
     """
     if len(samplers) == 1:
         for number, groups in missing:
-            yield number, samplers[0].made(groups, on_decoded)
+            yield number, samplers[0].sample_shard(groups, on_decoded)
         return
     crew = _Crew(samplers, missing)
     try:
@@ -47,15 +48,17 @@ def made_shards(
 class _Crew:
     """Samplers at work, each in a thread."""
 
-    def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Shard]) -> None:
+    def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Wanted]) -> None:
         self._pending = deque(missing)
         self._abandoned = threading.Event()
-        self._events: SimpleQueue[Decoded | tuple[int, Made] | BaseException | None] = SimpleQueue()
+        self._events: SimpleQueue[Decoded | tuple[int, SampledShard] | BaseException | None] = (
+            SimpleQueue()
+        )
         self._threads = [threading.Thread(target=self._work, args=[s]) for s in samplers]
         for thread in self._threads:
             thread.start()
 
-    def events(self) -> Iterator[Decoded | tuple[int, Made]]:
+    def events(self) -> Iterator[Event]:
         """What they tell and make, until all are done; raises what one of them raised."""
         running = len(self._threads)
         while running:
@@ -76,14 +79,14 @@ class _Crew:
     def _work(self, sampler: Sampler) -> None:
         try:
             while (shard := self._next()) is not None:
-                self._events.put((shard[0], sampler.made(shard[1], self._tell)))
+                self._events.put((shard[0], sampler.sample_shard(shard[1], self._tell)))
         except _Abandoned:
             pass
         except BaseException as error:
             self._events.put(error)
         self._events.put(None)
 
-    def _next(self) -> Shard | None:
+    def _next(self) -> Wanted | None:
         with suppress(IndexError):
             return None if self._abandoned.is_set() else self._pending.popleft()
         return None

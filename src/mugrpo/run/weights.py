@@ -19,7 +19,7 @@ from mugrpo.model.memory import give_back_memory
 from mugrpo.model.policy import Policy, load_policy, model_path
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.optimize.fsdp import shard
+from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 
 _NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json")
@@ -59,7 +59,7 @@ class Weights:
             policy = load_policy(self._config.model, self._notify, self._ranks)
             if self._ranks.size > 1:
                 share = self._config.optimizer.share_prompts
-                shard(policy, self._config.distributed, share_prompts=share)
+                distribute(policy, self._config.distributed, share_prompts=share)
             self.policy = policy
         return self.policy
 

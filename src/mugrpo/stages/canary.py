@@ -14,7 +14,7 @@ from mugrpo.disk.places import passing
 from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import Group, Sampler
+from mugrpo.rollouts.sampler import Draw, Sampler
 
 _LONGEST = 128  # response tokens that are compared
 
@@ -23,7 +23,7 @@ Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
 
 def canary_rollouts(
     samplers: Sequence[Sampler],
-    groups: Sequence[Group],
+    groups: Sequence[Draw],
     options: EngineOptions,
     on_decoded: Callable[[Decoded], None],
 ) -> list[Rollout]:

@@ -84,7 +84,8 @@ def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -
     total = len(run.eval_problems) * sampler.group_size
     run.progress.begin(f"update {update}  evaluate", "rollouts", total)
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-        sampler.make_shard(rollouts, 0, [(p, 0) for p in run.eval_problems], on_decoded)
+        draws = [(problem, 0) for problem in run.eval_problems]
+        sampler.sample_shard(draws, on_decoded).publish(rollouts, 0)
     run.progress.end()
 
 

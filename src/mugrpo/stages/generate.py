@@ -14,7 +14,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
-from mugrpo.rollouts.side_by_side import Shard, made_shards
+from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.canary import canary, canary_rollouts
@@ -54,7 +54,7 @@ class Generation:
 
     rollouts: ShardSet
     samplers: Sequence[Sampler]
-    missing: Sequence[Shard]
+    missing: Sequence[Wanted]
     there: int  # rollouts that were made before
     wanted: int  # rollouts of the stage, as far as is known now
     notes: dict[str, float | None]  # of the refresh, for the first shard's entry in the manifest
@@ -63,7 +63,7 @@ class Generation:
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
         """Make and publish what is missing. Yields the number of each shard once it is there."""
         with out_of_memory_explained("generation", self.way_out_of_memory):
-            for number, sampled in made_shards(self.samplers, self.missing, on_decoded):
+            for number, sampled in sampled_shards(self.samplers, self.missing, on_decoded):
                 step = self.samplers[0].policy_step
                 sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
                 self.notes["refresh_seconds"] = None  # once a refresh

@@ -11,8 +11,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json
+from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import SampleCollector
-from mugrpo.optimize.trainer import Experience
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.logprobs import Compute

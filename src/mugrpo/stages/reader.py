@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import RowReader, read_plan, rollout_from_row, score_from_row
-from mugrpo.optimize.trainer import Experience
+from mugrpo.optimize.experience import Experience
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.statistics import refresh_metrics
 from mugrpo.stages.logprobs import Compute, StoredLogprobs

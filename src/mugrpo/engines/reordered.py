@@ -17,13 +17,13 @@ from mugrpo.model.policy import Policy
 
 
 @contextmanager
-def packed(policy: Policy, rows: int) -> Iterator[None]:
-    """Let the policy's linear layers use packed copies of their weights, for some `rows` a call.
+def reordered(policy: Policy, rows: int) -> Iterator[None]:
+    """Let the policy's linear layers use reordered copies of their weights, for some `rows` a call.
 
     The copies take as much memory as the weights. They are made for fp32 on a CPU and not of
     anything else, which is left as it is; the weights may not change meanwhile.
     """
-    layers = _packable(policy)
+    layers = _reorderable(policy)
     for layer in layers:
         weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
         layer.forward = partial(_linear, weight, layer.bias)  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None, input: torch.Tensor
     return made
 
 
-def _packable(policy: Policy) -> list[nn.Linear]:
+def _reorderable(policy: Policy) -> list[nn.Linear]:
     ready = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not ready or policy.precision != "fp32" or policy.device.type != "cpu":
         return []

@@ -1,0 +1,67 @@
+"""What an update trains on: scored rollouts, and the advantages that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Rollout, Score
+from mugrpo.optimize import advantages
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Whole groups, their rollouts side by side."""
+
+    rollouts: Sequence[Rollout]
+    scores: Sequence[Score]  # one for each rollout
+    # name -> logprobs [T] of each rollout, what the objective needs of other policies
+    stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Responses:
+    """All R responses of an update, in order."""
+
+    rollouts: Sequence[Rollout]
+    advantages: torch.Tensor  # [R] float64
+    varied: torch.Tensor  # [R] bool, true if the group's rewards are not all equal
+    stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
+    # [R] float64, 0 if not known; [R] bool: counts in the group's statistics; responses of a group
+    rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    counted: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    group_sizes: Sequence[int] = ()
+
+
+def with_advantages(experience: Experience, config: RunConfig) -> Responses:
+    """Return the responses of `experience` with their advantages, group by group."""
+    advantage = getattr(advantages, config.advantage.name)
+    rewards, counted, values, varied = [], [], [], []
+    pairs = zip(experience.rollouts, experience.scores, strict=True)
+    for _, group in groupby(pairs, key=lambda pair: pair[0].group):
+        scores = [score for _, score in group]
+        rewards_1G = torch.tensor([[score.reward or 0.0 for score in scores]], dtype=torch.double)
+        counted_1G = torch.tensor([[config.rewards.counts(score.status) for score in scores]])
+        differ_1 = advantages.varied(rewards_1G, counted_1G)
+        values_1G = advantage(rewards_1G, counted_1G, **config.advantage.knobs)
+        if config.advantage.zero_variance_mask and not differ_1.item():
+            values_1G = torch.zeros_like(values_1G)
+        rewards.append(rewards_1G[0])
+        counted.append(counted_1G[0])
+        values.append(values_1G[0])
+        varied.append(differ_1.expand(len(scores)))
+    return Responses(
+        experience.rollouts,
+        torch.cat(values),
+        torch.cat(varied),
+        experience.stored,
+        torch.cat(rewards),
+        torch.cat(counted),
+        [len(group) for group in rewards],
+    )

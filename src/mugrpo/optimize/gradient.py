@@ -1,0 +1,140 @@
+"""The heart: the gradient of one update's loss.
+
+    responses with a gradient -> micro-batches -> for each: logprobs -> loss -> backward
+
+Suffixes: B responses of a micro-batch, T response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from mugrpo.config.run import RunConfig
+from mugrpo.model.policy import Policy
+from mugrpo.optimize.batching import MicroBatch, collate
+from mugrpo.optimize.budget import computing
+from mugrpo.optimize.cut import cut, layout, shape_of
+from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.experience import Responses
+from mugrpo.optimize.forward import batch_logprobs, shares_prompts
+from mugrpo.optimize.fsdp import release
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
+
+# Sees a micro-batch, its logprobs and the objective's metrics, both [B, T].
+Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What is known of an update once its gradient is there."""
+
+    loss: float
+    batches: Sequence[MicroBatch]
+    statistics: TokenStatistics
+    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # to `Watch`
+
+
+def leave_gradient(
+    policy: Policy,
+    responses: Responses,
+    loss: UpdateLoss,
+    config: RunConfig,
+    *,
+    micro_batch_tokens: int,
+    watched: bool,
+) -> Gradient:
+    """Add the gradient of the update's loss to the policy's parameters.
+
+    It is that of the whole update: the denominator counts every response, so the cut into
+    micro-batches changes nothing but rounding. Responses without a gradient (advantage 0, if the
+    objective gives them none) are not computed. Raises MicroBatchTooLarge if memory runs out.
+    """
+    tokens = sum(len(rollout.response_ids) for rollout in responses.rollouts)
+    divisor = denominator(
+        config.reduction,
+        tokens=tokens,
+        responses=len(responses.rollouts),
+        max_new_tokens=config.rollouts.max_new_tokens,
+    )
+    batches = micro_batches(policy, responses, loss, config, micro_batch_tokens)
+    extras = prepass(policy, batches, loss, config)
+    statistics, total, shown = TokenStatistics(loss.metrics), 0.0, []
+    for number, counts in policy.ranks.turns([batch.layout.cost for batch in batches]):
+        batch = batches[number]
+        with computing(batch):
+            logprobs_BT, entropy_BT = batch_logprobs(policy, batch, config)
+            loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
+            part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
+            (part * counts).backward()
+        if counts:  # else a rank computes it only to keep step with the others
+            total += part.item()
+            statistics.add(batch, logprobs_BT, entropy_BT, metrics)
+            if watched:
+                shown.append((batch, logprobs_BT.detach(), metrics))
+    total = sum(policy.ranks.all(total))
+    return Gradient(total, batches, statistics.together(policy.ranks), shown)
+
+
+def micro_batches(
+    policy: Policy, responses: Responses, loss: UpdateLoss, config: RunConfig, tokens: int
+) -> list[MicroBatch]:
+    """Cut the responses that have a gradient into micro-batches, at least one for each rank."""
+    share, ranks = shares_prompts(policy, config), policy.ranks.size
+    places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
+    shapes = [shape_of(responses.rollouts[place]) for place in places]
+    parts = cut(shapes, tokens, share=share)
+    if places and len(parts) < ranks:
+        costs = [layout([shapes[i] for i in part], share=share).cost for part in parts]
+        parts = cut(shapes, math.ceil(sum(costs) / ranks), share=share)
+    made = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
+    return [made([places[i] for i in part]) for part in parts]
+
+
+@torch.no_grad()
+def prepass(
+    policy: Policy, batches: Sequence[MicroBatch], loss: UpdateLoss, config: RunConfig
+) -> list[dict[str, torch.Tensor]]:
+    """Return what the objective learns of the whole update, for each micro-batch [B, T].
+
+    Most objectives have no pre-pass and learn nothing.
+    """
+    if loss.objective.prepass is None or not batches:
+        return [{} for _ in batches]
+    width = max(batch.mask.shape[1] for batch in batches)
+
+    def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
+
+    own: dict[int, torch.Tensor] = {}
+    for number, counts in policy.ranks.turns([batch.layout.cost for batch in batches]):
+        with computing(batches[number]):
+            logprobs_BT = batch_logprobs(policy, batches[number], config)[0]
+        if counts:
+            own[number] = logprobs_BT.cpu()
+    release(policy)
+    everybody: dict[int, Any] = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
+    results = loss.prepass(
+        stacked([everybody[number].to(policy.device) for number in range(len(batches))]),
+        {
+            "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
+            "advantages": torch.cat([batch.advantages for batch in batches]),
+            "mask": stacked([batch.mask for batch in batches]),
+            **{
+                name: stacked([batch.stored[name] for batch in batches])
+                for name in batches[0].stored
+            },
+        },
+    )
+    sizes = [len(batch.places) for batch in batches]
+    parts = {name: tensor.split(sizes) for name, tensor in results.items()}
+    return [
+        {name: part[i][:, : batch.mask.shape[1]] for name, part in parts.items()}
+        for i, batch in enumerate(batches)
+    ]
