@@ -137,9 +137,8 @@ def test_a_file_has_at_most_300_lines(file: Path):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("mugrpo.rollouts.sampler", "from mugrpo.optimize.trainer import Trainer")(
-            "mugrpo.optimize.trainer", "from mugrpo.rollouts.score import Scorer"
-        ),
+        ("mugrpo.rollouts.sampler", "from mugrpo.optimize.trainer import Trainer"),
+        ("mugrpo.optimize.trainer", "from mugrpo.rollouts.score import Scorer"),
         ("mugrpo.optimize.trainer", "from mugrpo.engines.base import Engine"),
         ("mugrpo.optimize.trainer", "def f():\n    import mugrpo.pipeline"),
         ("mugrpo.optimize.trainer", "from ..rollouts import score"),
