@@ -21,7 +21,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import EMBEDDED, Policy
 from mugrpo.optimize.fsdp import shard
-from mugrpo.processes.ending import ranks
+from mugrpo.processes import ranks
 from mugrpo.processes.ranks import Ranks
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

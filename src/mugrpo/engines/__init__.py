@@ -20,11 +20,10 @@ from mugrpo.config.engines import (
 )
 from mugrpo.config.run import RunConfig
 from mugrpo.engines.base import Engine
-from mugrpo.engines.child import Child, Host, LocalChild
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.process import RemoteEngine
+from mugrpo.engines.process import Host, RemoteEngine, Started
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.policy import Policy
@@ -99,6 +98,7 @@ def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
         vocab_size=policy.vocab_size,
         reloads=True,
         exact=True,
+        silence=options.silence,
     )
 
 
@@ -108,18 +108,17 @@ def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
     return max(1, torch.get_num_threads() // options.processes)
 
 
-def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Child]:
-    """What starts process `number`, here or on the cluster."""
+def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
+    """Return what starts process `number`, here or on the cluster."""
     options = config.engine
     if isinstance(config.backend, RayBackend):
-        from mugrpo.engines.actor import RayChild  # Ray is off the default path
+        from mugrpo.engines.actor import ActorPeer  # Ray is off the default path
 
         connected(config.backend)  # now: a Ray of the run's own ends with the thread that starts it
-        return partial(RayChild, host, options.silence, config.backend)
+        return partial(ActorPeer, host, config.backend)
     taken = config.distributed.processes if config.overlap else 0  # GPUs of the updates
     if isinstance(options, VLLMOptions):
         part = exclusive_part(number, options.processes, options.tensor_parallel, taken)
     else:
         part = own_part(number, taken)
-    placed = replace(host, environment={**host.environment, **part})
-    return partial(LocalChild, placed, options.silence)
+    return replace(host, environment={**host.environment, **part}).start

@@ -26,7 +26,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.process import checked
 from mugrpo.model.policy import Policy
-from mugrpo.processes.ending import end_with_all
+from mugrpo.processes.peer import end_with_all
 
 _TICK = 0.5  # seconds after which a caller that waits is given its turn
 _PATIENCE = 10.0  # seconds for a command that hands weights over to end

@@ -8,7 +8,7 @@ import torch
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.engines.child import Host
+from mugrpo.engines.process import Host
 from mugrpo.model.policy import Policy
 
 
@@ -35,5 +35,6 @@ def vllm_host(policy: Policy, model: ModelOptions, options: VLLMOptions, log: Pa
         vocab_size=policy.vocab_size,
         reloads=False,
         exact=False,
+        silence=options.silence,
         gpus=options.tensor_parallel,
     )
