@@ -41,8 +41,9 @@ class Remote:
         chosen = ContinuousOptions(slots=1, processes=1, threads=1, **options)
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
-            policy,
             RunConfig(engine=chosen),
+            vocabulary=policy.vocabulary,
+            policy=None,
             log=lambda name: folder / f"{name}.log",
             notify=self.said.append,
             check=lambda: None,
@@ -224,8 +225,9 @@ def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_pat
     """This one has none: a sentence, and no second start."""
     said: list[str] = []
     (engine,) = make_engines(
-        embedded_policy,
         RunConfig(engine=VLLMOptions()),
+        vocabulary=embedded_policy.vocabulary,
+        policy=None,
         log=lambda name: tmp_path / f"{name}.log",
         notify=said.append,
         check=lambda: None,

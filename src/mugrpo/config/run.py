@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.backends import LocalBackend
 from mugrpo.config.distributed import DistributedOptions
-from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.engines import ContinuousOptions, OwnEngineOptions
 from mugrpo.config.kept import (
     CheckpointOptions,
     EvaluationOptions,
@@ -234,7 +234,7 @@ class RunConfig(Options):
             for text, there in (
                 (
                     "engines of their own (engine.processes = 1 or more, or vLLM)",
-                    getattr(self.engine, "processes", 1) > 0 or self.backend.name == "ray",
+                    not self.engine_in_process,
                 ),
                 ("sampling.name = 'every'", self.sampling.name == "every"),
                 ("checkpoint.stage_end", self.checkpoint.stage_end),
@@ -255,6 +255,12 @@ class RunConfig(Options):
         """Logprobs that the parts of the objective want stored beside the rollouts."""
         parts = (self.objective, self.correction, self.reference)
         return tuple(name for part in parts for name in part.needs)
+
+    @property
+    def engine_in_process(self) -> bool:
+        """Whether the engine samples in the trainer's process, with its model."""
+        own = isinstance(self.engine, OwnEngineOptions) and self.engine.processes == 0
+        return own and self.backend.name != "ray"
 
     @property
     def canary_tolerance(self) -> float:

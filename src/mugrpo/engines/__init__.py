@@ -27,6 +27,7 @@ from mugrpo.engines.process import Host, RemoteEngine, Started
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.policy import Policy
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.cluster import connected, on_gpus, require_room
 
 
@@ -48,29 +49,31 @@ def make_engine(
 
 
 def make_engines(
-    policy: Policy,
     config: RunConfig,
     *,
+    vocabulary: Vocabulary,
+    policy: Policy | None,
     log: Callable[[str], Path],
     notify: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[Engine]:
-    """The engine in this process, or as many as are wanted in processes of their own, on machines
-    of a cluster or over the network.
+    """Return the engine in this process, or as many as are wanted in processes of their own, on
+    machines of a cluster or over the network.
 
-    `log` names the file of what a process prints; `check` raises where the run is to stop. Raises
-    UsageError where there are too few GPUs.
+    `vocabulary` is the model's. `policy` is wanted only if `config.engine_in_process`. `log` names
+    the file of what a process prints; `check` raises if the run is to stop. Raise UsageError if
+    there are too few GPUs.
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(u, policy, options, log("hand_over"), check) for u in options.urls]
-    assert isinstance(options, OwnEngineOptions | VLLMOptions)
-    on_ray = isinstance(config.backend, RayBackend)
-    if not (options.processes or on_ray):
+        return [ServerEngine(u, vocabulary, options, log("hand_over"), check) for u in options.urls]
+    if config.engine_in_process:
+        assert policy is not None, "an engine in this process samples from the policy itself"
         return [make_engine(policy, options, notify)]
+    assert isinstance(options, OwnEngineOptions | VLLMOptions)
     engines: list[RemoteEngine] = []
     for number in range(options.processes or 1):
-        host = _host(policy, config, log(f"engine-{number}").absolute())
+        host = _host(vocabulary, config, log(f"engine-{number}").absolute())
         engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
     if isinstance(config.backend, RayBackend):
         gpus = sum(e.gpus for e in engines) if on_gpus(config.backend) else 0
@@ -78,10 +81,10 @@ def make_engines(
     return list(engines)
 
 
-def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
+def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     options = config.engine
     if isinstance(options, VLLMOptions):
-        return vllm_host(policy, config.model, options, log)
+        return vllm_host(vocabulary, config.model, options, log)
     assert isinstance(options, OwnEngineOptions)
     threads = options.threads or _threads(config.backend, options)
     setup = {
@@ -95,7 +98,7 @@ def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
         setup=setup,
         environment={"OMP_NUM_THREADS": str(threads)},
         log=log,
-        vocab_size=policy.vocab_size,
+        vocab_size=vocabulary.size,
         reloads=True,
         exact=True,
         silence=options.silence,

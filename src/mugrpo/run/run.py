@@ -92,8 +92,9 @@ class Run:
     def engines(self) -> list[Engine]:
         """What samples, side by side where they have processes of their own."""
         return make_engines(
-            self.policy,
             self.config,
+            vocabulary=self.policy.vocabulary,
+            policy=self.policy,
             log=self.dir.log,
             notify=self.progress.say,
             check=self.stop.check,
