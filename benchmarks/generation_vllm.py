@@ -35,7 +35,12 @@ def started(config: RunConfig, folder: str) -> tuple[Engine, float]:
     """An engine that samples from the config's model, and the seconds until it did."""
     policy = load_policy(config.model)
     (engine,) = make_engines(
-        policy, config, log=lambda n: Path(folder) / n, notify=print, check=lambda: None
+        config,
+        vocabulary=policy.vocabulary,
+        policy=policy,
+        log=lambda n: Path(folder) / n,
+        notify=print,
+        check=lambda: None,
     )
     began = time.perf_counter()
     engine.refresh(0, lambda: model_path(config.model))

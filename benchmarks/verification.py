@@ -66,9 +66,10 @@ def workers_left() -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = (folder / "stat").read_text().rpartition(") ")[2].split()[1]
         except OSError:
             continue
-        left += b"mugrpo.rewards.worker" in command and str(os.getpid()).encode() in command
+        left += b"mugrpo.rewards.worker" in command and int(parent) == os.getpid()
     return left
 
 

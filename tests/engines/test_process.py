@@ -10,24 +10,24 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.builders import PROMPTS, encoded
+from tests.processes.test_peer import alive, soon
 from tests.runs import ENVIRONMENT
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
-from mugrpo.engines import child, make_engines
+from mugrpo.engines import make_engines, process
 from mugrpo.engines.base import Completion, Request
-from mugrpo.engines.child import LocalChild
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import EMBEDDED, Policy, load_policy
+from mugrpo.processes.peer import Peer
 
 COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so that some is left at a kill
 CHAIN = str(EMBEDDED["chain"])
@@ -41,8 +41,9 @@ class Remote:
         chosen = ContinuousOptions(slots=1, processes=1, threads=1, **options)
         self.log = folder / "engine-0.log"
         (engine,) = make_engines(
-            policy,
             RunConfig(engine=chosen),
+            vocabulary=policy.vocabulary,
+            policy=None,
             log=lambda name: folder / f"{name}.log",
             notify=self.said.append,
             check=lambda: None,
@@ -51,10 +52,13 @@ class Remote:
         self.engine = engine
 
     @property
+    def peer(self) -> Peer:
+        assert isinstance(self.engine._process, Peer)
+        return self.engine._process
+
+    @property
     def pid(self) -> int:
-        child = self.engine._child
-        assert child is not None
-        return child.process.pid
+        return self.peer.process.pid
 
 
 @pytest.fixture(scope="module")
@@ -146,24 +150,15 @@ def test_a_killed_process_is_started_again_and_makes_the_same(
 def test_a_process_that_hangs_is_started_again(
     embedded_policy: Policy, requests, expected, tmp_path: Path
 ):
-    hanging = Remote(embedded_policy, tmp_path, silence=20.0)
+    hanging = Remote(embedded_policy, tmp_path)  # the second process may take its time to load
     hanging.engine.refresh(0, lambda: CHAIN)
-    hanging.engine._options = hanging.engine._options.model_copy(update={"silence": 1.0})
+    hanging.peer.silence = 1.0
     first = hanging.pid
 
     def stop(done: int) -> None:
         if done >= 5 and hanging.pid == first:
             os.kill(first, signal.SIGSTOP)
-        elif hanging.pid != first:
-            hanging.engine._options = ContinuousOptions(silence=60.0)
 
-    child = hanging.engine._start
-
-    def patient():  # the second one may take its time to load
-        hanging.engine._options = ContinuousOptions(silence=60.0)
-        return child()
-
-    hanging.engine._start = patient  # type: ignore[method-assign]
     assert_same(taken(hanging.engine, requests, after=stop), expected)
     assert "the engine has said nothing for 1 s" in hanging.said[0]
     assert not Path(f"/proc/{first}").exists()
@@ -196,38 +191,32 @@ def test_what_is_not_wanted_any_more_is_ended(shared: Remote, requests, expected
     assert_same(taken(shared.engine, requests), expected)  # in a new one
 
 
-def test_a_process_ends_with_the_run_that_started_it(tmp_path: Path):
-    """Also where the run is killed and says nothing."""
+def test_a_process_that_generates_ends_with_a_killed_run(tmp_path: Path):
     script = f"""
         import os, signal
         from pathlib import Path
-        from tests.engines.test_process import CHAIN, Remote
-        from mugrpo.config.run import ModelOptions, RunConfig
+        from tests.builders import PROMPTS, encoded
+        from tests.engines.test_process import CHAIN, Remote, taken
+        from mugrpo.config.run import ModelOptions
+        from mugrpo.engines.base import Request
         from mugrpo.model.policy import load_policy
-        remote = Remote(load_policy(ModelOptions()), Path({str(tmp_path)!r}))
+        policy = load_policy(ModelOptions())
+        remote = Remote(policy, Path({str(tmp_path)!r}))
         remote.engine.refresh(0, lambda: CHAIN)
         print(remote.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        requests = [Request(encoded(policy, PROMPTS[0]), i) for i in range(1000)]
+        taken(remote.engine, requests, after=lambda done: done and os.kill(os.getpid(), 9))
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     environment = {**os.environ, **ENVIRONMENT}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    worker = Path(f"/proc/{int(ended.stdout)}")
-    for _ in range(100):
-        try:
-            if "Z (zombie)" in (worker / "status").read_text():
-                return
-        except OSError:
-            return
-        time.sleep(0.1)
-    pytest.fail("the engine's process is still there")
+    assert soon(lambda: not alive(int(ended.stdout)))
 
 
 def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tmp_path: Path):
     nowhere = Remote(embedded_policy, tmp_path)
-    host = replace(nowhere.engine._host, python="/no/such/python")
-    nowhere.engine._start = partial(LocalChild, host, 1.0)
+    nowhere.engine._start = replace(nowhere.engine._host, python="/no/such/python").start
     with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
         nowhere.engine.refresh(0, lambda: CHAIN)
 
@@ -236,8 +225,9 @@ def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_pat
     """This one has none: a sentence, and no second start."""
     said: list[str] = []
     (engine,) = make_engines(
-        embedded_policy,
         RunConfig(engine=VLLMOptions()),
+        vocabulary=embedded_policy.vocabulary,
+        policy=None,
         log=lambda name: tmp_path / f"{name}.log",
         notify=said.append,
         check=lambda: None,
@@ -251,27 +241,29 @@ def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_pat
 # ---- what a process says is looked at ----
 
 LIAR = """
-import importlib.util, socket, sys
-spec = importlib.util.spec_from_file_location("frames", FRAMES)
-frames = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(frames)
+import sys
+sys.path.insert(0, HOUSE)
+from processes.child import Channel
 import numpy as np
-channel, inbox = socket.socket(fileno=int(sys.argv[1])), frames.Inbox()
-def receive():
-    while (message := inbox.message()) is None:
-        if not inbox.read(channel):
-            sys.exit()
-    return message
-receive()
+channel = Channel()
+channel.receive()
 while True:
-    message = receive()
+    message = channel.receive()
     if "load" in message:
-        frames.send(channel, frames.to_json({"loaded": True}))
+        channel.send({"loaded": True})
         continue
     asked = message["generate"]["requests"]
-    frames.send(channel, frames.to_json(ANSWER))
-    frames.send(channel, frames.to_json({"end": True}))
+    channel.send(ANSWER)
+    channel.send({"end": True})
 """
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str) -> None:
+    """Let engines' processes answer every task with `said`, Python."""
+    worker = folder / "worker.py"
+    house = str(Path(process.__file__).parents[1])
+    worker.write_text(LIAR.replace("HOUSE", repr(house)).replace("ANSWER", said))
+    monkeypatch.setattr(process, "_WORKER", worker)
 
 
 def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "stop") -> str:
@@ -300,10 +292,7 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
 def test_an_answer_that_cannot_be_right_stops_the_run(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, said, error, text
 ):
-    worker = tmp_path / "worker.py"
-    frames = str(Path(child.__file__).parents[1] / "processes" / "messages.py")
-    worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", said))
-    monkeypatch.setattr(child, "_WORKER", worker)
+    lie(monkeypatch, tmp_path, said)
     lying = Remote(embedded_policy, tmp_path, restarts=0)
     with pytest.raises(error, match=text):
         taken(lying.engine, requests[:3])
@@ -314,10 +303,7 @@ def test_the_right_answer_of_the_same_process_is_taken(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):
     """So that it is the answers above that are refused."""
-    worker = tmp_path / "worker.py"
-    frames = str(Path(child.__file__).parents[1] / "processes" / "messages.py")
-    worker.write_text(LIAR.replace("FRAMES", repr(frames)).replace("ANSWER", answer()))
-    monkeypatch.setattr(child, "_WORKER", worker)
+    lie(monkeypatch, tmp_path, answer())
     honest = Remote(embedded_policy, tmp_path)
     honest.engine.refresh(0, lambda: CHAIN)
     made = taken(honest.engine, requests[:3])

@@ -103,7 +103,7 @@ def requests(embedded_policy: Policy) -> list[Request]:
 
 def engine_of(server: Server, policy: Policy, folder: Path, **options: Any) -> ServerEngine:
     chosen = VLLMServerOptions(urls=(server.url,), concurrency=4, **options)
-    return ServerEngine(server.url, policy, chosen, folder / "hand_over.log")
+    return ServerEngine(server.url, policy.vocabulary, chosen, folder / "hand_over.log")
 
 
 def taken(engine: ServerEngine, requests: list[Request]) -> list[Completion]:
@@ -187,7 +187,7 @@ def test_a_hand_over_ends_with_the_run_that_is_asked_to_stop(
             raise Interrupted("asked to stop")
 
     options = VLLMServerOptions(urls=(server.url,), hand_over=(sys.executable, "-c", script))
-    engine = ServerEngine(server.url, embedded_policy, options, tmp_path / "log", check)
+    engine = ServerEngine(server.url, embedded_policy.vocabulary, options, tmp_path / "log", check)
     with pytest.raises(Interrupted):
         engine.refresh(0, lambda: "/the/model")
     assert not Path("/proc", pid.read_text()).exists()

@@ -7,7 +7,8 @@ bomb          takes all memory
 exit 3        ends the process
 signal 11     ends it by a signal
 raise boom    ValueError("boom")
-child FILE    starts a process, writes both numbers to FILE, and never ends
+child FILE    starts a process, writes both numbers to FILE, and never ends nor lets go of the
+              interpreter's lock
 say hello     prints
 where         the process's number
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -56,7 +58,7 @@ def _raise(rest):
 def _child(rest):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(rest).write_text(f"{os.getpid()} {child.pid}")
-    _loop(rest)
+    re.match("(a+)+$", "a" * 64 + "b")
 
 
 def _say(rest):

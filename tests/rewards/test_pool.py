@@ -215,16 +215,23 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_workers_in_a_hot_loop_die_with_a_killed_run():
-    run = script("""
+def test_workers_in_a_hot_loop_die_with_a_killed_run(tmp_path):
+    """And so does what one of them started, though nothing of the worker's can run."""
+    file = tmp_path / "numbers"
+    run = script(
+        """
     workers.start()
     print(*processes(workers), flush=True)
-    outcomes(workers, "loop", "loop")
-    """)
+    outcomes(workers, "loop", f"child {sys.argv[1]}")
+    """,
+        file,
+    )
     assert run.stdout is not None
     known = [int(number) for number in run.stdout.readline().split()]
-    time.sleep(1.5)  # until both are in the loop
-    assert len(known) == 2 and all(map(alive, known))
+    assert soon(lambda: file.exists() and len(file.read_text().split()) == 2)
+    known += [int(number) for number in file.read_text().split()]
+    time.sleep(1.0)  # until both are in the loop
+    assert len(set(known)) == 3 and all(map(alive, known))
     run.kill()
     run.communicate()
     assert soon(lambda: not any(map(alive, known)))

@@ -172,8 +172,9 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
     options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     (engine,) = make_engines(
-        policy,
         RunConfig(engine=options),
+        vocabulary=policy.vocabulary,
+        policy=None,
         log=lambda name: tmp_path / name,
         notify=print,
         check=lambda: None,

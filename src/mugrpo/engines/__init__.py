@@ -20,14 +20,14 @@ from mugrpo.config.engines import (
 )
 from mugrpo.config.run import RunConfig
 from mugrpo.engines.base import Engine
-from mugrpo.engines.child import Child, Host, LocalChild
 from mugrpo.engines.continuous import ContinuousEngine, unfit
 from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
-from mugrpo.engines.process import RemoteEngine
+from mugrpo.engines.process import Host, RemoteEngine, Started
 from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import vllm_host
 from mugrpo.model.policy import Policy
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.cluster import connected, on_gpus, require_room
 
 
@@ -49,29 +49,31 @@ def make_engine(
 
 
 def make_engines(
-    policy: Policy,
     config: RunConfig,
     *,
+    vocabulary: Vocabulary,
+    policy: Policy | None,
     log: Callable[[str], Path],
     notify: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[Engine]:
-    """The engine in this process, or as many as are wanted in processes of their own, on machines
-    of a cluster or over the network.
+    """Return the engine in this process, or as many as are wanted in processes of their own, on
+    machines of a cluster or over the network.
 
-    `log` names the file of what a process prints; `check` raises where the run is to stop. Raises
-    UsageError where there are too few GPUs.
+    `vocabulary` is the model's. `policy` is wanted only if `config.engine_in_process`. `log` names
+    the file of what a process prints; `check` raises if the run is to stop. Raise UsageError if
+    there are too few GPUs.
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(u, policy, options, log("hand_over"), check) for u in options.urls]
-    assert isinstance(options, OwnEngineOptions | VLLMOptions)
-    on_ray = isinstance(config.backend, RayBackend)
-    if not (options.processes or on_ray):
+        return [ServerEngine(u, vocabulary, options, log("hand_over"), check) for u in options.urls]
+    if config.engine_in_process:
+        assert policy is not None, "an engine in this process samples from the policy itself"
         return [make_engine(policy, options, notify)]
+    assert isinstance(options, OwnEngineOptions | VLLMOptions)
     engines: list[RemoteEngine] = []
     for number in range(options.processes or 1):
-        host = _host(policy, config, log(f"engine-{number}").absolute())
+        host = _host(vocabulary, config, log(f"engine-{number}").absolute())
         engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
     if isinstance(config.backend, RayBackend):
         gpus = sum(e.gpus for e in engines) if on_gpus(config.backend) else 0
@@ -79,10 +81,10 @@ def make_engines(
     return list(engines)
 
 
-def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
+def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     options = config.engine
     if isinstance(options, VLLMOptions):
-        return vllm_host(policy, config.model, options, log)
+        return vllm_host(vocabulary, config.model, options, log)
     assert isinstance(options, OwnEngineOptions)
     threads = options.threads or _threads(config.backend, options)
     setup = {
@@ -96,9 +98,10 @@ def _host(policy: Policy, config: RunConfig, log: Path) -> Host:
         setup=setup,
         environment={"OMP_NUM_THREADS": str(threads)},
         log=log,
-        vocab_size=policy.vocab_size,
+        vocab_size=vocabulary.size,
         reloads=True,
         exact=True,
+        silence=options.silence,
     )
 
 
@@ -108,18 +111,17 @@ def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
     return max(1, torch.get_num_threads() // options.processes)
 
 
-def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Child]:
-    """What starts process `number`, here or on the cluster."""
+def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
+    """Return what starts process `number`, here or on the cluster."""
     options = config.engine
     if isinstance(config.backend, RayBackend):
-        from mugrpo.engines.actor import RayChild  # Ray is off the default path
+        from mugrpo.engines.actor import ActorPeer  # Ray is off the default path
 
         connected(config.backend)  # now: a Ray of the run's own ends with the thread that starts it
-        return partial(RayChild, host, options.silence, config.backend)
+        return partial(ActorPeer, host, config.backend)
     taken = config.distributed.processes if config.overlap else 0  # GPUs of the updates
     if isinstance(options, VLLMOptions):
         part = exclusive_part(number, options.processes, options.tensor_parallel, taken)
     else:
         part = own_part(number, taken)
-    placed = replace(host, environment={**host.environment, **part})
-    return partial(LocalChild, placed, options.silence)
+    return replace(host, environment={**host.environment, **part}).start

@@ -1,13 +1,16 @@
-"""An engine in a process of its own: fed, watched, and started again where it dies.
+"""An engine in a process of its own: fed, watched, and started again if it dies.
 
-What the process says of a request is looked at before it is believed.
+It runs `worker.py`, under an interpreter that may have another environment. What it says of a
+request is checked before it is believed.
 """
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +19,59 @@ from mugrpo.config.engines import EngineOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request
-from mugrpo.engines.child import Child, EngineLost, Host
 from mugrpo.processes.messages import to_json
+from mugrpo.processes.peer import Peer, PeerLost
+
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Host:
+    """How a process of the engine is started, and what it is told first."""
+
+    python: str | None  # the interpreter; None: the one that starts it
+    setup: dict[str, Any]  # backend and its options, as JSON has them
+    environment: dict[str, str]  # besides that of what starts it
+    log: Path
+    vocab_size: int  # of the policy
+    reloads: bool  # takes other weights while it runs
+    exact: bool  # the same requests together give the same completions to the bit
+    silence: float  # seconds without a word after which it is given up
+    gpus: int = 1  # that it computes on, if there are any
+
+    def start(self) -> Peer:
+        """Start it on this machine. Raise UsageError if the interpreter cannot be run."""
+        python = self.python or sys.executable
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return Peer(
+                [python, "-P", str(_WORKER)],
+                to_json(self.setup),
+                silence=self.silence,
+                environment=self.environment,
+                log=self.log,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
+                "that has the engine"
+            ) from None
+
+
+class Started(Protocol):
+    """A process of an engine: a Peer here, or one under an actor."""
+
+    def send(self, text: str) -> None:
+        """See `Peer.send`."""
+        ...
+
+    def hear(self) -> Any:
+        """See `Peer.hear`."""
+        ...
+
+    def end(self) -> str:
+        """See `Peer.end`."""
+        ...
 
 
 class RemoteEngine:
@@ -26,30 +80,31 @@ class RemoteEngine:
     def __init__(
         self,
         host: Host,
-        start: Callable[[], Child],
+        start: Callable[[], Started],
         options: EngineOptions,
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """`start` starts a process of `host`. `check` is called while it loads: it raises where
-        the run is to stop."""
+        """`start` starts a process of `host`. `check` is called while it loads, and raises if the
+        run is to stop."""
         self._host = host
         self._start = start
-        self._options = options
+        self._restarts_allowed = options.restarts
         self._notify = notify
         self._check = check
-        self._child: Child | None = None
+        self._process: Started | None = None
+        self._loaded_key: str | None = None  # of the weights that the process has
         self._update: int | None = None
         self._weights = ""
         self._restarts = 0  # since the refresh
 
     @property
     def gpus(self) -> int:
-        """GPUs that its process computes on, where there are any."""
+        """GPUs that its process computes on, if there are any."""
         return self._host.gpus
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`. Raises RunStopped where the process does not come up."""
+        """See `Engine.refresh`. Raise RunStopped if the process does not come up."""
         if update != self._update:
             self._update, self._weights = update, weights()
             self._restarts = 0
@@ -57,7 +112,7 @@ class RemoteEngine:
             try:
                 self._loaded()
                 return
-            except EngineLost as lost:
+            except PeerLost as lost:
                 self._count(lost)
 
     def generate(
@@ -65,25 +120,25 @@ class RemoteEngine:
     ) -> Iterator[Decoded]:
         """See `Engine.generate`; hands over nothing, but often, while nothing is finished.
 
-        Where the process is lost, another one goes on with what is missing; one that is exact is
+        If the process is lost, another one goes on with what is missing; one that is exact is
         asked for everything again, so that it makes of it what the first one would have.
-        Raises RunStopped where it is lost too often, and where it contradicts itself.
+        Raise RunStopped if it is lost too often, or contradicts itself.
         """
         missing = set(range(len(requests)))
         try:
             while missing:
                 try:
-                    child = self._loaded()
+                    process = self._loaded()
                     asked = range(len(requests)) if self._host.exact else sorted(missing)
                     task = _task([(i, requests[i]) for i in asked], temperature, max_new_tokens)
-                    child.send(task)
-                    for decoded in self._decoded(child, max_new_tokens):
+                    process.send(task)
+                    for decoded in self._decoded(process, max_new_tokens):
                         fresh = [(i, made) for i, made in decoded.completions if i in missing]
                         missing -= {i for i, _ in fresh}
                         yield Decoded(fresh, decoded.slots)
                     if missing:
-                        raise EngineLost(f"left {len(missing)} requests without an answer")
-                except EngineLost as lost:
+                        raise PeerLost(f"left {len(missing)} requests without an answer")
+                except PeerLost as lost:
                     self._count(lost)
         finally:
             if missing:  # what it is busy with is not wanted any more
@@ -96,53 +151,39 @@ class RemoteEngine:
 
     def close(self) -> None:
         """See `Engine.close`; the next use starts it again."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        if self._process is not None:
+            self._process.end()
+            self._process = self._loaded_key = None
 
-    def _loaded(self) -> Child:
-        """The process with the weights of the last refresh, started where there is none."""
-        child = self._child
-        if child is not None and child.weights not in (None, self._key) and not self._host.reloads:
+    def _loaded(self) -> Started:
+        """Return the process with the weights of the last refresh; start it if there is none."""
+        key = f"{self._update} {self._weights}"
+        if self._loaded_key not in (None, key) and not self._host.reloads:
             self.close()
-            child = None
-        if child is None:
-            child = self._child = self._start()
-        if child.weights != self._key:
-            child.send(to_json({"load": self._weights, "update": self._update}))
-            for message in self._messages(child):
+        process = self._process = self._process or self._start()
+        if self._loaded_key != key:
+            process.send(to_json({"load": self._weights, "update": self._update}))
+            for message in self._messages(process):
                 self._check()
                 if message is not None and "loaded" in message:
                     break
-            child.weights = self._key
-        return child
+            self._loaded_key = key
+        return process
 
-    @property
-    def _key(self) -> str:
-        return f"{self._update} {self._weights}"
+    @staticmethod
+    def _messages(process: Started) -> Iterator[Any]:
+        """Yield what the process says, and None every now and then without a word.
 
-    def _messages(self, child: Child) -> Iterator[Any]:
-        """What the process says, and None every now and then without a word.
-
-        Raises EngineLost where it ended or is silent for too long, and what it says has failed.
+        Raise PeerLost if it is lost, and what it says has failed.
         """
-        heard = time.monotonic()
         while True:
-            if (message := child.hear()) is not None:
-                heard = time.monotonic()
+            if (message := process.hear()) is not None:
                 _raise_failure(message)
-                yield message
-            elif child.waits:
-                heard = time.monotonic()
-                yield None
-            elif time.monotonic() - heard > self._options.silence:
-                raise EngineLost(f"has said nothing for {self._options.silence:g} s")
-            else:
-                yield None
+            yield message
 
-    def _decoded(self, child: Child, max_new_tokens: int) -> Iterator[Decoded]:
-        """What is finished of the task under way, until its end."""
-        for message in self._messages(child):
+    def _decoded(self, process: Started, max_new_tokens: int) -> Iterator[Decoded]:
+        """Yield what is finished of the task under way, until its end."""
+        for message in self._messages(process):
             if message is None:
                 yield Decoded((), 0)
             elif "end" in message:
@@ -162,17 +203,17 @@ class RemoteEngine:
         )
         return entry["index"], made
 
-    def _count(self, lost: EngineLost) -> None:
-        """Note that the process is lost; raises RunStopped where it may not be started again."""
+    def _count(self, lost: PeerLost) -> None:
+        """Note that the process is lost. Raise RunStopped if it may not be started again."""
         self.close()
         self._restarts += 1
         text = f"the engine {lost}; its log is {self._host.log}"
-        if self._restarts > self._options.restarts:
+        if self._restarts > self._restarts_allowed:
             raise RunStopped(
                 f"{text}. It was started {self._restarts} times (--engine.restarts "
-                f"{self._options.restarts}); finished shards are kept"
+                f"{self._restarts_allowed}); finished shards are kept"
             )
-        self._notify(f"{text}. It is started again ({self._restarts}/{self._options.restarts})")
+        self._notify(f"{text}. It is started again ({self._restarts}/{self._restarts_allowed})")
 
 
 def checked(

@@ -25,8 +25,8 @@ from mugrpo.config.engines import VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.process import checked
-from mugrpo.model.policy import Policy
-from mugrpo.processes.ending import end_with_all
+from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.processes.peer import end_with_all
 
 _TICK = 0.5  # seconds after which a caller that waits is given its turn
 _PATIENCE = 10.0  # seconds for a command that hands weights over to end
@@ -54,7 +54,7 @@ class ServerEngine:
     def __init__(
         self,
         url: str,
-        policy: Policy,
+        vocabulary: Vocabulary,
         options: VLLMServerOptions,
         log: Path,
         check: Callable[[], None] = lambda: None,
@@ -62,8 +62,7 @@ class ServerEngine:
         """`log` takes what the command that hands weights over prints; `check` raises where the run
         is to stop while it runs."""
         self._url = url.rstrip("/")
-        self._vocab_size = policy.vocab_size
-        self._stop_ids = policy.stop_ids
+        self._vocabulary = vocabulary
         self._options = options
         self._log = log
         self._check = check
@@ -150,7 +149,7 @@ class ServerEngine:
             "temperature": temperature,
             "max_tokens": max_new_tokens,
             "seed": request.seed % (1 << 63),
-            "stop_token_ids": self._stop_ids,
+            "stop_token_ids": self._vocabulary.stop_ids,
         }
         answer = self._ask("/v1/completions", body | _NEUTRAL)
         return self._completion(answer["choices"][0], max_new_tokens)
@@ -173,7 +172,7 @@ class ServerEngine:
             np.array(logprobs["token_logprobs"], np.float32),
             str(choice.get("finish_reason")),
             longest=max_new_tokens,
-            vocab_size=self._vocab_size,
+            vocab_size=self._vocabulary.size,
             source=self._url,
         )
 

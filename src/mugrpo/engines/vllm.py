@@ -8,11 +8,11 @@ import torch
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.engines.child import Host
-from mugrpo.model.policy import Policy
+from mugrpo.engines.process import Host
+from mugrpo.model.vocabulary import Vocabulary
 
 
-def vllm_host(policy: Policy, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
+def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
     """How one of the engines is started.
 
     Its core runs in the process itself: killed, it is gone, and does not hang.
@@ -29,11 +29,12 @@ def vllm_host(policy: Policy, model: ModelOptions, options: VLLMOptions, log: Pa
     }
     return Host(
         python=options.python,
-        setup={"backend": "vllm", "arguments": arguments, "stop_ids": policy.stop_ids},
+        setup={"backend": "vllm", "arguments": arguments, "stop_ids": vocabulary.stop_ids},
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false"},
         log=log,
-        vocab_size=policy.vocab_size,
+        vocab_size=vocabulary.size,
         reloads=False,
         exact=False,
+        silence=options.silence,
         gpus=options.tensor_parallel,
     )

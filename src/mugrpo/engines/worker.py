@@ -1,9 +1,9 @@
 """The main of an engine's process: loads weights and answers requests, until the run hangs up.
 
-    PYTHON -P worker.py SOCKET
+    PYTHON -P worker.py SOCKET LIFELINE
 
 It is run by its path, under an interpreter that may have no mugrpo: beside the standard library and
-numpy it imports what its backend needs, and nothing else. Messages are JSON (`frames.py`):
+numpy it imports what its backend needs, and nothing else. Messages are JSON (`processes.child`):
 
     {"backend": NAME, ...options}                                first, once
     {"load": PATH, "update": N}                                  -> {"loaded": PATH}
@@ -16,70 +16,15 @@ A request is [index, number of its prompt, seed]. What stops the work and is no 
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import select
-import signal
-import socket
+import importlib
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_HEARTBEAT = 1.0  # seconds between messages, at least while steps are made
-
 Made = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish reason) of each response
-
-
-def _load_frames() -> Any:
-    """mugrpo's frames.py, by its path: it needs the standard library only."""
-    path = Path(__file__).parents[1] / "processes" / "messages.py"
-    spec = importlib.util.spec_from_file_location("frames", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-frames = _load_frames()
-
-
-class Channel:
-    """The run's end of the conversation."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)
-        threading.Thread(target=self._end_with_the_run, daemon=True).start()
-        self._inbox = frames.Inbox()
-        self._spoke = time.monotonic()
-
-    def _end_with_the_run(self) -> None:
-        """Wait for the run to hang up, dead or done, then end all that this process started too."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP | select.POLLHUP)
-        poll.poll()
-        os.killpg(0, signal.SIGKILL)
-
-    def receive(self) -> Any:
-        """The next message."""
-        while (message := self._inbox.message()) is None:
-            if not self._inbox.read(self._socket):
-                time.sleep(_HEARTBEAT)  # about to be ended
-        return message
-
-    def send(self, message: dict[str, Any]) -> None:
-        frames.send(self._socket, frames.to_json(message))
-        self._spoke = time.monotonic()
-
-    def heartbeat(self) -> None:
-        if time.monotonic() - self._spoke > _HEARTBEAT:
-            self.send({"alive": True})
 
 
 class Own:
@@ -198,9 +143,16 @@ class VLLM:
 BACKENDS: dict[str, Any] = {"own": Own, "vllm": VLLM}
 
 
+def _channel() -> Any:
+    """Return the channel to the run. Its module is imported by its place in this package."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    child = importlib.import_module("processes.child")
+    sys.path.pop(0)
+    return child.Channel()
+
+
 def main() -> None:
-    channel = Channel(int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's business
+    channel = _channel()
     setup = channel.receive()
     backend = BACKENDS[setup["backend"]](setup)
     while True:
@@ -220,7 +172,7 @@ def main() -> None:
             channel.send({"failed": kind, "text": text})
 
 
-def _generate(channel: Channel, backend: Any, prompts: list[bytes], **task: Any) -> None:
+def _generate(channel: Any, backend: Any, prompts: list[bytes], **task: Any) -> None:
     arrays = [np.frombuffer(prompt, np.int32) for prompt in prompts]
     slots = 0
     for made, computed in backend.generate(arrays, **task):
@@ -237,5 +189,4 @@ def _generate(channel: Channel, backend: Any, prompts: list[bytes], **task: Any)
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError):  # the run ended while this one worked
-        main()
+    main()

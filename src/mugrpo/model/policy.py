@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mugrpo.disk.publishing import sha256_of
 from mugrpo.model.dtensors import fill, full, local, tensors_of
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import PACKAGED, converted
+from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
 
 EMBEDDED = {
@@ -52,19 +52,13 @@ class Policy:
         self.device: torch.device = model.device  # where it is computed
         self.ranks: Ranks = ALONE  # among which the weights are shared
         self.compute: nn.Module | None = None  # from ids to logprobs, of a model shared among ranks
-        self.vocab_size: int = self.model.get_input_embeddings().weight.shape[0]
+        size: int = model.get_input_embeddings().weight.shape[0]
+        generation_config = getattr(model, "generation_config", None)
+        self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
+        self.vocab_size, self.stop_ids = self.vocabulary.size, self.vocabulary.stop_ids
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
         self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
-        configured = getattr(model, "generation_config", None)
-        more = getattr(configured, "eos_token_id", None)
-        ids = more if isinstance(more, list) else [] if more is None else [more]
-        self.stop_ids = sorted({tokenizer.eos_token_id, *ids})
-        if max(self.stop_ids) >= self.vocab_size:
-            raise UsageError(
-                f"the end-of-sequence id {max(self.stop_ids)} is outside the model's "
-                f"{self.vocab_size} embeddings: the tokenizer of {options.path} is not this model's"
-            )
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
@@ -147,30 +141,29 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     """(vocabulary, longest context in tokens or None) of the model, from its config alone."""
-    path = model_path(options)
-    _refuse_absent(path)
-    with _loading(f"the model {path}"):
-        config = AutoConfig.from_pretrained(path).get_text_config()
+    config = _load_config(options).get_text_config()
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What generation knows of a model without its weights."""
-
-    size: int  # token ids are below it
-    stop_ids: list[int]  # what ends a response
-
-
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
-    """Read a model's vocabulary from its config files and tokenizer."""
+    """Return what `Policy.vocabulary` will be, from the model's configs alone.
+
+    Raise UsageError if they cannot be read, or the tokenizer is another model's.
+    """
+    config = _load_config(options)
+    try:
+        generation_config = GenerationConfig.from_pretrained(model_path(options))
+    except OSError:  # there is none
+        generation_config = GenerationConfig.from_model_config(config)
+    size = config.get_text_config().vocab_size
+    return vocabulary_of(size, tokenizer, generation_config, options)
+
+
+def _load_config(options: ModelOptions) -> Any:
     path = model_path(options)
-    size, _ = model_sizes(options)
-    more = None
-    with contextlib.suppress(OSError):
-        more = GenerationConfig.from_pretrained(path).eos_token_id
-    ids = more if isinstance(more, list) else [] if more is None else [more]
-    return Vocabulary(size, sorted({tokenizer.eos_token_id, *ids}))
+    _refuse_absent(path)
+    with _loading(f"the model {path}"):
+        return AutoConfig.from_pretrained(path)
 
 
 def load_policy(

@@ -7,23 +7,18 @@ while its successor loads.
 
 from __future__ import annotations
 
+import math
 import os
-import selectors
-import socket
-import subprocess
 import sys
-import time
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.processes.ending import kill_with_all
-from mugrpo.processes.messages import Inbox, printable, send, to_json
+from mugrpo.processes.messages import printable, to_json
+from mugrpo.processes.peer import Peer, PeerLost, audible
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may be torch
 LOOK_AHEAD = 512  # calls under way or waiting for an earlier one's answer
@@ -54,36 +49,19 @@ class Call:
         ]
 
 
-@dataclass(eq=False)
-class Worker:
-    """A process at the other end of a channel."""
+class Worker(Peer):
+    """A process that judges. Nothing is expected of one that is idle."""
 
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
-    deadline: float = field(default_factory=lambda: time.monotonic() + STARTING_SECONDS)
-    inbox: Inbox = field(default_factory=Inbox)
-    ready: bool = False
-    call: Call | None = None
+    def __init__(self, setup: str) -> None:
+        command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        super().__init__(command, setup, silence=STARTING_SECONDS, environment=threads)
+        self.ready = False
+        self.call: Call | None = None
 
     @property
     def idle(self) -> bool:
         return self.ready and self.call is None
-
-    @property
-    def dead(self) -> bool:
-        """Whether it ended since it was last heard."""
-        self.channel.setblocking(False)
-        try:
-            return not self.channel.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
-    def end(self) -> str:
-        """Kill it with all that it started; says how it had ended where it was dead already."""
-        self.channel.close()
-        return kill_with_all(self.process)
 
 
 class Pool:
@@ -93,10 +71,8 @@ class Pool:
         self._setup = to_json({"rewards": rewards, "memory_mb": options.memory_mb})
         self._options = options
         self._workers: list[Worker] = []
-        self._process = os.getpid()
         self._proven = False  # whether a worker was ever ready
         self._running = False
-        self._at_exit = weakref.finalize(self, _end_all, self._workers, self._process)
 
     def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
         """What came of each call's items, in the order of the calls.
@@ -107,14 +83,13 @@ class Pool:
         """
         assert not self._running, "the answers of one call of scores are still being read"
         self._running = True
-        self._forget_another_process()
-        for worker in [worker for worker in self._workers if worker.idle and worker.dead]:
-            self._retire(worker)
+        self._forget_in_a_fork()
         source = iter(calls)
         under_way: deque[Call] = deque()
         waiting: deque[Call] = deque()
         exhausted = False
         try:
+            self._attend(waiting, patience=0.0)  # some may have died since
             while True:
                 self._start_missing()
                 while not exhausted and len(waiting) < self._idle() and len(under_way) < LOOK_AHEAD:
@@ -138,7 +113,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the workers and wait until one has loaded the rewards, or raise as `run` does."""
-        self._forget_another_process()
+        self._forget_in_a_fork()
         self._start_missing()
         while not any(worker.ready for worker in self._workers):
             self._attend(deque())
@@ -146,67 +121,45 @@ class Pool:
 
     def close(self) -> None:
         """End every worker."""
-        _end_all(self._workers, self._process)
+        while self._workers:
+            self._workers.pop().end()
 
     def _idle(self) -> int:
         return sum(worker.idle for worker in self._workers)
 
-    def _forget_another_process(self) -> None:
-        """In a fork of the process that started the workers: they are that one's."""
-        if self._process != os.getpid():
-            for worker in self._workers:
-                worker.channel.close()
-            self._workers.clear()
-            self._process = os.getpid()
-            self._at_exit.detach()
-            self._at_exit = weakref.finalize(self, _end_all, self._workers, self._process)
+    def _forget_in_a_fork(self) -> None:
+        """In a fork of the process that started the workers, forget them: they are not its own."""
+        self._workers = [worker for worker in self._workers if worker.ours]
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._options.processes:
-            self._workers.append(_start(self._setup))
+            self._workers.append(Worker(self._setup))
 
     def _dispatch(self, waiting: deque[Call]) -> None:
         for worker in [w for w in self._workers if w.idle]:
             if not waiting:
                 return
             worker.call = waiting.popleft()
-            worker.deadline = time.monotonic() + self._options.timeout
-            worker.channel.settimeout(self._options.timeout)
-            with suppress(OSError):  # it is dead, or does not read: attending to it tells which
-                send(worker.channel, f"[{','.join(worker.call.items)}]")
+            worker.silence = self._options.timeout
+            try:
+                worker.send(f"[{','.join(worker.call.items)}]")
+            except PeerLost as lost:
+                self._lose(worker, lost, waiting)
 
-    def _attend(self, waiting: deque[Call]) -> None:
+    def _attend(self, waiting: deque[Call], patience: float = math.inf) -> None:
         """Wait for answers and deadlines, and enter what came of them."""
-        busy = [worker for worker in self._workers if not worker.idle]
-        assert busy, "nothing to wait for"
-        until = min(worker.deadline for worker in busy)
-        with selectors.DefaultSelector() as selector:
-            for worker in self._workers:
-                selector.register(worker.channel, selectors.EVENT_READ, worker)
-            heard = selector.select(max(0.0, until - time.monotonic()))
-        for worker in [key.data for key, _ in heard]:
-            self._hear(worker, waiting)
-        now = time.monotonic()
-        for worker in [w for w in self._workers if not w.idle and w.deadline <= now]:
-            self._too_late(worker, waiting)
-
-    def _hear(self, worker: Worker, waiting: deque[Call]) -> None:
-        try:
-            open_ = worker.inbox.read(worker.channel)
-            message = worker.inbox.message()
-        except (OSError, ValueError):
-            open_, message = False, None
-        if message is not None:
-            self._take(worker, message, waiting)
-        elif not open_:
-            call, ended = worker.call, self._retire(worker)
-            if call is not None:
-                self._fail(call, f"the worker died ({ended})", waiting)
-            elif not worker.ready:
-                self._stop(f"a reward worker died while it was loading ({ended})")
+        for worker in audible(self._workers, patience):
+            try:
+                message = worker.hear(0.0)
+            except PeerLost as lost:
+                self._lose(worker, lost, waiting)
+            else:
+                if message is not None:
+                    self._take(worker, message, waiting)
 
     def _take(self, worker: Worker, message: dict[str, Any], waiting: deque[Call]) -> None:
         call, worker.call = worker.call, None
+        worker.silence = None
         if "refused" in message:
             self._stop(message["refused"])
         elif "broken" in message:
@@ -222,14 +175,19 @@ class Pool:
             else:
                 self._fail(call, message["failure"], waiting)
 
-    def _too_late(self, worker: Worker, waiting: deque[Call]) -> None:
-        call = worker.call
+    def _lose(self, worker: Worker, lost: PeerLost, waiting: deque[Call]) -> None:
+        """Note that a worker died, or has not answered in time."""
         self._retire(worker)
-        if call is None:
-            self._stop(f"a reward worker was not ready after {STARTING_SECONDS:g} seconds")
-        else:
+        call, late = worker.call, lost.ended is None
+        if call is not None and late:
             reason = f"not done {self._options.timeout:g} seconds after its dispatch"
             self._fail(call, reason, waiting, timeout=True)
+        elif call is not None:
+            self._fail(call, f"the worker died ({lost.ended})", waiting)
+        elif not worker.ready and late:
+            self._stop(f"a reward worker was not ready after {STARTING_SECONDS:g} seconds")
+        elif not worker.ready:
+            self._stop(f"a reward worker died while it was loading ({lost.ended})")
 
     def _fail(
         self, call: Call, reason: str, waiting: deque[Call], *, timeout: bool = False
@@ -243,31 +201,6 @@ class Pool:
         self.close()
         raise RunStopped(why) if self._proven else UsageError(why)
 
-    def _retire(self, worker: Worker) -> str:
+    def _retire(self, worker: Worker) -> None:
         self._workers.remove(worker)
-        return worker.end()
-
-
-def _start(setup: str) -> Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
-        process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what rewards print is no answer
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-        )
-    worker = Worker(process, ours)
-    with suppress(OSError):  # it died at once, which its end of the channel will tell
-        send(ours, setup)
-    return worker
-
-
-def _end_all(workers: list[Worker], process: int) -> None:
-    """End `workers`, unless this is a fork of the process that they belong to."""
-    if process == os.getpid():
-        while workers:
-            workers.pop().end()
+        worker.end()

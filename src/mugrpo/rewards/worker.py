@@ -1,75 +1,38 @@
 """The main of a worker process: loads the rewards, then judges what it is handed.
 
-    python -P -m mugrpo.rewards.worker SOCKET PARENT
+    python -P -m mugrpo.rewards.worker SOCKET LIFELINE
 
 It reads and writes on the socket alone. It ends when the run that started it does, even inside a
-hot loop, has a limit on its memory, and leaves every deadline to the run.
+hot loop, has a limit on its memory, and leaves every deadline to the run (`processes.child`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-import resource
-import signal
-import socket
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.messages import Inbox, printable, send, to_json
+from mugrpo.processes.child import Channel, limit_memory
+from mugrpo.processes.messages import printable
 from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
 from mugrpo.rewards.verdict import Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)
-    _confine(int(sys.argv[2]))
-    inbox = Inbox()
-    setup = _receive(channel, inbox)
-    if setup is None:
-        return
-    _limit_memory(setup["memory_mb"])
+    channel = Channel()
+    setup = channel.receive()
+    limit_memory(setup["memory_mb"])
     try:
         judge = Judge([_option(entry) for entry in setup["rewards"]])
     except UsageError as error:
-        send(channel, to_json({"refused": str(error)}))
+        channel.send({"refused": str(error)})
         return
-    send(channel, to_json({"ready": True}))
-    while (items := _receive(channel, inbox)) is not None:
-        send(channel, to_json(judge.answer(items)))
-
-
-def _receive(channel: socket.socket, inbox: Inbox) -> Any:
-    """The next message, or None when the run has closed the channel."""
-    while (message := inbox.message()) is None:
-        if not inbox.read(channel):
-            return None
-    return message
-
-
-def _confine(parent: int) -> None:
-    """Die with the parent, leave no core, and let Ctrl-C be the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked to be told
-        sys.exit(1)
-
-
-def _limit_memory(memory_mb: int) -> None:
-    """Limit private writable memory: what a bomb takes, and not what a library maps or reserves."""
-    limit = memory_mb << 20
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    channel.send({"ready": True})
+    while True:
+        channel.send(judge.answer(channel.receive()))
 
 
 def _option(entry: dict[str, Any]) -> RewardOption:
@@ -128,5 +91,4 @@ def _failure(label: str, error: BaseException) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, ConnectionResetError):  # the run ended while this one started
-        main()
+    main()

@@ -9,7 +9,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.policy import Vocabulary
+from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder

@@ -21,7 +21,7 @@ from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.processes.cluster import connected, on_gpus, require_room
-from mugrpo.processes.ending import kill_with_all
+from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 
 _TICK = 0.2

@@ -42,8 +42,9 @@ class Sampling:
         run = self._run
         if not self._engines:
             self._engines = make_engines(
-                self._weights.load(),
                 run.config,
+                vocabulary=run.vocabulary,
+                policy=self._weights.load() if run.config.engine_in_process else None,
                 log=run.folder.log,
                 notify=run.progress.say,
                 check=run.stop.check,

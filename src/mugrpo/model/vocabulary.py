@@ -1,0 +1,36 @@
+"""What an engine must know of a model's tokens, though it may never see the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The number of a model's token ids, and those that end a response."""
+
+    size: int
+    stop_ids: list[int]  # ascending
+
+
+def vocabulary_of(
+    size: int, tokenizer: Any, generation_config: Any, options: ModelOptions
+) -> Vocabulary:
+    """Return the vocabulary of a model with `size` embeddings.
+
+    A response ends at the tokenizer's end-of-sequence token or one of the generation config's, if
+    there is one. Raise UsageError if one of them is outside the embeddings.
+    """
+    more = getattr(generation_config, "eos_token_id", None)
+    ids = more if isinstance(more, list) else [] if more is None else [more]
+    stop_ids = sorted({tokenizer.eos_token_id, *ids})
+    if max(stop_ids) >= size:
+        raise UsageError(
+            f"the end-of-sequence id {max(stop_ids)} is outside the model's "
+            f"{size} embeddings: the tokenizer of {options.path} is not this model's"
+        )
+    return Vocabulary(size, stop_ids)

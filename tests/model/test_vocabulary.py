@@ -1,0 +1,82 @@
+"""What is read of a model's tokens without its weights is what the loaded model has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.builders import TINY_FORMS, tiny_policy
+
+from mugrpo.config.engines import HFOptions, VLLMOptions, VLLMServerOptions
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.model import policy as policies
+from mugrpo.model.policy import load_policy, load_tokenizer, load_vocabulary
+from mugrpo.model.pretrained import converted
+from mugrpo.model.vocabulary import Vocabulary
+
+
+def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabulary, Vocabulary]:
+    """The vocabulary with the weights, and without them."""
+    expected = load_policy(options).vocabulary
+    tokenizer = load_tokenizer(options)
+    with monkeypatch.context() as patch:
+        patch.setattr(policies, "_load_model", lambda _: pytest.fail("the weights are read"))
+        return expected, load_vocabulary(options, tokenizer)
+
+
+def edited(file: Path, **entries: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+
+
+@pytest.fixture(params=[*TINY_FORMS, "qwen3", "gemma3", "mistral"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tiny model of each form."""
+    tiny_policy(request.param).save(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["chain", "letters", "smollm2"])
+def test_of_a_named_model(name: str, monkeypatch):
+    if name == "smollm2" and not converted(name).exists():
+        pytest.skip("smollm2 is not converted")
+    expected, found = both(ModelOptions(path=name), monkeypatch)
+    assert found == expected and found.size > 10 and found.stop_ids
+
+
+def test_of_each_form(folder: Path, monkeypatch):
+    expected, found = both(ModelOptions(path=str(folder)), monkeypatch)
+    assert found == expected == Vocabulary(24, [1])
+
+
+def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(
+    folder: Path, monkeypatch
+):
+    options = ModelOptions(path=str(folder))
+    edited(folder / "generation_config.json", eos_token_id=[15, 1])
+    expected, found = both(options, monkeypatch)
+    assert found == expected == Vocabulary(24, [1, 15])
+    (folder / "generation_config.json").unlink()
+    edited(folder / "config.json", eos_token_id=[1, 17])
+    expected, found = both(options, monkeypatch)
+    assert found == expected == Vocabulary(24, [1, 17])
+
+
+def test_an_id_outside_the_embeddings_is_refused_in_the_same_words(folder: Path):
+    edited(folder / "generation_config.json", eos_token_id=[1, 24])
+    options = ModelOptions(path=str(folder))
+    sentence = "the end-of-sequence id 24 is outside the model's 24 embeddings"
+    with pytest.raises(UsageError, match=sentence) as loaded:
+        load_policy(options)
+    with pytest.raises(UsageError) as read:
+        load_vocabulary(options, load_tokenizer(options))
+    assert str(read.value) == str(loaded.value)
+
+
+def test_only_our_own_engines_may_sample_in_the_trainers_process():
+    assert RunConfig().engine_in_process and RunConfig(engine=HFOptions()).engine_in_process
+    elsewhere = (HFOptions(processes=1), VLLMOptions(), VLLMServerOptions())
+    assert not any(RunConfig(engine=options).engine_in_process for options in elsewhere)
+    assert not RunConfig.model_validate({"backend": {"name": "ray"}}).engine_in_process
