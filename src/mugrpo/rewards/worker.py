@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
+from pydantic import TypeAdapter
+
+from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.messages import Inbox, printable, send, to_json
 from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
@@ -39,7 +41,7 @@ def main() -> None:
         return
     _limit_memory(setup["memory_mb"])
     try:
-        judge = Judge([_option(entry) for entry in setup["rewards"]])
+        judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
     except UsageError as error:
         send(channel, to_json({"refused": str(error)}))
         return
@@ -70,10 +72,6 @@ def _limit_memory(memory_mb: int) -> None:
     """Limit private writable memory: what a bomb takes, and not what a library maps or reserves."""
     limit = memory_mb << 20
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _option(entry: dict[str, Any]) -> RewardOption:
-    return REWARDS[entry["name"]].model_validate(entry)
 
 
 class Judge:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from mugrpo.config.load import changes, on_resume
-from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
@@ -96,15 +95,13 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
 
 def _objective_file_sha256(config: RunConfig) -> str | None:
     """The hash of the file that an objective of one's own is in."""
-    path = getattr(config.objective, "path", None)
-    return sha256_of(Path(path)) if path and Path(path).is_file() else None
+    path = config.objective_file
+    return sha256_of(path) if path and path.is_file() else None
 
 
 def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
     """The hash of every file that a reward function is taken from."""
-    rewards = getattr(config.task, "rewards", ())
-    files = [r.file for r in rewards if isinstance(r, FunctionOptions) and r.file is not None]
-    return {str(file): sha256_of(file) for file in files}
+    return {str(file): sha256_of(file) for file in config.reward_files}
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:

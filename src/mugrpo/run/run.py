@@ -262,7 +262,7 @@ class Run:
 
     def reference_update(self, stage: int) -> int:
         """The updates that the reference policy of `stage` has seen."""
-        period = getattr(self.config.reference, "period", 0)
+        period = self.config.reference_period
         return self.schedule.first_update(stage - stage % period) if period else 0
 
     def trainer_at(self, update: int) -> Trainer:

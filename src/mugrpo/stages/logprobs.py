@@ -62,7 +62,7 @@ def require_logprobs(run: Run, stage: int) -> None:
         if name in _ONCE_A_STAGE
         and set(rollouts.numbers()) - set(ShardSet(run.dir.logprobs(stage, name), name).numbers())
     ]
-    if run.ranks.size > 1 and getattr(run.config.objective, "proximal_period", 1) > 1:
+    if run.ranks.size > 1 and run.config.proximal_period > 1:
         lacking.append(_PROXIMAL)
     if lacking:
         raise UsageError(
@@ -84,7 +84,7 @@ class StoredLogprobs:
             for name in run.config.needs
             if name in _ONCE_A_STAGE
         }
-        self._period = getattr(run.config.objective, "proximal_period", 1)
+        self._period = run.config.proximal_period
         self._proximal = _PROXIMAL in run.config.needs and self._period > 1
         self._kept = ShardSet(run.dir.logprobs(stage, _PROXIMAL), _PROXIMAL)
 

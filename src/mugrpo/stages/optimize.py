@@ -75,7 +75,7 @@ def end_if_stale(run: Run, stage: int, metrics: dict[str, Any]) -> None:
     if made == planned:
         run.schedule = before.ending_at(update)
         return
-    if moved is None or not moved > getattr(rule, "limit", math.inf):
+    if moved is None or not moved > rule.limit:
         return
     run.schedule = before.ending_at(update)
     batches = math.ceil(made / before.options.passes_per_batch)
