@@ -137,9 +137,7 @@ def options_text() -> str:
 
 def _entry(option: Option, group: Group) -> list[str]:
     """Return the lines of an option of `group`."""
-    name = option.name if "[]" in option.name else f"--{option.name}"
-    default = option.default if option.default == "required" else f"default {option.default}"
-    lines = _wrapped(f"  {name}  {option.kind}  ({default})")
+    lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
     if option.name == group.chooser:
         for choice, options in group.members.items():
             meaning = (inspect.getdoc(options) or "").split("\n\n")[0]

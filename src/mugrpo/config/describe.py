@@ -36,6 +36,12 @@ class Option:
             return next(iter(owners))
         return "; ".join(f"{default} for {', '.join(names)}" for default, names in owners.items())
 
+    @property
+    def head(self) -> str:
+        """Return name, type, bounds and default in one line."""
+        default = self.default if self.default == "required" else f"default {self.default}"
+        return f"{self.name}  {self.kind}  ({default})"
+
 
 @dataclass(frozen=True)
 class Group:

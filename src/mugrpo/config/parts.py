@@ -85,7 +85,9 @@ class MaskedCorrection(CorrectionOptions):
     """w if it is within an interval, else 0 (masked importance sampling)."""
 
     name: Literal["masked"] = "masked"
-    interval: RatioInterval = (0.0, 2.0)
+    interval: RatioInterval = Field(
+        (0.0, 2.0), description="Interval [low, high] of w that counts."
+    )
     level: Literal["token", "sequence"] = "token"
     """One weight per token, or the product of them for the response."""
 

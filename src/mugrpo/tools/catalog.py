@@ -43,7 +43,7 @@ def _part(group: str, name: str, options: type[NamedOptions]) -> Iterator[str]:
         yield textwrap.indent(mathematics, "      ")
     for option in describe(options):
         if option.name != "name":
-            yield f"      {option.name}  {option.kind}  ({option.default})  {option.meaning}"
+            yield f"      {option.head}  {option.meaning}"
     if needs := _needs(options):
         yield f"      needs {', '.join(needs)}: another forward pass over the stage's rollouts"
 
