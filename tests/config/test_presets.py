@@ -9,10 +9,11 @@ import pytest
 
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.registry import CHOICES
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
+
+CHOICES = RunConfig.choices()
 
 
 @pytest.fixture

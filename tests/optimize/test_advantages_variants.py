@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from mugrpo.config.registry import CHOICES
+from mugrpo.config.objectives import Advantage
+from mugrpo.config.options import choices
 from mugrpo.optimize import advantages
 
 FORMS: dict[str, Callable[..., torch.Tensor]] = {
@@ -32,7 +33,7 @@ def random_rewards(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_every_choice_is_a_function_here_that_takes_its_knobs():
     rewards_PG, valid_PG = random_rewards(0)
-    for name, options in CHOICES["advantage"].items():
+    for name, options in choices(Advantage).items():
         found = getattr(advantages, name)(rewards_PG, valid_PG, **options().knobs)
         assert found.shape == rewards_PG.shape
         assert found.dtype == torch.float64

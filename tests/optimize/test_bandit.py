@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.config.registry import CHOICES
+from mugrpo.config.objectives import Advantage, Objective
+from mugrpo.config.options import choices
 from mugrpo.optimize import advantages, reference
 from mugrpo.optimize.objectives import kl_surrogate, load_objective, reinforce
 
@@ -50,7 +51,7 @@ def expected_gradient(
     objective: str, logits: Tensor, of_responses: Tensor, options: dict[str, Any], **stored: Tensor
 ) -> Tensor:
     """Of what is maximized, in the logits, under the behavior policy."""
-    chosen = CHOICES["objective"][objective](**options)
+    chosen = choices(Objective)[objective](**options)
     functions = load_objective(objective, needs=chosen.needs)
     logprobs = responses_of(logits.log_softmax(-1))
     arguments = (logprobs, responses_of(BETA.log()), of_responses, MASK)
@@ -173,14 +174,14 @@ CLOSED: dict[str, tuple[str, dict[str, Any], Weights]] = {
 
 
 def test_every_objective_has_a_closed_form_here():
-    assert {name for name, _, _ in CLOSED.values()} == CHOICES["objective"].keys() - {"file"}
+    assert {name for name, _, _ in CLOSED.values()} == choices(Objective).keys() - {"file"}
 
 
 @pytest.mark.parametrize("case", CLOSED)
 @pytest.mark.parametrize("advantage", ["group", "shifted", "asymre"])
 def test_expected_gradient_is_the_closed_form(case, advantage):
     name, options, weights = CLOSED[case]
-    knobs = CHOICES["advantage"][advantage]().knobs
+    knobs = choices(Advantage)[advantage]().knobs
     of_responses = getattr(advantages, advantage)(REWARDS[ARMS][None], VALID, **knobs)[0]
     a = torch.stack([of_responses[arm == ARMS][0] for arm in range(5)])
     reached = False

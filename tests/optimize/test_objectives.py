@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mugrpo.config.registry import CHOICES
+from mugrpo.config import objectives
+from mugrpo.config.options import choices
 from mugrpo.optimize.objectives import Objective, load_objective
 
-OBJECTIVES = {name: group for name, group in CHOICES["objective"].items() if name != "file"}
+OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}
 NAMES = sorted(OBJECTIVES)
 
 # Every objective as it is, and the forms that an option makes of one.

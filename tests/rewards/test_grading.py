@@ -21,8 +21,8 @@ from mugrpo.config.rewards import (
     MathOptions,
     NumericOptions,
     RegexOptions,
-    RewardChoices,
     RewardOption,
+    Rewards,
     WorkerOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
@@ -314,7 +314,7 @@ def test_hostile_answers_all_get_a_status_and_none_is_right_that_is_not_12():
 
 
 class Chosen(Options):
-    rewards: RewardChoices = ()
+    rewards: Rewards = ()
 
 
 def chosen(value: object) -> tuple[RewardOption, ...]:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.config.preset import PRESETS
-from mugrpo.config.registry import CHOICES
+from mugrpo.config.run import RunConfig
 from mugrpo.tools.catalog import catalog
 
+CHOICES = RunConfig.choices()
 TEXT = "\n".join(catalog())
 GROUPS = [group for group in CHOICES if group not in ("task", "engine", "backend")]
 

@@ -8,12 +8,13 @@ from mugrpo.config.options import HARMLESS, Options
 
 
 class DistributedOptions(Options):
-    """Several processes that make the updates together, each with a part of the weights (FSDP2)."""
+    """Processes that make the updates together, each with a part of the weights (FSDP2)."""
 
     processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Processes on this machine, a GPU each: `mugrpo train` starts them for the updates of a stage.
-    Over several machines start `mugrpo optimize` with torchrun."""
+    """Processes on this machine, with a GPU each. `mugrpo train` starts them for the updates of a
+    stage. To use several machines, start `mugrpo optimize` with torchrun."""
     cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
-    """Keep weights, gradients and optimizer state in the CPU's memory: slower."""
+    """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
     reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)
-    """Give a block's gathered weights back after its forward pass: less memory, gathered twice."""
+    """Free a block's gathered weights after its forward pass. This saves memory, but gathers the
+    weights twice."""

@@ -2,77 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from mugrpo.config.options import HARMLESS, NamedOptions, PathOrName
 
-# Arguments of vLLM's that are the run's to set, and what its sampler knows besides a temperature.
+# Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
-    "model",
-    "tokenizer",
-    "skip_tokenizer_init",
-    "dtype",
-    "seed",
-    "logprobs_mode",
-    "tensor_parallel_size",
-    "max_num_seqs",
-    "gpu_memory_utilization",
-    "enforce_eager",
-    "disable_log_stats",
+    "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
+    "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats"
 )
 _OTHER_DISTRIBUTION = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "logits_processors",
-    "generation_config",
-    "override_generation_config",
-    "quantization",
+    "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty min_tokens "
+    "logit_bias bad_words allowed_token_ids logits_processors generation_config "
+    "override_generation_config quantization"
 )
 
 
 class EngineOptions(NamedOptions):
-    """What every engine is asked for."""
+    """The options that every engine has."""
 
     memory_option: ClassVar[str]  # the option that decides how much memory generation takes
 
     canary_responses: int = Field(4, ge=0)
-    """Responses whose logprobs are compared with the trainer's at each refresh; 0 turns it off."""
+    """Responses whose logprobs are compared with the trainer's at each refresh. 0 turns the canary
+    off."""
     canary_tolerance: float | None = Field(None, gt=0)
-    """Absolute difference in logprob that the canary lets pass: in fp32 a single token's, 0.001
-    where not set; in bf16, where rounding moves single ones by tenths, the mean's, 0.1."""
+    """Largest difference in logprob that the canary accepts. In fp32 it is a single token's
+    difference, 0.001 if unset. In bf16, where rounding moves single logprobs by tenths, it is the
+    mean over tokens, 0.1 if unset."""
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
-    """Share of the tolerance from which the canary warns."""
+    """Share of the tolerance above which the canary warns."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often a process of the engine that died or hangs is started again, a refresh."""
+    """How often, per refresh, an engine process that died or hangs is restarted."""
     silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
-    """Seconds without a word from a process of the engine after which it counts as hanging; "hf"
-    says nothing until a batch is done."""
+    """Seconds without a message after which an engine process counts as hanging. "hf" sends nothing
+    until a batch is done."""
 
     @property
     def way_out_of_memory(self) -> str:
-        """What to do where generation runs out of memory."""
+        """Return what to do if generation runs out of memory."""
         now = getattr(self, self.memory_option)
         return f"lower --engine.{self.memory_option} (now {now}, with --force)"
 
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the longest sequence that the engine itself accepts, or None."""
+        return None
+
 
 class OwnEngineOptions(EngineOptions):
-    """What both engines of our own are asked for."""
+    """The options that both of mugrpo's own engines have."""
 
     processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Processes of their own, each with a copy of the model, that share a stage's shards; 0: in the
-    trainer's process, with its model."""
+    """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
+    engine in the trainer's process, with the trainer's model."""
     threads: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """CPU threads of each such process; 0: the trainer's, divided among them."""
+    """CPU threads of each engine process. 0 divides the trainer's threads among them."""
 
 
 class ContinuousOptions(OwnEngineOptions):
@@ -80,9 +67,8 @@ class ContinuousOptions(OwnEngineOptions):
 
     memory_option = "slots"
     name: Literal["continuous"] = "continuous"
-    """Which engine."""
     slots: int = Field(128, ge=1)
-    """Sequences decoded together; one that ends makes room for the next at once."""
+    """Sequences decoded together. When one ends, the next takes its slot at once."""
     prefill_tokens: int = Field(2048, ge=1)
     """Padded prompt tokens that go through the model together."""
 
@@ -92,7 +78,6 @@ class HFOptions(OwnEngineOptions):
 
     memory_option = "batch_size"
     name: Literal["hf"] = "hf"
-    """Which engine."""
     batch_size: int = Field(128, ge=1)
     """Sequences decoded together."""
 
@@ -102,20 +87,19 @@ class VLLMOptions(EngineOptions):
 
     memory_option = "max_num_seqs"
     name: Literal["vllm"] = "vllm"
-    """Which engine."""
     python: PathOrName | None = None
-    """The interpreter that has vllm, such as .venv-vllm/bin/python; unset: this one."""
+    """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
     processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Engines side by side that share a stage's shards: data parallelism. Each has the next
+    """Engines side by side that share a stage's shards (data parallelism). Each has the next
     `tensor_parallel` GPUs, or its share of the CPU cores."""
     tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """GPUs that the model is cut over."""
+    """GPUs that the model is split over."""
     max_num_seqs: int = Field(256, ge=1)
     """Sequences decoded together."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
-    """Share of a GPU's memory that the engine takes; the trainer's model stays beside it."""
+    """Share of a GPU's memory that the engine takes. The trainer's model stays beside it."""
     enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
-    """Start without compiling and without CUDA graphs: sooner there, then slower."""
+    """Skip compilation and CUDA graphs: the engine starts sooner and runs slower."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
 
@@ -123,14 +107,19 @@ class VLLMOptions(EngineOptions):
     @classmethod
     def _arguments_keep_the_distribution(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for name in arguments:
-            if name in _OTHER_DISTRIBUTION:
+            if name in _OTHER_DISTRIBUTION.split():
                 raise ValueError(
                     f"{name} changes the distribution that tokens are drawn from, and the behavior "
                     "logprobs would not be the policy's; leave it out"
                 )
-            if name in _SET_BY_THE_RUN:
+            if name in _SET_BY_THE_RUN.split():
                 raise ValueError(f"{name} is set by the run's other options; leave it out")
         return arguments
+
+    @property
+    def max_model_len(self) -> int | None:
+        length: int | None = self.arguments.get("max_model_len")
+        return length
 
 
 class VLLMServerOptions(EngineOptions):
@@ -138,11 +127,15 @@ class VLLMServerOptions(EngineOptions):
 
     memory_option = "concurrency"
     name: Literal["vllm_server"] = "vllm_server"
-    """Which engine."""
     urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
-    """Where it listens; several servers share a stage's shards."""
+    """The servers' URLs. Several servers share a stage's shards."""
     hand_over: tuple[str, ...] = ()
-    """A command that is run at each refresh, for each server with its URL and the folder of the
-    weights behind it, and that returns once the server samples from them."""
+    """A command that makes a server sample from new weights. It is run at each refresh for each
+    server, followed by the server's URL and the weights' folder, and returns once they are used."""
     concurrency: int = Field(256, ge=1, json_schema_extra=HARMLESS)
-    """Requests under way at once, a server."""
+    """Requests in flight at once, per server."""
+
+
+Engine = Annotated[
+    ContinuousOptions | HFOptions | VLLMOptions | VLLMServerOptions, Field(discriminator="name")
+]

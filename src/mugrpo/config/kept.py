@@ -11,38 +11,39 @@ class CheckpointOptions(Options):
     """When the policy and the optimizer's state are saved."""
 
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Save every so many updates; 0: at the ends of stages only."""
+    """Save every N updates. 0 saves only at the end of each stage."""
     stage_end: bool = Field(True, json_schema_extra=HARMLESS)
-    """Save at the end of every stage (the last update is always saved)."""
+    """Save at the end of every stage. The last update is always saved."""
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Keep the newest so many, besides the one the current stage began from; 0 keeps all."""
+    """Keep the newest N checkpoints, besides the one that the current stage began from. 0 keeps
+    all."""
 
 
 class EvaluationOptions(Options):
     """Accuracy on held-out problems, measured before, during and after training."""
 
     every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
-    """Evaluate every so many updates, besides before the first and after the last; 0: never."""
+    """Evaluate every N updates, besides before the first and after the last. 0 never evaluates."""
     samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Responses to a problem."""
+    """Responses per problem."""
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature."""
 
 
 class SampleOptions(Options):
-    """Rollouts kept with the ratio of every token, to be looked at in the report."""
+    """Rollouts kept for the report, with the ratio of every token."""
 
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep some at every so many updates, besides a stage's first and last; 0: never."""
+    """Keep rollouts every N updates, besides a stage's first and last. 0 keeps none."""
     count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
-    """Rollouts kept of an update, half of them with a negative advantage where there are any."""
+    """Rollouts kept per update, half of them with a negative advantage if there are any."""
 
 
 class SinkOptions(Options):
     """Where metrics go besides metrics.jsonl."""
 
     tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
-    """Write TensorBoard's event files into the run's directory."""
+    """Write TensorBoard event files into the run's directory."""
     trackio: str | None = Field(None, json_schema_extra=HARMLESS)
     """A trackio project to log to."""
     wandb: str | None = Field(None, json_schema_extra=HARMLESS)

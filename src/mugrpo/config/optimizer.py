@@ -27,19 +27,19 @@ class OptimizerOptions(Options):
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay, on matrices only."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient's norm is clipped to this."""
+    """Largest norm of the gradient; a longer gradient is scaled down to it."""
     micro_batch_tokens: int = Field(4096, ge=1)
-    """Padded tokens through the model in a micro-batch at most (a response's copy of a shared
-    prompt's keys and values counts as an eighth of them); one response longer goes alone."""
+    """Most padded tokens that go through the model in one micro-batch. Each response's copy of a
+    shared prompt's keys and values counts as an eighth. A response longer than this goes alone."""
     halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
-    """Where a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
-    (the same gradient but for rounding); off: stop and say what to lower."""
+    """If a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
+    (the gradient is the same up to rounding). If off, stop and say what to lower."""
     share_prompts: bool = True
-    """Compute a prompt once for all its responses where that is cheaper: the same gradients."""
+    """Compute a prompt once for all its responses if that is cheaper, with the same gradients."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
-    """Tokens whose logits exist at once: memory is this x vocabulary x 4 bytes."""
+    """Tokens whose logits exist at once: their memory is this x vocabulary x 4 bytes."""
     nonfinite_limit: int = Field(3, ge=1)
-    """Stop after so many updates in a row with a non-finite loss or gradient."""
+    """Stop after N updates in a row with a non-finite loss or gradient."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> Self:

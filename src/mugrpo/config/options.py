@@ -1,19 +1,20 @@
-"""The base of every option group: typed, bounded, described once, unknown keys refused."""
+"""The base of every option group, and how a group is chosen among several by its name."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic.config import JsonDict
 
 
 class Options(BaseModel):
-    """A group of options. Subclasses declare one field an option, with one description under it.
+    """A group of options: one typed field per option, with one description under it.
 
-    Between a run's start and its resume a field marked `json_schema_extra=HARMLESS` may change;
-    one marked FIXED never, because the shards on disk rest on it; any other by force.
+    Unknown keys are refused. When a run is resumed, a field marked `json_schema_extra=HARMLESS` may
+    have changed. One marked FIXED may not, because the shards on disk rest on it. Any other change
+    needs --force.
     """
 
     model_config = ConfigDict(
@@ -24,28 +25,46 @@ class Options(BaseModel):
         allow_inf_nan=False,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_as_tuples(cls, raw: Any) -> Any:
+        return tuples(raw)
+
 
 HARMLESS: JsonDict = {"on_resume": "harmless"}
 FIXED: JsonDict = {"on_resume": "fixed"}
-
-
-def absolute(text: str) -> str:
-    """`text` as an absolute path where something lies there, so that a run can be resumed from
-    anywhere; any other text (a hub id, a name) as it is."""
-    return os.path.abspath(text) if os.path.exists(text) else text
-
-
-def tuples(value: Any) -> Any:
-    """TOML's and JSON's lists as the tuples that the options are."""
-    if isinstance(value, dict):
-        return {name: tuples(entry) for name, entry in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
-
-
-PathOrName = Annotated[str, AfterValidator(absolute)]
 
 
 class NamedOptions(Options):
     """An option group that is chosen among several by its `name`."""
 
     name: str
+
+
+def choices(union: Any) -> dict[str, type[NamedOptions]]:
+    """Return name -> option group for a discriminated union, or for a tuple of one.
+
+    Any other annotation has no choices.
+    """
+    members = get_args(union)
+    if get_origin(union) in (Annotated, tuple):
+        return choices(members[0])
+    if all(isinstance(member, type) and issubclass(member, NamedOptions) for member in members):
+        return {member.model_fields["name"].default: member for member in members}
+    return {}
+
+
+def absolute(text: str) -> str:
+    """Return `text` as an absolute path if that path exists, so that a run can be resumed from
+    anywhere. Return any other text (a hub id, a name) as it is."""
+    return os.path.abspath(text) if os.path.exists(text) else text
+
+
+PathOrName = Annotated[str, AfterValidator(absolute)]
+
+
+def tuples(value: Any) -> Any:
+    """Return `value` with the lists of TOML and JSON as tuples, which options are made of."""
+    if isinstance(value, dict):
+        return {name: tuples(entry) for name, entry in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value

@@ -2,62 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mugrpo.config.objectives import Level, Part, RatioInterval
-
-# ---- masks ----
+from mugrpo.config.objectives import Part, RatioInterval
 
 
 class VetoOptions(Part):
-    """What a trigger token takes out of a response with a negative advantage (Mu-GRPO)."""
+    """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
 
 
 class NoVeto(VetoOptions):
-    """Nothing."""
+    """No token is removed."""
 
     name: Literal["off"] = "off"
-    """Which veto."""
 
 
 class NegativeAdvantageVeto(VetoOptions):
     """The suffix behind a token that the policy has nearly given up."""
 
     name: Literal["negative_advantage"] = "negative_advantage"
-    """Which veto."""
     kappa: float = Field(1e-2, ge=0)
-    """A ratio below this is a trigger; 0 turns the veto off."""
+    """A ratio below this is a trigger. 0 turns the veto off."""
     scope: Literal["suffix", "trigger", "post_trigger", "from_trigger", "response"] = "suffix"
-    """Which tokens a trigger removes."""
+    """Tokens that a trigger removes."""
+
+
+Veto = Annotated[NoVeto | NegativeAdvantageVeto, Field(discriminator="name")]
 
 
 class SequenceMaskOptions(Part):
-    """Which whole responses are taken out."""
+    """Whole responses that are left out."""
 
 
 class NoSequenceMask(SequenceMaskOptions):
-    """None."""
+    """No response is left out."""
 
     name: Literal["off"] = "off"
-    """Which mask."""
 
 
 class OffPolicySequenceMask(SequenceMaskOptions):
-    """Those with a negative advantage that the policy has moved far away from."""
+    """Responses with a negative advantage that the policy has moved far away from."""
 
     name: Literal["off_policy"] = "off_policy"
-    """Which mask."""
     delta: float = Field(0.5, ge=0)
-    """Mean of log(behavior / policy) over a response's tokens from which it is left out."""
+    """Leave a response out if the mean of log(behavior / policy) over its tokens is above this."""
 
 
-# ---- correction of an engine that samples from other probabilities than the trainer's ----
+SequenceMask = Annotated[NoSequenceMask | OffPolicySequenceMask, Field(discriminator="name")]
 
 
 class CorrectionOptions(Part):
-    """The weight w = trainer / engine, both of the behavior policy's weights."""
+    """The weight w = trainer / engine, both with the behavior policy's weights."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -65,10 +62,9 @@ class CorrectionOptions(Part):
 
 
 class NoCorrection(CorrectionOptions):
-    """None: the engine's log-probabilities are taken as they are."""
+    """The engine's logprobs are used as they are."""
 
     name: Literal["off"] = "off"
-    """Which correction."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -79,79 +75,65 @@ class TruncatedCorrection(CorrectionOptions):
     """min(w, cap) (truncated importance sampling)."""
 
     name: Literal["truncated"] = "truncated"
-    """Which correction."""
     cap: float = Field(2.0, gt=0)
     """The largest weight."""
-    level: Level = "token"
-    """A weight for each token, or their product for the response."""
+    level: Literal["token", "sequence"] = "token"
+    """One weight per token, or the product of them for the response."""
 
 
 class MaskedCorrection(CorrectionOptions):
-    """w where it is within an interval, else 0 (masked importance sampling)."""
+    """w if it is within an interval, else 0 (masked importance sampling)."""
 
     name: Literal["masked"] = "masked"
-    """Which correction."""
-    interval: RatioInterval = (0.0, 2.0)
-    level: Level = "token"
-    """A weight for each token, or their product for the response."""
+    interval: RatioInterval = Field(
+        (0.0, 2.0), description="Interval [low, high] of w that counts."
+    )
+    level: Literal["token", "sequence"] = "token"
+    """One weight per token, or the product of them for the response."""
 
 
-# ---- reference policy ----
+Correction = Annotated[
+    NoCorrection | TruncatedCorrection | MaskedCorrection, Field(discriminator="name")
+]
 
 
-class ReferenceOptions(Part):
-    """A penalty on leaving a reference policy."""
+class NoReference(Part):
+    """No penalty."""
+
+    name: Literal["off"] = "off"
+
+
+class KLReference(Part):
+    """coefficient x KL(policy || reference), estimated on the rollouts."""
+
+    no_knobs = ("name", "coefficient", "period")
+    name: Literal["kl"] = "kl"
+    coefficient: float = Field(1e-3, gt=0)
+    """Weight of the divergence."""
+    corrected: bool = True
+    """Multiply the estimate by the importance ratio; without it, stale tokens give another
+    expectation. This is TRL's use_bias_correction_kl, which is on by default too."""
+    period: int = Field(0, ge=0)
+    """Stages after which the reference becomes the policy. 0 keeps the initial model."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("reference_logprobs",)
 
 
-class NoReference(ReferenceOptions):
-    """None."""
-
-    name: Literal["off"] = "off"
-    """Which penalty."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
+Reference = Annotated[NoReference | KLReference, Field(discriminator="name")]
 
 
-class KLReference(ReferenceOptions):
-    """coefficient x KL(policy || reference), estimated on the rollouts."""
-
-    name: Literal["kl"] = "kl"
-    """Which penalty."""
-    coefficient: float = Field(1e-3, gt=0)
-    """Weight of the divergence."""
-    corrected: bool = True
-    """Multiply the estimate by the importance ratio, without which stale tokens give another
-    expectation; TRL's use_bias_correction_kl, on by default there too."""
-    period: int = Field(0, ge=0)
-    """Stages after which the reference becomes the policy; 0: it stays the initial model."""
-
-    @property
-    def knobs(self) -> dict[str, Any]:
-        return self.model_dump(include={"corrected"})
-
-
-# ---- step ----
-
-
-class StepOptions(Part):
-    """What the learning rate is multiplied with at an update."""
-
-
-class PlainStep(StepOptions):
-    """Nothing."""
+class PlainStep(Part):
+    """The factor is 1."""
 
     name: Literal["plain"] = "plain"
-    """Which scaling."""
 
 
-class ESSStep(StepOptions):
+class ESSStep(Part):
     """sqrt(effective sample size / responses) of the responses' ratios (VCPO)."""
 
     name: Literal["ess"] = "ess"
-    """Which scaling."""
+
+
+Step = Annotated[PlainStep | ESSStep, Field(discriminator="name")]

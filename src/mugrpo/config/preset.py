@@ -1,4 +1,4 @@
-"""Methods by name: what each sets beneath a config file. One TOML file a method."""
+"""Presets: methods by name, and what each sets beneath a config file. One TOML file per method."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def described(name: str) -> str:
-    """The first line of a preset's file."""
+    """Return the first line of a preset's file."""
     return (_FOLDER / f"{name}.toml").read_text().split("\n")[0].lstrip("# ")
 
 
 def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """`raw` with what `preset` sets and it does not; a group of another name is raw's alone."""
-    merged = copy.deepcopy(raw)
-    for name, value in preset.items():
-        mine = merged.get(name)
-        if name not in merged:
-            merged[name] = copy.deepcopy(value)
-        elif (
-            isinstance(value, dict)
-            and isinstance(mine, dict)
-            and mine.get("name", value.get("name")) == value.get("name")
-        ):
-            merged[name] = {**value, **mine}
+    """Return `raw` laid over `preset`, option by option.
+
+    A group that `raw` gives another name takes nothing from `preset`.
+    """
+    merged = copy.deepcopy({**preset, **raw})
+    for name in preset.keys() & raw.keys():
+        below, above = preset[name], raw[name]
+        tables = isinstance(below, dict) and isinstance(above, dict)
+        if tables and above.get("name", below.get("name")) == below.get("name"):
+            merged[name] = copy.deepcopy({**below, **above})
     return merged

@@ -8,57 +8,58 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from mugrpo.config.options import HARMLESS, NamedOptions, Options, absolute
+from mugrpo.config.options import HARMLESS, NamedOptions, Options, absolute, choices
 
 
 class RewardOption(NamedOptions):
     """One of the rewards whose weighted sum an answer gets."""
 
     weight: float = 1.0
-    """What this reward is multiplied with in the sum."""
+    """This reward's factor in the sum."""
 
     @property
     def label(self) -> str:
-        """The name that this reward has in a score's parts; no two rewards share one."""
+        """Return this reward's name in a score's parts; no two rewards share one."""
         return self.name
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file that this reward's function is in, or None."""
+        return None
 
 
 class MathOptions(RewardOption):
-    """1 where math-verify finds the answer equal to the reference, else 0."""
+    """1 if math-verify finds the answer equal to the reference, else 0."""
 
     name: Literal["math"] = "math"
-    """Which reward."""
     strict: bool = True
     """Refuse what math-verify matches loosely: x=7=12 for 12, {1,2} for (1,2), several boxes."""
 
 
 class ExactOptions(RewardOption):
-    """1 where the text is the reference answer, but for blanks around it, else 0."""
+    """1 if the text is the reference answer, apart from blanks around it, else 0."""
 
     name: Literal["exact"] = "exact"
-    """Which reward."""
     ignore_case: bool = False
-    """Take capital and small letters as the same."""
+    """Treat capital and small letters as equal."""
 
 
 class NumericOptions(RewardOption):
-    """1 where the last number in the text is near the reference answer, else 0."""
+    """1 if the last number in the text is near the reference answer, else 0."""
 
     name: Literal["numeric"] = "numeric"
-    """Which reward."""
     tolerance: float = Field(1e-6, ge=0)
-    """Largest difference that is right, relative to the reference where that is above 1."""
+    """Largest difference that is right; relative to the reference if that is above 1."""
 
 
 class RegexOptions(RewardOption):
-    """1 where a pattern's last match is the reference answer, else 0."""
+    """1 if a pattern's last match is the reference answer, else 0."""
 
     name: Literal["regex"] = "regex"
-    """Which reward."""
     pattern: str
-    """A regular expression of Python's; its first group, or all of it, holds the answer."""
+    """A Python regular expression. Its first group, or all of it, holds the answer."""
 
     @field_validator("pattern")
     @classmethod
@@ -71,18 +72,17 @@ class RegexOptions(RewardOption):
 
 
 class FunctionOptions(RewardOption):
-    """What a function of yours returns, called as TRL calls reward functions.
+    """The result of a function of yours, which is called as TRL calls reward functions.
 
-    `f(prompts, completions, completion_ids, **columns)` gives a number or None (no reward of this
-    kind) for each completion, and may be async. Each column of the data is a list; `answer` has
-    the reference answers. `trainer_state` is None; `log_extra` and `log_metric` drop what they are
-    told. What the function does not take is not passed.
+    `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward of this
+    kind) for each completion, and may be async. Each column of the data is a list; `answer` has the
+    reference answers. `trainer_state` is None; `log_extra` and `log_metric` do nothing. An argument
+    that the function does not take is not passed.
     """
 
     name: Literal["function"] = "function"
-    """Which reward."""
     function: str
-    """Where it is: "module:function" or "path/to/file.py:function"."""
+    """The function's place: "module:function" or "path/to/file.py:function"."""
 
     @field_validator("function")
     @classmethod
@@ -94,7 +94,6 @@ class FunctionOptions(RewardOption):
 
     @property
     def file(self) -> Path | None:
-        """The file that the function is in, where it is given by its file."""
         place = self.function.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
 
@@ -104,41 +103,36 @@ class FunctionOptions(RewardOption):
 
 
 class WorkerOptions(Options):
-    """The processes that judge answers, apart from the run so that they can be killed."""
+    """The processes that judge answers. They are apart from the run so that they can be killed."""
 
     count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Processes; 0: one for each core."""
+    """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, gt=0)
-    """Seconds that a call may take, from its dispatch, before its process is killed."""
+    """Seconds after a call's dispatch at which its process is killed."""
     memory_mb: int = Field(2048, ge=256)
-    """Memory that a process may allocate."""
+    """Memory in MiB that a process may allocate."""
     batch_size: int = Field(1, ge=1)
-    """Completions in a call; where a call of several fails, each is tried alone."""
+    """Completions per call. If a call of several fails, each is tried alone."""
 
     @property
     def processes(self) -> int:
         return self.count or len(os.sched_getaffinity(0))
 
 
-REWARDS: dict[str, type[RewardOption]] = {
-    group.model_fields["name"].default: group
-    for group in (MathOptions, ExactOptions, NumericOptions, RegexOptions, FunctionOptions)
-}
-
-
-def _choose(value: Any) -> Any:
-    """A reward's options from its table, its name, or a function's place."""
+def _table(value: Any) -> Any:
+    """Return a reward's table for its table, its name, or a function's place."""
     if isinstance(value, str):
-        value = {"name": "function", "function": value} if ":" in value else {"name": value}
+        value = {"function": value} if ":" in value else {"name": value}
     if not isinstance(value, dict):
         return value
-    name = value.get("name", "function" if "function" in value else None)
-    if not isinstance(name, str) or name not in REWARDS:
+    table = {"name": "function", **value} if "function" in value else value
+    known = sorted(choices(Reward))
+    if table.get("name") not in known:
         raise ValueError(
-            f"no such reward {name!r}: choose among {', '.join(sorted(REWARDS))}, or name a "
+            f"no such reward {table.get('name')!r}: choose among {', '.join(known)}, or name a "
             'function of yours as "module:function" or "path/to/file.py:function"'
         )
-    return REWARDS[name].model_validate(value)
+    return table
 
 
 def _several(value: Any) -> Any:
@@ -157,7 +151,9 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     return rewards
 
 
-RewardChoice = Annotated[SerializeAsAny[RewardOption], BeforeValidator(_choose)]
-RewardChoices = Annotated[
-    tuple[RewardChoice, ...], BeforeValidator(_several), AfterValidator(_sensible)
+Reward = Annotated[
+    MathOptions | ExactOptions | NumericOptions | RegexOptions | FunctionOptions,
+    Field(discriminator="name"),
+    BeforeValidator(_table),
 ]
+Rewards = Annotated[tuple[Reward, ...], BeforeValidator(_several), AfterValidator(_sensible)]

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.backends import LocalBackend
+from mugrpo.config import backends, engines, objectives, options, parts, stages, tasks
 from mugrpo.config.distributed import DistributedOptions
-from mugrpo.config.engines import ContinuousOptions
-from mugrpo.config.kept import (
-    CheckpointOptions,
-    EvaluationOptions,
-    SampleOptions,
-    SinkOptions,
-)
-from mugrpo.config.objectives import GroupAdvantage, GRPOOptions, Reduction
+from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import FIXED, HARMLESS, Options, PathOrName, absolute
-from mugrpo.config.parts import NoCorrection, NoReference, NoSequenceMask, NoVeto, PlainStep
+from mugrpo.config.options import FIXED, HARMLESS, NamedOptions, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.registry import (
-    AdvantageChoice,
-    BackendChoice,
-    CorrectionChoice,
-    EngineChoice,
-    ObjectiveChoice,
-    ReferenceChoice,
-    SamplingChoice,
-    SequenceMaskChoice,
-    StageUntilChoice,
-    StepChoice,
-    TaskChoice,
-    VetoChoice,
-)
-from mugrpo.config.rewards import FunctionOptions
-from mugrpo.config.stages import AllUpdates, EveryGroup
-from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Status
 
 NAMED_MODELS = ("chain", "letters", "smollm2")
@@ -62,9 +38,9 @@ class ModelOptions(Options):
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of forward and backward passes; weights and optimizer stay in fp32."""
+    """Precision of forward and backward passes. Weights and optimizer stay in fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; "auto" takes the GPU where there is one."""
+    """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     eos_token: str | None = None
@@ -80,12 +56,12 @@ class PromptOptions(Options):
     """How a problem becomes token ids."""
 
     form: Literal["plain", "chat"] = "plain"
-    """The problem's text as it is, or one user message through the chat template."""
+    """Use the problem's text as it is, or as one user message in the chat template."""
     chat_template: PathOrName | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
     overlong: Literal["error", "drop", "truncate"] = "error"
-    """A prompt that leaves no room for max_new_tokens in the model's context is refused, its
-    problem is left out, or only its last tokens are used."""
+    """If a prompt leaves no room for max_new_tokens in the model's context, refuse it, leave its
+    problem out, or use only its last tokens."""
 
     @model_validator(mode="after")
     def _template_is_used(self) -> Self:
@@ -95,23 +71,23 @@ class PromptOptions(Options):
 
 
 class ScheduleOptions(Options):
-    """What is generated when, and how often it is optimized on."""
+    """How much is generated when, and how often it is trained on."""
 
     stages: int = Field(16, ge=1)
-    """Refreshes: in each, the engine takes the newest weights and generates once. The run's updates
-    are this x batches x passes, also where `stage_until` ends stages early."""
+    """Refreshes. At each one the engine takes the newest weights and generates once. The run makes
+    this x batches x passes updates, even if `stage_until` ends stages early."""
     batches_per_stage: int = Field(16, ge=1, json_schema_extra=FIXED)
-    """Batches of rollouts generated at a refresh."""
+    """Batches of rollouts generated per refresh."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
-    """Updates made on a batch, one after another."""
+    """Updates made on each batch, one after another."""
     problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
-    """Problems, that is groups, in a batch."""
+    """Problems per batch; each has one group of responses."""
     group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
-    """Responses to a problem."""
+    """Responses per problem."""
 
     @property
     def updates_per_stage(self) -> int:
-        """The literature's mu: updates per refresh."""
+        """Return the updates per refresh, the literature's mu."""
         return self.batches_per_stage * self.passes_per_batch
 
     @property
@@ -132,30 +108,30 @@ class ScheduleOptions(Options):
 
 
 class RolloutOptions(Options):
-    """Sampling, and how rollouts are laid on disk."""
+    """Sampling, and how rollouts are stored."""
 
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=FIXED)
-    """Sampling temperature; every logprob of the run is of log_softmax(logits / temperature)."""
+    """Sampling temperature. Every logprob of the run is log_softmax(logits / temperature)."""
     max_new_tokens: int = Field(48, ge=1)
-    """Longest response in tokens, its end-of-sequence token included."""
+    """Longest response in tokens, including its end-of-sequence token."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
-    """Rollouts in a shard, the unit that is published and resumed; whole groups, rounded up."""
+    """Rollouts per shard, the unit that is published and resumed; rounded up to whole groups."""
 
 
 class RewardOptions(Options):
-    """What scores mean to the optimizer."""
+    """How the optimizer uses scores."""
 
     truncated: Literal["zero", "masked", "scored"] = "zero"
-    """A truncated response gets reward 0 unseen, is left out of its group and of the loss, or is
-    judged like any other."""
+    """Give a truncated response reward 0 without judging it, leave it out of its group and of the
+    loss, or judge it like any other."""
     overlong_buffer: float = Field(0.0, ge=0, le=1)
-    """The last share of max_new_tokens over which a longer and longer response loses 0 to 1 of its
-    reward (DAPO's soft overlong punishment); 0: none does."""
+    """Last share of max_new_tokens, over which a response loses 0 to 1 of its reward as it grows
+    longer (DAPO's soft overlong punishment). 0 turns it off."""
     failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
-    """Stop where a larger share of a shard's responses could not be judged (errors, timeouts)."""
+    """Stop if a larger share of a shard's responses could not be judged (errors, timeouts)."""
 
     def counts(self, status: Status) -> bool:
-        """Whether a response takes part in its group's statistics and in the loss."""
+        """Return whether a response counts in its group's statistics and in the loss."""
         return status.rewarded and not (status is Status.TRUNCATED and self.truncated == "masked")
 
 
@@ -163,125 +139,152 @@ class RunConfig(Options):
     """A run, resolved: everything that decides its numbers."""
 
     preset: str = "mu-grpo"
-    """A method by name, which sets what this file does not; `mugrpo objectives` lists them."""
+    """The method that sets what the config itself does not; `mugrpo objectives` lists them."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
-    task: TaskChoice = ChainOptions()
+    task: tasks.Task = tasks.ChainOptions()
+    """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
     schedule: ScheduleOptions = ScheduleOptions()
-    stage_until: StageUntilChoice = AllUpdates()
-    sampling: SamplingChoice = EveryGroup()
+    stage_until: stages.StageUntil = stages.AllUpdates()
+    """When a stage ends."""
+    sampling: stages.Sampling = stages.EveryGroup()
+    """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()
-    engine: EngineChoice = ContinuousOptions()
+    engine: engines.Engine = engines.ContinuousOptions()
+    """What samples the responses."""
     rewards: RewardOptions = RewardOptions()
-    advantage: AdvantageChoice = GroupAdvantage()
-    objective: ObjectiveChoice = GRPOOptions()
-    veto: VetoChoice = NoVeto()
-    sequence_mask: SequenceMaskChoice = NoSequenceMask()
-    correction: CorrectionChoice = NoCorrection()
-    reference: ReferenceChoice = NoReference()
-    step: StepChoice = PlainStep()
-    reduction: Reduction = "token_mean"
-    """Divide the summed loss by the update's response tokens; or each response's by its length and
-    the sum by the responses; or by responses x max_new_tokens."""
+    advantage: objectives.Advantage = objectives.GroupAdvantage()
+    """How rewards become advantages."""
+    objective: objectives.Objective = objectives.GRPOOptions()
+    """The loss of a token, made of ratios and advantages."""
+    veto: parts.Veto = parts.NoVeto()
+    """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
+    sequence_mask: parts.SequenceMask = parts.NoSequenceMask()
+    """Whole responses that are left out."""
+    correction: parts.Correction = parts.NoCorrection()
+    """A weight for an engine that disagrees with the trainer: w = trainer / engine, both with the
+    behavior policy's weights."""
+    reference: parts.Reference = parts.NoReference()
+    """A penalty on leaving a reference policy."""
+    step: parts.Step = parts.PlainStep()
+    """A factor of the learning rate at each update."""
+    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Divide the summed loss by the update's response tokens ("token_mean"); or divide each
+    response's loss by its length and their sum by the number of responses ("sequence_mean"); or
+    divide by responses x max_new_tokens ("constant")."""
     optimizer: OptimizerOptions = OptimizerOptions()
     distributed: DistributedOptions = DistributedOptions()
-    backend: BackendChoice = LocalBackend()
+    backend: backends.Backend = backends.LocalBackend()
+    """What starts engines and update processes."""
     overlap: bool = Field(False, json_schema_extra=HARMLESS)
-    """Train on a stage's first shards while its later ones are generated: the same weights, sooner
-    where the engine has a machine, GPUs or cores of its own. A stage wants several shards
-    (rollouts.shard_rollouts)."""
+    """Train on a stage's first shards while its later ones are generated. The weights are the same,
+    and come sooner if the engine has a machine, GPUs or cores of its own. A stage needs several
+    shards for this (rollouts.shard_rollouts)."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
     sinks: SinkOptions = SinkOptions()
 
+    @classmethod
+    def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:
+        """Return group -> name -> options, for the groups that are chosen by name."""
+        unions = {
+            group: options.choices(field.annotation) for group, field in cls.model_fields.items()
+        }
+        return {group: union for group, union in unions.items() if union}
+
+    @classmethod
+    def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return `raw` over its preset; a group that neither of them names has its default name."""
+        fields = cls.model_fields
+        names = {group: {"name": fields[group].default.name} for group in cls.choices()}
+        preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
+        return beneath(names, beneath(preset, raw))
+
     @model_validator(mode="before")
     @classmethod
-    def _preset_beneath(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        name = raw.get("preset", cls.model_fields["preset"].default)
-        if not isinstance(name, str) or name not in PRESETS:
-            raise ValueError(f"preset = {name!r}: no preset; choose among {', '.join(PRESETS)}")
-        return beneath(PRESETS[name], raw)
+    def _lies_over_its_preset(cls, raw: Any) -> Any:
+        return cls.over_preset(raw) if isinstance(raw, dict) else raw
+
+    @field_validator("preset", mode="before")
+    @classmethod
+    def _preset_is_known(cls, name: Any) -> Any:
+        if name not in list(PRESETS):
+            raise ValueError(f"no preset; choose among {', '.join(PRESETS)}")
+        return name
 
     @model_validator(mode="after")
-    def _reference_is_kept(self) -> Self:
-        if getattr(self.reference, "period", 0) and not self.checkpoint.stage_end:
-            raise ValueError(
+    def _fits_together(self) -> Self:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what is wrong between groups."""
+        alone = self.distributed.processes == 1
+        if self.reference_period and not self.checkpoint.stage_end:
+            yield (
                 "reference.period makes the policy of a stage's end the reference, which needs "
                 "checkpoint.stage_end"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _vllm_takes_the_temperature(self) -> Self:
-        for chosen in (self.rollouts.temperature, self.evaluation.temperature):
-            if self.engine.name.startswith("vllm") and not 0.01 <= chosen <= 2:
-                raise ValueError(f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_have_what_they_need(self) -> Self:
-        if self.distributed.processes > 1 and getattr(self.objective, "proximal_period", 1) > 1:
-            raise ValueError("objective.proximal_period > 1 wants distributed.processes = 1")
-        return self
-
-    @model_validator(mode="after")
-    def _overlap_has_what_it_needs(self) -> Self:
-        lacking = [
-            text
-            for text, there in (
-                (
-                    "engines of their own (engine.processes = 1 or more, or vLLM)",
-                    getattr(self.engine, "processes", 1) > 0 or self.backend.name == "ray",
-                ),
-                ("sampling.name = 'every'", self.sampling.name == "every"),
-                ("checkpoint.stage_end", self.checkpoint.stage_end),
-                (
-                    "distributed.processes = 1 with an objective or reference that needs logprobs "
-                    "of other policies",
-                    self.distributed.processes == 1 or not self.needs,
-                ),
+        if isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
+            for chosen in (self.rollouts.temperature, self.evaluation.temperature):
+                if not 0.01 <= chosen <= 2:
+                    yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
+        if self.proximal_period > 1 and not alone:
+            yield "objective.proximal_period > 1 wants distributed.processes = 1"
+        if self.overlap and self.engine_in_process:
+            yield (
+                "overlap = true wants engines of their own (engine.processes = 1 or more, or vLLM)"
             )
-            if not there
-        ]
-        if self.overlap and lacking:
-            raise ValueError(f"overlap = true wants {lacking[0]}")
-        return self
+        if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
+            yield "overlap = true wants sampling.name = 'every'"
+        if self.overlap and not self.checkpoint.stage_end:
+            yield "overlap = true wants checkpoint.stage_end"
+        if self.overlap and self.needs and not alone:
+            yield (
+                "overlap = true wants distributed.processes = 1 with an objective or reference "
+                "that needs logprobs of other policies"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Logprobs that the parts of the objective want stored beside the rollouts."""
-        parts = (self.objective, self.correction, self.reference)
-        return tuple(name for part in parts for name in part.needs)
-
-    @property
-    def proximal_period(self) -> int:
-        return getattr(self.objective, "proximal_period", 1)
-
-    @property
-    def reference_period(self) -> int:
-        return getattr(self.reference, "period", 0)
-
-    @property
-    def objective_file(self) -> Path | None:
-        path = getattr(self.objective, "path", None)
-        return Path(path) if path else None
-
-    @property
-    def reward_files(self) -> list[Path]:
-        rewards = getattr(self.task, "rewards", ())
-        return [r.file for r in rewards if isinstance(r, FunctionOptions) and r.file is not None]
-
-    @property
-    def engine_in_process(self) -> bool:
-        return getattr(self.engine, "processes", 1) == 0 and self.backend.name != "ray"
+        """Return the names of the logprobs that the objective's parts need beside the rollouts."""
+        return (*self.objective.needs, *self.correction.needs, *self.reference.needs)
 
     @property
     def canary_tolerance(self) -> float:
-        """The engine's own, or what rounding explains: bf16 keeps 8 bits of a logit."""
+        """Return the engine's, or what rounding explains: bf16 keeps 8 bits of a logit."""
         by_precision = {"fp32": 1e-3, "bf16": 0.1}[self.model.precision]
         return self.engine.canary_tolerance or by_precision
+
+    @property
+    def engine_in_process(self) -> bool:
+        """Return whether the engine runs in the trainer's process, with the trainer's model."""
+        own = isinstance(self.engine, engines.OwnEngineOptions) and self.engine.processes == 0
+        return own and not isinstance(self.backend, backends.RayBackend)
+
+    @property
+    def proximal_period(self) -> int:
+        """Return the updates for which a proximal policy stays the same; 1 if there is none."""
+        chosen = self.objective
+        return chosen.proximal_period if isinstance(chosen, objectives.ProximalOptions) else 1
+
+    @property
+    def reference_period(self) -> int:
+        """Return the stages after which the reference becomes the policy; 0 for never."""
+        return self.reference.period if isinstance(self.reference, parts.KLReference) else 0
+
+    @property
+    def objective_file(self) -> Path | None:
+        """Return the file of an objective of one's own."""
+        chosen = self.objective
+        return Path(chosen.path) if isinstance(chosen, objectives.FileOptions) else None
+
+    @property
+    def reward_files(self) -> list[Path]:
+        """Return the files that reward functions come from."""
+        rewards = self.task.rewards if isinstance(self.task, tasks.DatasetOptions) else ()
+        return [reward.file for reward in rewards if reward.file is not None]

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.options import NamedOptions, PathOrName
-from mugrpo.config.rewards import FunctionOptions, MathOptions, RewardChoices, WorkerOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions, Rewards, WorkerOptions
 
 
 class EmbeddedOptions(NamedOptions):
-    """What every embedded task has."""
+    """The options that every embedded task has."""
 
     train_problems: int = Field(4096, ge=1)
     """Distinct problems to train on."""
     eval_problems: int = Field(512, ge=1)
     """Distinct held-out problems."""
     seed: int = Field(0, ge=0)
-    """Chooses the problems, apart from the run's seed."""
+    """Chooses the problems, independently of the run's seed."""
 
 
 class ChainOptions(EmbeddedOptions):
     """Chains of small sums, answered by running sums modulo 10 (embedded, needs no data)."""
 
     name: Literal["chain"] = "chain"
-    """Which task."""
     terms: int = Field(8, ge=2, le=64)
-    """Terms of a chain; a response has 6 x (terms - 1) - 1 characters."""
+    """Terms of a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
     """Terms are digits from 1 to this."""
 
@@ -37,11 +36,10 @@ class LettersOptions(EmbeddedOptions):
     """Letters to be put in alphabetical order (embedded, needs no data)."""
 
     name: Literal["letters"] = "letters"
-    """Which task."""
     shortest: int = Field(8, ge=2, le=64)
     """Letters of the shortest prompt."""
     longest: int = Field(16, ge=2, le=64)
-    """Letters of the longest prompt; a response has as many."""
+    """Letters of the longest prompt. A response has as many letters as its prompt."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -56,47 +54,46 @@ class DatasetOptions(NamedOptions):
     """Your own problems, from a file or the hub, with rewards of your choice."""
 
     name: Literal["dataset"] = "dataset"
-    """Which task."""
     data: PathOrName
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
     split: str | None = None
-    """Which split of a data set on the hub; "train" where not set."""
+    """The split of a data set on the hub; "train" if unset."""
     subset: str | None = None
-    """Which of a hub data set's configurations, where it has several."""
+    """The configuration of a hub data set that has several."""
     revision: str | None = None
-    """Commit, tag or branch of a data set on the hub; name a commit to get the same data always."""
+    """Commit, tag or branch of a data set on the hub. Only a commit always gives the same data."""
     eval_data: PathOrName | None = None
-    """Where the held-out problems are, in the same forms; `data` itself where only eval_split is
-    set."""
+    """The source of the held-out problems, in the same forms as `data`. If only eval_split is set,
+    this is `data`."""
     eval_split: str | None = None
-    """Which split of a hub data set has the held-out problems."""
+    """The split of a hub data set with the held-out problems."""
     eval_share: float = Field(0.1, ge=0, lt=1)
-    """Share of the problems that is held out, by a hash of the prompt, where neither eval_data nor
+    """Share of the problems that is held out, by a hash of the prompt, if neither eval_data nor
     eval_split is set."""
     train_problems: int | None = Field(None, ge=1)
-    """Train on the first so many problems only."""
+    """Train on the first N problems only."""
     eval_problems: int | None = Field(256, ge=1)
-    """Evaluate on so many held-out problems at most, those of the lowest hash."""
+    """Evaluate on at most N held-out problems, those with the lowest hashes."""
     prompt_column: str = "prompt"
     """The column with the prompt: text, or a conversation as a list of {role, content}."""
     answer_column: str | None = "answer"
-    """The column with the reference answer; none where only reward functions judge."""
+    """The column with the reference answer; none if only reward functions judge."""
     answer_pattern: str | None = None
-    """A regular expression whose first group is the answer, where the column holds more: for GSM8K
+    """A regular expression whose first group is the answer, if the column holds more: for GSM8K
     "#### (.+)"."""
     id_column: str | None = None
-    """The column with the problem's id; where not set, a hash of prompt and answer."""
+    """The column with the problem's id. If unset, the id is a hash of prompt and answer."""
     duplicates: Literal["error", "drop"] = "error"
-    """Two rows with one id are refused, or the first is taken."""
+    """Refuse two rows with one id, or keep only the first."""
     system_prompt: str | None = None
-    """A system message before every conversation that has none; needs prompt.form = "chat"."""
+    """A system message for every conversation without one. It needs prompt.form = "chat"."""
     prompt_template: str = "{prompt}"
-    """The text of the (last) user message, {prompt} standing for the data's own."""
-    rewards: RewardChoices = (MathOptions(),)
-    """How a response is judged: "math", "exact", "numeric", "regex", "module:function" or
-    "file.py:function", or tables with a name and its options; several are summed by weight."""
+    """The text of the last user message. {prompt} stands for the text in the data."""
+    rewards: Rewards = (MathOptions(),)
+    """How a response is judged: by "math", "exact", "numeric", "regex", "module:function" or
+    "file.py:function", or by tables with a name and its options. The reward is the weighted sum."""
     right_at: float = 1.0
-    """Where functions alone judge, a response with this reward or more counts as right."""
+    """If only functions judge, a response with at least this reward counts as right."""
     workers: WorkerOptions = WorkerOptions()
 
     @field_validator("answer_pattern")
@@ -110,7 +107,7 @@ class DatasetOptions(NamedOptions):
         return value
 
     @model_validator(mode="after")
-    def _references_where_they_are_needed(self) -> Self:
+    def _verifiers_have_references(self) -> Self:
         verifiers = [r.name for r in self.rewards if not isinstance(r, FunctionOptions)]
         if verifiers and self.answer_column is None:
             raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
@@ -122,3 +119,6 @@ class DatasetOptions(NamedOptions):
         if "{prompt}" not in value:
             raise ValueError("it has no {prompt}, so that every problem would read the same")
         return value
+
+
+Task = Annotated[ChainOptions | LettersOptions | DatasetOptions, Field(discriminator="name")]

@@ -32,15 +32,14 @@ class Own:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         import torch
+        from pydantic import TypeAdapter
 
-        from mugrpo.config.options import tuples
-        from mugrpo.config.registry import CHOICES
+        from mugrpo.config.engines import Engine
         from mugrpo.config.run import ModelOptions
 
         torch.set_num_threads(setup["threads"])
-        self._model = ModelOptions.model_validate(tuples(setup["model"]))
-        engine = setup["engine"]
-        self._options: Any = CHOICES["engine"][engine["name"]].model_validate(tuples(engine))
+        self._model = ModelOptions.model_validate(setup["model"])
+        self._options: Engine = TypeAdapter(Engine).validate_python(setup["engine"])
         self._engine: Any = None
 
     def load(self, path: str, update: int) -> None:

@@ -12,7 +12,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from mugrpo.config.rewards import REWARDS, FunctionOptions, RewardOption
+from pydantic import TypeAdapter
+
+from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.child import Channel, limit_memory
 from mugrpo.processes.messages import printable
@@ -26,17 +28,13 @@ def main() -> None:
     setup = channel.receive()
     limit_memory(setup["memory_mb"])
     try:
-        judge = Judge([_option(entry) for entry in setup["rewards"]])
+        judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
     except UsageError as error:
         channel.send({"refused": str(error)})
         return
     channel.send({"ready": True})
     while True:
         channel.send(judge.answer(channel.receive()))
-
-
-def _option(entry: dict[str, Any]) -> RewardOption:
-    return REWARDS[entry["name"]].model_validate(entry)
 
 
 class Judge:

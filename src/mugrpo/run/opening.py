@@ -154,7 +154,7 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
     """What makes prompts under `config`, leaving room for a response in the model's context."""
     vocab_size, context = model_sizes(config.model)
     longest = config.rollouts.max_new_tokens
-    if (most := getattr(config.engine, "arguments", {}).get("max_model_len")) is not None:
+    if (most := config.engine.max_model_len) is not None:
         context = min(most, context or most)
     if context is not None and context <= longest:
         raise UsageError(

@@ -87,7 +87,7 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     rule, schedule = stage.config.stage_until, stage.schedule
     moved = line.get(rule.name)
     made, planned = update - stage.first_update, schedule.planned_updates(stage.number)
-    if made == planned or moved is None or not moved > getattr(rule, "limit", math.inf):
+    if made == planned or moved is None or not moved > rule.limit:
         return None
     batches = schedule.batches(stage.number)
     unused = batches - math.ceil(made / schedule.options.passes_per_batch)

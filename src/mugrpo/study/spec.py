@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from mugrpo.config.load import as_override, build_config, lay_over, leaves, read_toml
-from mugrpo.config.options import Options, tuples
+from mugrpo.config.options import Options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
@@ -117,7 +117,7 @@ def load_study(file: Path) -> tuple[Study, list[Cell]]:
     """
     raw = read_toml(file)
     try:
-        study = Study.model_validate(tuples(raw))
+        study = Study.model_validate(raw)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"{file} is no study: {'; '.join(faults)}") from None

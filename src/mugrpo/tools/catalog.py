@@ -7,10 +7,11 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
-from mugrpo.config.load import describe_options
+from mugrpo.config.describe import describe
+from mugrpo.config.objectives import Part
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.preset import PRESETS, described
-from mugrpo.config.registry import CHOICES
+from mugrpo.config.run import RunConfig
 
 # Where the mathematics of a group's parts is: a module of functions, or a package of modules.
 _FUNCTIONS = {
@@ -32,7 +33,7 @@ def catalog() -> Iterator[str]:
     for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
         yield ""
         yield f"[{group}]"
-        for name, options in CHOICES[group].items():
+        for name, options in RunConfig.choices()[group].items():
             yield from _part(group, name, options)
 
 
@@ -40,16 +41,17 @@ def _part(group: str, name: str, options: type[NamedOptions]) -> Iterator[str]:
     yield f'  name = "{name}"  {inspect.getdoc(options)}'
     if mathematics := _docstring(group, name):
         yield textwrap.indent(mathematics, "      ")
-    for dotted, kind, default, meaning in describe_options(options):
-        if dotted != "name":
-            yield f"      {dotted}  {kind}  (default {default})  {meaning}"
+    for option in describe(options):
+        if option.name != "name":
+            yield f"      {option.head}  {option.meaning}"
     if needs := _needs(options):
         yield f"      needs {', '.join(needs)}: another forward pass over the stage's rollouts"
 
 
 def _needs(options: type[NamedOptions]) -> tuple[str, ...]:
-    required = {name for name, field in options.model_fields.items() if field.is_required()}
-    return () if required else tuple(getattr(options.model_validate({}), "needs", ()))
+    """Return the logprobs that a part needs under its default options."""
+    required = any(field.is_required() for field in options.model_fields.values())
+    return options.model_validate({}).needs if issubclass(options, Part) and not required else ()
 
 
 def _docstring(group: str, name: str) -> str | None:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mugrpo.config.engines import OwnEngineOptions, VLLMOptions
+from mugrpo.config.engines import OwnEngineOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.logprobs import chunked_logprobs
@@ -216,13 +216,12 @@ def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[flo
         moments = 8 * parameters / GIB
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
-    here = not config.overlap and config.backend.name == "local"
-    if isinstance(engine, VLLMOptions) and here:
+    if config.engine_in_process:
+        return own, f"{text}; keys and values come on top"
+    if config.overlap or config.backend.name == "ray" or isinstance(engine, VLLMServerOptions):
+        return own, f"{text}; the engine is elsewhere"
+    if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib
         return own + share, f"{text}, and vLLM's {engine.gpu_memory_utilization:g} of it"
-    if isinstance(engine, OwnEngineOptions) and engine.processes and here:
-        copy = 4 * parameters / GIB
-        return own + copy, f"{text}, and an engine's, {copy:.1f}; keys and values come on top"
-    if isinstance(engine, OwnEngineOptions) and here:
-        return own, f"{text}; keys and values come on top"
-    return own, f"{text}; the engine is elsewhere"
+    copy = 4 * parameters / GIB
+    return own + copy, f"{text}, and an engine's, {copy:.1f}; keys and values come on top"

@@ -1,0 +1,145 @@
+"""The options of a run as users read them: whose each is, type and bounds, default, meaning."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from mugrpo.config.options import Options, choices
+from mugrpo.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, of all the choices that have it with the same type and meaning."""
+
+    name: str  # dotted; "task.rewards[].weight" in a table of the list task.rewards
+    kind: str  # type and bounds
+    meaning: str
+    on_resume: str  # whether a change is "harmless", "forced" or "fixed"
+    defaults: dict[str, str]  # choice that has the option ("" outside a choice) -> its default
+
+    @property
+    def default(self) -> str:
+        """Return the default; if the choices differ, each default with its choices."""
+        owners: dict[str, list[str]] = {}
+        for owner, default in self.defaults.items():
+            owners.setdefault(default, []).append(owner)
+        if len(owners) == 1:
+            return next(iter(owners))
+        return "; ".join(f"{default} for {', '.join(names)}" for default, names in owners.items())
+
+    @property
+    def head(self) -> str:
+        """Return name, type, bounds and default in one line."""
+        default = self.default if self.default == "required" else f"default {self.default}"
+        return f"{self.name}  {self.kind}  ({default})"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A table of options, or several of which one is chosen by its name."""
+
+    name: str  # dotted; "" for the run, "task.rewards[]" for a table of the list task.rewards
+    meaning: str
+    chooser: str  # the option that says which choices' options there are; "" if there is none
+    members: Mapping[str, type[Options]]  # choice ("" if there is none) -> its options
+    options: list[Option]
+
+
+def groups(
+    members: Mapping[str, type[Options]],
+    name: str = "",
+    meaning: str = "",
+    chooser: str = "",
+    chosen: str = "required",
+) -> Iterator[Group]:
+    """Yield the group that `members` make, whose default is `chosen`, then the groups inside it."""
+    own: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    inner: list[Iterator[Group]] = []
+    for owner, options in members.items():
+        for leaf, field in options.model_fields.items():
+            dotted, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
+            about, named = " ".join((field.description or "").split()), choices(annotation)
+            if inspect.isclass(annotation) and issubclass(annotation, Options):
+                about = inspect.getdoc(annotation) or ""
+                inner.append(groups({owner: annotation}, dotted, about, chooser))
+                continue
+            if named and field.discriminator:
+                inner.append(groups(named, dotted, about, f"{dotted}.name", field.default.name))
+                continue
+            if named:
+                table = f"{dotted}[]"
+                inner.append(
+                    groups(named, table, f"A table of the list {dotted}.", f"{table}.name")
+                )
+            if dotted == chooser:
+                own[dotted, "name", about, _on_resume(field)] = {"": chosen}
+                continue
+            key = (dotted, _kind(field), about, _on_resume(field))
+            own.setdefault(key, {})[owner] = _default(field)
+    yield Group(name, meaning, chooser, members, [Option(*key, own[key]) for key in own])
+    for groups_inside in inner:
+        yield from groups_inside
+
+
+def describe(options: type[Options] = RunConfig) -> list[Option]:
+    """Return every option below `options`."""
+    return [option for group in groups({"": options}) for option in group.options]
+
+
+def as_toml(value: Any) -> str:
+    """Return `value` as TOML writes it; None as `none`, which overrides use to unset an option."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return "none" if value is None else json.dumps(value)
+
+
+def _on_resume(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    return str(extra["on_resume"]) if isinstance(extra, dict) else "forced"
+
+
+def _kind(field: FieldInfo) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{signs[key]} {getattr(bound, key)}"
+        for bound in field.metadata
+        for key in signs
+        if hasattr(bound, key)
+    ]
+    return f"{_type(field.annotation)} {', '.join(bounds)}".rstrip()
+
+
+def _type(annotation: Any) -> str:
+    kind, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if kind is typing.Annotated:
+        return _type(arguments[0])
+    if kind is typing.Literal:
+        return "|".join(map(str, arguments))
+    if kind in (typing.Union, types.UnionType):
+        return "|".join("none" if a is type(None) else _type(a) for a in arguments)
+    if kind is tuple and choices(annotation):
+        return "names or tables"
+    if kind is tuple:
+        return f"[{', '.join('...' if a is Ellipsis else _type(a) for a in arguments)}]"
+    return "table" if kind is dict else annotation.__name__
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, tuple):
+        value = [getattr(entry, "name", entry) for entry in value]
+    return value if isinstance(value, str) else as_toml(value)

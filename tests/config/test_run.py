@@ -1,0 +1,119 @@
+"""What a resolved config says of its groups: worked out by hand for each kind of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.load import load_config
+from mugrpo.config.run import RunConfig
+
+
+def config_of(words: str) -> RunConfig:
+    return load_config(None, [f"--{word}" for word in words.split()])
+
+
+@pytest.mark.parametrize(
+    ("words", "period"),
+    [
+        ("preset=mu-grpo", 1),
+        ("preset=decoupled-ppo", 4),
+        ("objective.name=grpo objective.clip_center=proximal objective.proximal_period=3", 3),
+        ("preset=cispo", 1),  # it knows no proximal policy
+    ],
+)
+def test_the_proximal_period_is_the_objectives_or_1(words, period):
+    assert config_of(words).proximal_period == period
+
+
+@pytest.mark.parametrize(
+    ("words", "period"),
+    [
+        ("reference.name=off", 0),
+        ("reference.name=kl", 0),
+        ("reference.name=kl reference.period=2", 2),
+    ],
+)
+def test_the_reference_period_is_the_references_or_0(words, period):
+    assert config_of(words).reference_period == period
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        ("stage_until.name=all_updates", math.inf),
+        ("stage_until.name=tv_token", 0.05),
+        ("stage_until.name=tv_sequence stage_until.limit=0.25", 0.25),
+    ],
+)
+def test_a_stage_of_all_updates_has_no_limit(words, limit):
+    assert config_of(words).stage_until.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        ("engine.name=continuous", None),
+        ("engine.name=vllm_server", None),
+        ("engine.name=vllm", None),
+        ("engine.name=vllm engine.arguments={max_model_len=4096}", 4096),
+    ],
+)
+def test_vllm_alone_limits_a_sequence(words, length):
+    assert config_of(words).engine.max_model_len == length
+
+
+@pytest.mark.parametrize(
+    ("words", "inside"),
+    [
+        ("engine.name=continuous", True),
+        ("engine.name=hf", True),
+        ("engine.name=hf engine.processes=1", False),
+        ("engine.name=continuous backend.name=ray", False),
+        ("engine.name=vllm", False),
+        ("engine.name=vllm_server", False),
+    ],
+)
+def test_an_engine_of_our_own_without_processes_is_in_the_trainers(words, inside):
+    assert config_of(words).engine_in_process is inside
+
+
+def test_files_of_ones_own_are_those_of_objective_and_rewards(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    config = config_of(
+        f"objective.name=file objective.path={file} task.name=dataset task.data=none.jsonl "
+        f"task.rewards=['math','{file}:judge','package.module:other']"
+    )
+    assert config.objective_file == file
+    assert config.reward_files == [file]
+    assert RunConfig().objective_file is None
+    assert RunConfig().reward_files == []
+
+
+@pytest.mark.parametrize("value", ["3", "none"])
+def test_a_value_in_the_place_of_a_group_is_refused(value):
+    with pytest.raises(ValueError, match=r"engine = \w+: it should be a table of options"):
+        load_config(None, [f"--engine={value}"])
+
+
+def test_a_group_of_another_choice_is_said_to_be_one():
+    with pytest.raises(ValueError, match=r"task\.workers is an option if task\.name = 'dataset'"):
+        load_config(None, ["--task.workers.count=1"])
+
+
+def test_a_table_without_a_name_has_its_groups_default():
+    config = RunConfig.model_validate({"engine": {"slots": 3}, "correction": {}, "task": {}})
+    assert (config.engine.name, config.correction.name, config.task.name) == (
+        "continuous",
+        "off",
+        "chain",
+    )
+
+
+def test_options_may_be_given_as_objects():
+    config = RunConfig()
+    again = RunConfig(engine=config.engine, veto=config.veto, objective=config.objective)
+    assert again == config
