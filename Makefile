@@ -64,9 +64,8 @@ addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
 	$(BIN)/mugrpo report runs/smollm2_addition
 
 picture: .venv/installed  ## docs/report.png, the report of the addition run (needs Chromium)
-	$(BIN)/mugrpo report runs/smollm2_addition
-	$(BIN)/python scripts/report_screenshot.py runs/smollm2_addition/report.html docs/report.png \
-	  --height 2130
+	$(BIN)/mugrpo report docs/results/smollm2_addition --out build/report.html
+	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 1960
 
 verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and ordinary throughput
 	$(BIN)/python benchmarks/verification.py

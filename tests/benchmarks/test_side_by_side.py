@@ -55,7 +55,8 @@ def test_results_are_written_and_drawn(tmp_path, capsys):
     assert len(plot.ratios(tmp_path)) == 2  # tiny runs are not shown
     picture = plot.main(["--results", str(tmp_path), "--output", str(tmp_path / "b.svg")])
     drawn = picture.read_text()
-    assert "speed &lt;&amp;&gt;" in drawn and drawn.count("<rect") == 3
+    assert "speed &lt;&amp;&gt;" in drawn and "of the floor" in drawn
+    assert all(drawn.count(f'fill="{hue}"') == 1 for hue in plot.HUES.values())  # a bar each
     assert drawn.count('class="target"') == 1
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from mugrpo.report import write_report
 
@@ -12,12 +14,14 @@ ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer"),
     *("h1", "h2", "h3", "h4", "p", "b", "i", "s", "small", "strong", "span", "div", "ul", "li"),
     *("table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre", "article", "bdi"),
-    *("figure", "figcaption", "svg", "path", "rect", "circle", "text"),
+    *("figure", "figcaption", "script", "svg", "g", "path", "rect", "line", "text"),
 }
 ATTRIBUTES = {
     *("class", "lang", "charset", "name", "content", "http-equiv", "scope", "open", "title"),
-    *("viewbox", "role", "aria-label", "aria-hidden", "width", "height"),
-    *("d", "x", "y", "cx", "cy", "r"),
+    *("viewbox", "role", "aria-label", "width", "height", "type", "transform", "d", "x2", "y2"),
+    *("fill", "opacity", "fill-opacity", "display", "text-anchor"),
+    *("stroke", "stroke-width", "stroke-dasharray", "stroke-miterlimit", "stroke-linecap"),
+    *("stroke-linejoin", "stroke-opacity", "font-family", "font-size", "font-weight"),
 }
 
 
@@ -28,6 +32,8 @@ class Parsed(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[tuple[str, str]] = []  # (element it is in, text)
         self.style = ""
+        self.script = ""  # the one that runs
+        self.data: list[str] = []
         self._open: list[str] = []
         self.feed(self.source)
         self.close()
@@ -45,6 +51,10 @@ class Parsed(HTMLParser):
         inside = self._open[-1] if self._open else ""
         if inside == "style":
             self.style += data
+        elif inside == "script" and self.elements[-1][1].get("type") == "application/json":
+            self.data.append(data)
+        elif inside == "script":
+            self.script += data
         elif data.strip():
             self.texts.append((inside, data))
 
@@ -63,6 +73,11 @@ class Parsed(HTMLParser):
             name == tag and css in (attributes.get("class") or "").split()
             for name, attributes in self.elements
         )
+
+    def charts(self) -> dict[str, dict[str, Any]]:
+        """The charts' specs by what a screen reader calls them; of one name, the last."""
+        names = [a["aria-label"] for _, a in self.elements if a.get("class") == "static"]
+        return dict(zip(map(str, names), map(json.loads, self.data), strict=True))
 
     def of(self, tag: str) -> list[str]:
         return [text for inside, text in self.texts if inside == tag]
@@ -84,15 +99,28 @@ class Parsed(HTMLParser):
         return rows
 
 
+def layer(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The rows of the layer of a chart that is called `name`."""
+    (found,) = [one for one in spec["layer"] if one.get("name") == name]
+    data = found.get("data") or spec["data"]  # what all layers share stands above them
+    rows: list[dict[str, Any]] = spec["datasets"][data["name"]]
+    return rows
+
+
 def check_safe(page: Parsed) -> None:
-    """Nothing in `page` can run, load or lead anywhere, and nothing in it is unseen."""
+    """Nothing in `page` can run, load or lead anywhere but its own script; nothing is unseen."""
     for tag, attributes in page.elements:
         assert tag in ELEMENTS, tag
         assert set(attributes) <= ATTRIBUTES, (tag, attributes)
-    unseen = {c for c in page.source if not c.isprintable() and c not in "\n\t"}
+    types = [attributes.get("type") for tag, attributes in page.elements if tag == "script"]
+    assert types == ["application/json"] * len(page.data) + [None]
+    assert all(not set("<>&") & set(data) and data.isascii() for data in page.data)
+    rest = page.source.replace(page.script, "")
+    assert len(rest) == len(page.source) - len(page.script)
+    unseen = {c for c in rest if not c.isprintable() and c not in "\n\t"}
     assert unseen == set()
     for word in ("://", "url(", "@import", "expression("):
-        assert word not in page.source
+        assert word not in rest
 
 
 def report(*roots: Path) -> Parsed:

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from mugrpo.optimize.bound import improvement_bound
-from mugrpo.report.read import read_runs
-from mugrpo.report.success import variance_weight_figure
-from tests.report.parsed import report
+from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     plausible_run,
     refresh,
@@ -29,7 +27,7 @@ def shares(stage: int, **groups: int) -> dict:
 
 
 def bars(page) -> list[str]:
-    return [text for text in page.of("title") if text.endswith("of groups")]
+    return [row["title"] for row in layer(page.charts()["groups by success probability"], "bars")]
 
 
 def test_the_bound_and_both_variations_are_drawn(tmp_path):
@@ -60,7 +58,7 @@ def test_runs_are_compared_with_a_style_for_each_term(tmp_path):
     page = report(tmp_path / "a", tmp_path / "b")
     assert page.of("strong").count("Terms of the bound") == 1
     assert page.of("strong").count(SUCCESS) == 2
-    assert {"surrogate L", "weighted TV", "factor 1", "as stated"} <= set(page.of("li"))
+    assert {"surrogate L", "weighted TV", "factor 1", "as stated"} <= set(page.of("text"))
 
 
 def test_groups_by_success_probability_by_hand(tmp_path):
@@ -75,7 +73,10 @@ def test_groups_by_success_probability_by_hand(tmp_path):
         "0.5 right: 0.25 of groups",
         "1 right: 0.375 of groups",
     ]
-    assert {"all stages", "stage 0", "stage 1"} <= set(page.of("li"))
+    assert {"stage 0", "stage 1"} <= set(page.of("text"))
+    (first, second) = layer(page.charts()["groups by success probability"], "lines")
+    assert first["x"] == second["x"] == [0, 0.25, 0.5, 0.75, 1]
+    assert (first["y"], second["y"]) == ([0.5, 0.25, 0.25, 0, 0], [0, 0, 0.25, 0, 0.75])
     assert "The weight diverges at 0 and 1 (ε alone holds it at 99), which is why" in page.text
 
 
@@ -93,9 +94,8 @@ def test_only_groups_all_right_or_all_wrong_stand_at_the_ends(tmp_path):
 def test_one_stage_needs_no_lines(tmp_path):
     write_config(tmp_path / "run")
     write_metrics(tmp_path / "run", [shares(0, p500=2)])
-    (run,) = read_runs([tmp_path / "run"])
-    drawn = variance_weight_figure(run)
-    assert drawn is not None and "legend" not in drawn and drawn.count('class="line run-0"') == 1
+    chart = report(tmp_path / "run").charts()["groups by success probability"]
+    assert [one["name"] for one in chart["layer"]] == ["bars"]
 
 
 @pytest.mark.parametrize("right", [1, 2, 3])
@@ -105,5 +105,6 @@ def test_the_weight_that_is_drawn_is_the_bound_s(tmp_path, right):
     rewards = torch.tensor([[1.0] * right + [0.0] * (4 - right)])
     zeros, all_ = torch.zeros(1, 4), torch.ones(1, 4).bool()
     weight = improvement_bound(zeros, zeros, rewards, all_, all_)["variance_weight"]
-    titles = report(tmp_path / "run").of("title")
+    chart = report(tmp_path / "run").charts()["variance weight by success probability"]
+    titles = [row["title"] for row in layer(chart, "dots")]
     assert f"{right / 4:g} right: {weight:.3g}" in titles

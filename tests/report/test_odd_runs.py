@@ -89,5 +89,6 @@ def test_no_metrics_are_too_odd(tmp_path, seed):
     write_config(tmp_path / "run")
     write_metrics(tmp_path / "run", lines)
     page = report(tmp_path / "run")
-    outlines = [a[name] for _, a in page.elements for name in ("d", "y", "height") if a.get(name)]
-    assert not any("nan" in outline or "inf" in outline for outline in outlines)
+    names = ("d", "transform", "x2", "y2", "width", "height")
+    outlines = [a[name].lower() for _, a in page.elements for name in names if a.get(name)]
+    assert outlines and not any("nan" in one or "inf" in one for one in outlines)

@@ -13,7 +13,7 @@ import pytest
 from mugrpo.disk.errors import UsageError
 from mugrpo.report import write_report
 from mugrpo.report.markup import visible
-from tests.report.parsed import report
+from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
     evaluation,
@@ -86,7 +86,7 @@ def test_without_a_measured_refresh_that_is_said_instead_of_a_number(tmp_path):
     assert "arithmetic" not in page.text
 
 
-def test_the_policy_allows_this_one_style_and_nothing_else(tmp_path):
+def test_the_policy_allows_this_one_style_this_one_script_and_nothing_else(tmp_path):
     write_config(tmp_path / "run")
     page = report(tmp_path / "run")
     (policy,) = [
@@ -94,12 +94,23 @@ def test_the_policy_allows_this_one_style_and_nothing_else(tmp_path):
         for tag, attributes in page.elements
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
-    digest = base64.b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    style, script = (
+        base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        for source in (page.style, page.script)
+    )
     assert policy == (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "base-uri 'none'; form-action 'none'"
     )
     tags = [tag for tag, _ in page.elements]
     assert tags.count("style") == 1 and tags.index("meta") < tags.index("style")
+
+
+def test_the_script_says_whose_it_is_and_makes_no_code_of_text(tmp_path):
+    write_config(tmp_path / "run")
+    script = report(tmp_path / "run").script
+    assert script.startswith("/*!") and "University of Washington Interactive Data Lab" in script
+    assert "ast:true" in script  # Vega's interpreter, in the place of its compiler
 
 
 def hostile_run(root) -> None:
@@ -157,7 +168,7 @@ def test_long_responses_and_prompts_are_cut_with_a_note(tmp_path):
     page = report(root)
     assert "response cut: 400 of 50,000 tokens shown" in page.text
     assert "prompt cut: 1,500 of 100,000 characters shown" in page.text
-    assert len(page.source) < 200_000
+    assert len(page.source) - len(page.script) < 200_000
 
 
 def test_tokens_carry_their_ratio_and_their_marks(tmp_path):
@@ -192,12 +203,14 @@ def test_runs_are_laid_over_each_other_with_a_legend(tmp_path):
     assert rows["training time"] == ["50.0 s", "48.0 s"]
     assert rows["schedule.group_size"] == ["8", "16"]
     assert page.count("tr", "differs") == 1
-    assert page.of("li").count("a/run") == page.of("li").count("b/run") == 2  # two legends
+    assert page.of("text").count("a/run") == page.of("text").count("b/run") > 3  # legends
     assert page.of("h1") == ["2 runs compared"]
-    # accuracy twice, entropy, reward: a line of each run in each chart
-    lines = [a["class"].split() for t, a in page.elements if t == "path" and "d" in a]
-    drawn = [css[1] for css in lines if css[0] == "line" and len(css) > 1]
-    assert drawn.count("run-0") == drawn.count("run-1") > 3
+    charts = page.charts()
+    for name in ("Accuracy against updates", "Entropy", "Behavior reward"):
+        drawn = layer(charts[name], "lines")
+        assert [row["run"] for row in drawn] == ["b/run", "a/run"]  # the first on top
+        (shown,) = charts[name]["params"]
+        assert shown["value"] == [{"run": "a/run"}, {"run": "b/run"}]
 
 
 def test_a_report_stands_in_its_run_or_for_several_here(tmp_path, monkeypatch):
@@ -225,11 +238,58 @@ def test_a_path_that_is_no_run_leaves_nothing(tmp_path):
 def test_4096_updates_are_a_file_of_sane_size(tmp_path, stages, per_stage):
     plausible_run(tmp_path / "run", stages=stages, per_stage=per_stage)
     page = report(tmp_path / "run")
-    assert len(page.source.encode()) < 1_000_000
+    assert len(page.source.encode()) < 3_000_000
+    assert len(page.source.encode()) - len(page.script.encode()) < 1_500_000
+    every = [row for spec in page.charts().values() for row in layer_rows(spec)]
+    assert max(len(row["x"]) for row in every if "y" in row and isinstance(row["y"], list)) <= 320
 
 
-def test_a_report_needs_no_torch():
+def layer_rows(spec):
+    return [row for rows in spec["datasets"].values() for row in rows]
+
+
+def test_an_update_s_numbers_are_those_of_its_line_and_gaps_are_gaps(tmp_path):
+    write_config(tmp_path / "run")
+    values = [0.5, 0.25, None, 0.123456, float("nan")]
+    lines = [update(n, entropy=v, lr=n * 1e-4) for n, v in enumerate(values, 1)]
+    write_metrics(tmp_path / "run", [refresh(0, 0), *lines])
+    charts = report(tmp_path / "run").charts()
+    (entropy,), (rate,) = layer(charts["Entropy"], "lines"), layer(charts["Learning rate"], "lines")
+    assert entropy["x"] == [1, 2, 3, 4, 5] and entropy["y"] == [0.5, 0.25, None, 0.12346, None]
+    assert rate["y"] == [1e-4, 2e-4, 3e-4, 4e-4, 5e-4]
+    assert layer(charts["Entropy"], "refreshes") == [{"x": 0}]
+
+
+def test_without_a_script_every_chart_is_a_picture(tmp_path):
+    plausible_run(tmp_path / "run", stages=2, per_stage=8)
+    page = report(tmp_path / "run")
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("svg") == len(page.data) > 20
+    assert {"p50", "updates", "stage 1", "finished by stop", "vetoed"} <= set(page.of("text"))
+
+
+def test_phases_are_drawn_with_their_seconds(tmp_path):
+    timed_run(tmp_path / "run")
+    chart = report(tmp_path / "run").charts()["Time by phase"]
+    assert [(row["title"], row["x"], row["x2"]) for row in layer(chart, "parts")] == [
+        ("stage 0, evaluate: 5.0 s", 0, 5),
+        ("stage 0, refresh: 2.0 s", 5, 7),
+        ("stage 0, generate: 10.0 s", 7, 17),
+        ("stage 0, score: 1.0 s", 17, 18),
+        ("stage 0, optimize: 12.0 s", 18, 30),
+        ("stage 1, refresh: 2.0 s", 0, 2),
+        ("stage 1, generate: 10.0 s", 2, 12),
+        ("stage 1, score: 1.0 s", 12, 13),
+        ("stage 1, optimize: 12.0 s", 13, 25),
+        ("stage 1, evaluate: 5.0 s", 25, 30),
+    ]
+
+
+def test_a_report_needs_no_torch_and_training_no_charts():
     program = "import sys, mugrpo.report; print(json.dumps([m for m in sys.modules]))"
     command = [sys.executable, "-c", f"import json; {program}"]
     loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    assert "mugrpo.report.page" in loaded and not {"torch", "transformers"} & set(loaded)
+    assert not {"torch", "transformers", "altair", "vl_convert"} & set(loaded)
+    command[-1] = command[-1].replace("mugrpo.report;", "mugrpo.report.page;")
+    loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert "altair" in loaded and not {"torch", "transformers"} & set(loaded)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.report.embed import png, svg_file, vega_lite
 from mugrpo.report.read import RunData
-from mugrpo.report.scale import TIMES
+from mugrpo.report.readable import TIMES
 from mugrpo.study.command import show_study
+from mugrpo.study.figures import draw
 from mugrpo.study.outcome import Results, outcome, quantity
 from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.study.spec import load_study
@@ -192,10 +194,45 @@ def test_the_page_has_question_table_pictures_and_findings(file, finished):
         assert picture.tag == "{http://www.w3.org/2000/svg}svg"
         words = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}text")]
         assert "plain" in words and "other" in words
-    circles = list(
-        ET.parse(page.with_name("final.svg")).getroot().iter("{http://www.w3.org/2000/svg}circle")
-    )
-    assert len(circles) == 5  # every seed is drawn
+    before = {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
+    write_page(study, file, finished, len(cells))
+    assert before == {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
+
+
+def rows_in(chart: Any, name: str) -> list[Any]:
+    spec = vega_lite(chart)
+    layers = spec.get("layer") or spec["hconcat"][0]["layer"]
+    (found,) = [one for one in layers if one.get("name") == name]
+    return spec["datasets"][found["data"]["name"]]
+
+
+def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
+    """.5, .6, .7 have .6 with .248 on either side; .9 and .9 have no width."""
+    study, _ = load_study(file)
+    final = draw(study, study.figures[1], finished)
+    assert [row["x"] for row in rows_in(final, "seeds")] == [0.5, 0.6, 0.7, 0.9, 0.9]
+    plain, other = rows_in(final, "means")
+    assert [plain[k] for k in ("x", "low", "high")] == pytest.approx([0.6, 0.352, 0.848], abs=5e-4)
+    assert [other[k] for k in ("x", "low", "high")] == pytest.approx([0.9, 0.9, 0.9])
+    curves = draw(study, study.figures[0], finished)
+    lines = [row for row in rows_in(curves, "lines") if row["run"] == "plain"]
+    assert [(row["series"], row["y"]) for row in lines] == [
+        ("seeds", [0.1, 0.5]),
+        ("seeds", [0.1, 0.6]),
+        ("seeds", [0.1, 0.7]),
+        ("mean", [0.1, 0.6]),
+    ]
+    (band,) = [row for row in rows_in(curves, "bands") if row["run"] == "plain"]
+    assert band["x"] == [0, 4] and band["y"] == pytest.approx([0.1, 0.352], abs=5e-4)
+    assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
+
+
+def test_a_picture_is_light_and_dark_and_a_png_needs_no_browser(file, finished):
+    study, _ = load_study(file)
+    drawn = draw(study, study.figures[1], finished)
+    assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
+    assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)
+    assert png(drawn)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):

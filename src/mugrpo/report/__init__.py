@@ -1,4 +1,4 @@
-"""A run's directory -> one HTML file that needs nothing else: no network, no script, no torch."""
+"""A run's directory -> one HTML file that needs nothing else: no network, no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.report.page import page
-from mugrpo.report.read import read_runs
 
 __all__ = ["write_report"]
 
@@ -16,10 +14,13 @@ def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Draw the runs at `runs` into one file, and return its path.
 
     By default that is RUN/report.html for one run, and report.html here for several, whose
-    charts are laid over each other. Raises UsageError where a path is no run.
+    charts are laid over each other. Raises UsageError if a path is no run.
     """
-    drawn = page(read_runs(runs))
+    from mugrpo.report.page import page  # the charts' libraries take a second
+    from mugrpo.report.read import read_runs
+
+    text = page(read_runs(runs))
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with publish_file(target) as file:
-        file.write(drawn.encode("utf-8"))
+        file.write(text.encode("utf-8"))
     return target

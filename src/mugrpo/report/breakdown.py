@@ -7,7 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from mugrpo.report.charts import Axis, Chart
+from mugrpo.report.axes import Axis
+from mugrpo.report.charts import Picture, words
 from mugrpo.report.costs import (
     GRPO_UPDATES_PER_REFRESH,
     PHASES,
@@ -17,15 +18,16 @@ from mugrpo.report.costs import (
     spans,
     training_seconds,
 )
-from mugrpo.report.figures import figure, legend
+from mugrpo.report.figures import drawn, run_label
 from mugrpo.report.markup import Markup, join, tag
 from mugrpo.report.read import Line, RunData, number
-from mugrpo.report.rows import Part, Row, grouped, stacked_rows
-from mugrpo.report.scale import duration
+from mugrpo.report.readable import duration
+from mugrpo.report.rows import Bar, Part, Row, grouped, histogram, stacked_rows
 
 _ROWS = 24  # of a stacked chart: more stages than this share rows
 _PARTS = 160  # of a timeline's row: where one has more, all are added up by phase
 _BINS = 24
+_WIDE = 700  # pixels of a chart that has a row to itself
 
 _GRPO = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH}"
 
@@ -41,21 +43,21 @@ def timeline_figure(run: RunData) -> Markup | None:
     stretches = grouped(count, _ROWS)
     phases = [_phases([s for s in timeline if s.stage in stages]) for stages in stretches]
     added_up = any(len(row) > _PARTS for row in phases)
+    totals = phase_seconds(timeline)
+    names = {phase: f"{phase} {duration(spent)}" for phase, spent in totals.items() if spent}
     rows = []
     for stages, row in zip(stretches, phases, strict=True):
         if added_up:
             row = [(phase, sum(s for p, s in row if p == phase)) for phase in PHASES]
-        parts = [_phase_part(phase, seconds) for phase, seconds in row if seconds]
+        parts = [_phase_part(phase, seconds, names[phase]) for phase, seconds in row if seconds]
         rows.append(Row(_stages(stages), parts, duration(sum(part.value for part in parts))))
-    shown = [phase for phase in PHASES if any(span.phase == phase for span in timeline)]
+    hues = {names[phase]: phase for phase in PHASES if phase in names}
     note = "each row begins with a refresh; all rows are to one scale"
     if count > len(rows):
         note += f"; a row holds {len(stretches[0])} stages"
     if added_up:
         note += ", its phases added up"
-    totals = phase_seconds(timeline)
-    words = [(f"bar phase-{phase}", f"{phase} {duration(totals[phase])}") for phase in shown]
-    return figure("Time by phase", note, legend(words), stacked_rows(rows), css="wide")
+    return drawn("Time by phase", note, stacked_rows(rows, hues, _WIDE), css="wide")
 
 
 def totals_figure(runs: Sequence[RunData]) -> Markup | None:
@@ -63,7 +65,7 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
 
     One run stands beside its updates as GRPO with mu = 4 would cost them.
     """
-    totals = [(run.name, phase_seconds(spans(run))) for run in runs]
+    totals = [(run_label(run, runs), phase_seconds(spans(run))) for run in runs]
     cost = grpo_cost(runs[0])
     if len(runs) == 1 and cost and cost.refreshes != len(runs[0].refreshes):
         refresh = cost.refreshes * cost.refresh_seconds
@@ -73,16 +75,15 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
     rows = [
         Row(
             name,
-            [_phase_part(phase, seconds) for phase, seconds in total.items() if seconds],
+            [_phase_part(phase, seconds, phase) for phase, seconds in total.items() if seconds],
             duration(sum(total.values())),
         )
         for name, total in totals
     ]
     shown = [phase for phase in PHASES if any(total[phase] for _, total in totals)]
     title = "Phases in all" if len(runs) > 1 else "The same updates with GRPO's refreshes"
-    words = [(f"bar phase-{phase}", phase) for phase in shown]
     note = "added up over the run; all bars are to one scale"
-    return figure(title, note, legend(words), stacked_rows(rows))
+    return drawn(title, note, stacked_rows(rows, {phase: phase for phase in shown}, _WIDE))
 
 
 def grpo_words(run: RunData) -> Markup:
@@ -133,21 +134,21 @@ def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
     return tag("p", words, class_="remark muted")
 
 
-def status_figures(run: RunData) -> list[Markup]:
+def status_figures(run: RunData) -> list[Markup | None]:
     """What became of the rollouts, by stage and by evaluation, with counts."""
     both = (
         ("Statuses by stage", "rollouts of each stage", run.refreshes, "stage"),
         ("Statuses by evaluation", "held-out responses after each update", run.evaluations, ""),
     )
-    figures = []
+    figures: list[Markup | None] = []
     for title, note, lines, kind in both:
         names = _status_names(lines)
         if not names:
             continue
         labels = [f"{place}" if kind else f"{line['update']:,}" for place, line in enumerate(lines)]
         rows = _status_rows(lines, names, labels, kind)
-        words = [(f"bar {_status_css(name)}", name.replace("_", " ")) for name in names]
-        figures.append(figure(title, note, legend(words), stacked_rows(rows)))
+        hues = {_status(name): _status_hue(name) for name in names}
+        figures.append(drawn(title, note, stacked_rows(rows, hues)))
     return figures
 
 
@@ -166,33 +167,31 @@ def length_figures(run: RunData) -> list[Markup]:
         for reason in reasons
     }
     highest = max(np.sum([counts[s, r] for r in reasons], axis=0).max() for s in stages)
+    hues = {f"finished by {words(reason)}": _reason_hue(reason) for reason in reasons}
     figures = []
     for stage in stages:
-        axis = Axis("response tokens", low=0, high=float(edges[-1]))
-        chart = Chart(axis, Axis("rollouts", low=0, high=float(highest) * 1.05), height=170)
-        bottoms = np.zeros(len(edges) - 1)
-        for reason in reasons:
-            tops = bottoms + counts[stage, reason]
-            drawn = np.flatnonzero(counts[stage, reason])
-            chart.bars(
-                [(float(edges[i]), float(edges[i + 1])) for i in drawn],
-                [(float(bottoms[i]), float(tops[i])) for i in drawn],
-                css=_reason_css(reason),
-                titles=[
-                    f"{edges[i]} to {edges[i + 1] - 1} tokens, {reason}: "
-                    f"{counts[stage, reason][i]:,}"
-                    for i in drawn
-                ],
+        bars = [
+            Bar(
+                float(edges[place]),
+                float(edges[place + 1]),
+                int(count),
+                f"finished by {words(reason)}",
+                f"{edges[place]} to {edges[place + 1] - 1} tokens, {words(reason)}: {count:,}",
             )
-            bottoms = tops
+            for reason in reasons
+            for place, count in enumerate(counts[stage, reason])
+            if count
+        ]
+        x = Axis("response tokens", low=0, high=float(edges[-1]))
+        y = Axis("rollouts", low=0, high=float(highest) * 1.05)
         every = np.concatenate(list(run.lengths[stage].values()))
         note = f"{len(every):,} responses, median {np.median(every):.0f}, longest {every.max()}"
-        figures.append(figure(f"Stage {stage}", note, chart.svg(f"lengths of stage {stage}")))
-    words = [(f"bar {_reason_css(reason)}", f"finished by {reason}") for reason in reasons]
+        picture = Picture([histogram(x, y, bars, hues)], height=170)
+        figures.append(drawn(f"Stage {stage}", note, picture))
     heading = "Response lengths"
     if len(stages) < run.rollout_stages:
         heading += f", {len(stages)} of {run.rollout_stages} stages"
-    return [tag("h4", heading), legend(words), tag("div", *figures, class_="grid")]
+    return [tag("h4", heading), tag("div", *figures, class_="grid")]
 
 
 def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:
@@ -201,9 +200,9 @@ def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:
     return [(phase, sum(span.seconds for span in run)) for phase, run in runs]
 
 
-def _phase_part(phase: str, seconds: float) -> Part:
+def _phase_part(phase: str, seconds: float, kind: str) -> Part:
     shown = duration(seconds)
-    return Part(seconds, f"phase-{phase}", f"{phase}: {shown}", shown)
+    return Part(seconds, kind, f"{phase}: {shown}", shown)
 
 
 def _status_names(lines: Sequence[Line]) -> list[str]:
@@ -222,9 +221,9 @@ def _status_rows(
         parts = []
         for name in names:
             count = sum(max(0, number(lines[place], f"status/{name}") or 0) for place in places)
-            title = f"{name.replace('_', ' ')}: {count:,.0f}"
             if count:
-                parts.append(Part(count, _status_css(name), title, f"{count:,.0f}"))
+                shown = f"{count:,.0f}"
+                parts.append(Part(count, _status(name), f"{_status(name)}: {shown}", shown))
         total = sum(part.value for part in parts)
         several = f"{labels[places[0]]} to {labels[places[-1]]}" if len(places) > 1 else None
         label = _stages(places) if kind else f"update {several or labels[places[0]]}"
@@ -236,9 +235,13 @@ def _stages(places: range) -> str:
     return f"stage {places[0]}" if len(places) == 1 else f"stages {places[0]} to {places[-1]}"
 
 
-def _status_css(name: str) -> str:
-    return f"status-{name}" if name in _STATUSES else "status-other"
+def _status(name: str) -> str:
+    return words(name.replace("_", " "))
 
 
-def _reason_css(reason: str) -> str:
-    return f"reason-{reason}" if reason in ("stop", "length") else "reason-other"
+def _status_hue(name: str) -> str:
+    return name.replace("_", "-") if name in _STATUSES else "ink"
+
+
+def _reason_hue(reason: str) -> str:
+    return {"stop": "run-0", "length": "run-1"}.get(reason, "run-6")

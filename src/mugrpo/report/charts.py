@@ -1,300 +1,266 @@
-"""Static SVG charts: lines, bands, scatter, bars, log axes, vertical markers. No scripts, no state.
+"""Charts in Altair's grammar: lines and bands against one axis, with legends that switch them off.
 
-    chart = Chart(x=Axis("updates"), y=Axis("ratio", log=True))
-    chart.markers([64, 128], css="refresh")
-    chart.band(xs, lows, highs, css="run-0")
-    chart.line(xs, middles, css="run-0", label="median")
-    html = chart.svg("importance ratios")
-
-Marks are gathered first and drawn in layers at the end, when all of them have decided what the axes
-span. Colors, widths and dashes are classes of charts.css: `run-0` to `run-7` are hues that readers
-with any color vision can tell apart, in light and dark; `dashed`, `dotted`, `thin` and `faint` say
-the rest. None in a series is a gap; so is a value that a log axis has no place for.
+Colors are the variables of colors.css, so that one chart is right on a light page, on a dark one
+and on paper. None in a series is a gap, and so is a value that a logarithmic axis has no place for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from mugrpo.report.markup import Markup, cut, join, number, tag
-from mugrpo.report.scale import (
-    TIMES,
-    Point,
-    Scale,
-    domain,
-    envelope,
-    multiplier,
-    ten_to,
-    thinned,
-    tick_labels,
-)
+import altair as alt
+
+from mugrpo.report.axes import LEAST, TICK, Axis, log_ticks, with_room, x_channel, y_channel
+from mugrpo.report.markup import cut, visible
+from mugrpo.report.thinning import Point, envelope, thinned
 
 Values = Sequence[float | None]
+Looks = Mapping[str, Mapping[str, Any]]  # label of a legend -> channel -> value
 
-_CHARACTER = 6.4  # pixels of a label's character, on the generous side
-_LONGEST_LABEL = 16
-_LINE = 13.0  # pixels between two labels one above the other
-_RUG = 5.0  # height of a row of ticks
-_LEAST = 1e-300  # what is nearer to 0, or to infinity, has no place on an axis
+_COLUMNS = 160  # of a chart: of more points, each column shows the least and the greatest
+_LONGEST_LABEL = 40
+_CHARACTER = 6.6  # pixels, on the generous side
+_PHONE = 370  # pixels that a legend has to fit
+_STYLES: dict[str, dict[str, Any]] = {
+    "dashed": {"strokeDash": [6, 4]},
+    "dotted": {"strokeDash": [1, 3.5]},
+    "thick": {"strokeWidth": 2.2},
+    "thin": {"strokeWidth": 1.0},
+    "faint": {"strokeWidth": 1.0, "opacity": 0.35},
+    "band": {"strokeWidth": 8.0, "opacity": 0.17},
+}
+_PLAIN = {"strokeDash": [1, 0], "strokeWidth": 1.6, "opacity": 1.0}
+_CHANNELS: dict[str, Any] = {
+    "color": alt.Color,
+    "strokeDash": alt.StrokeDash,
+    "strokeWidth": alt.StrokeWidth,
+    "opacity": alt.Opacity,
+}
 
 
 @dataclass(frozen=True)
-class Axis:
-    """What an axis shows, with its unit; bounds and ticks that are None follow from the data."""
+class Trace:
+    """A line through (xs, ys), or the band between `ys` and `uppers`.
 
-    label: str = ""
-    log: bool = False
-    low: float | None = None
-    high: float | None = None
-    ticks: Sequence[float] | None = None
+    `color` belongs to the run if several are compared, else to the series. `style` belongs to the
+    series: any of "thick", "thin", "faint", "band", "dashed" and "dotted".
+    """
+
+    xs: Sequence[float]
+    ys: Values
+    run: str = ""
+    series: str = ""
+    color: str = "run-0"
+    style: str = ""
+    uppers: Values | None = None
 
 
-@dataclass
-class Chart:
-    """A plot of `width` x `height` pixels; it scales with the page."""
+@dataclass(frozen=True)
+class Picture:
+    """A chart: its layers from back to front, and those that only a reader with a mouse needs."""
 
-    x: Axis
-    y: Axis
+    layers: Sequence[alt.Chart]
     width: int = 400
     height: int = 220
-    _layers: dict[str, list[_Mark]] = field(default_factory=dict)
-    _labels: list[tuple[Point, str, str]] = field(default_factory=list)
-    _markers: list[tuple[list[float], str, bool]] = field(default_factory=list)
-
-    def line(
-        self,
-        xs: Sequence[float],
-        ys: Values,
-        *,
-        css: str,
-        label: str | None = None,
-        title: str | None = None,
-    ) -> None:
-        """A line through the points, in the order of ascending xs; `label` stands at its end."""
-        points = self._known(xs, ys)
-        self._add("lines", _Mark(points, f"line {css}", title))
-        ends = [point for point in points if point[1] is not None]
-        if label and ends:
-            kept, note = cut(label, _LONGEST_LABEL)
-            self._labels.append((ends[-1], f"{kept}\u2026" if note else kept, css))
-
-    def band(self, xs: Sequence[float], lows: Values, highs: Values, *, css: str) -> None:
-        """The area between two lines: a confidence interval, a range of quantiles."""
-        lower, upper = self._known(xs, lows), self._known(xs, highs)
-        self._add("bands", _Mark(lower, f"band {css}", None, upper))
-
-    def scatter(
-        self, xs: Sequence[float], ys: Values, *, css: str, titles: Sequence[str] | None = None
-    ) -> None:
-        """A dot a point; `titles` are shown where the mouse rests on one."""
-        for index, point in enumerate(self._known(xs, ys)):
-            self._add("dots", _Mark([point], f"dot {css}", titles[index] if titles else None))
-
-    def bars(
-        self,
-        edges: Sequence[tuple[float, float]],
-        spans: Sequence[tuple[float, float]],
-        *,
-        css: str,
-        titles: Sequence[str] | None = None,
-    ) -> None:
-        """Upright bars: each from left to right `edges`, and from bottom to top `spans`."""
-        for index, ((left, right), (bottom, top)) in enumerate(zip(edges, spans, strict=True)):
-            title = titles[index] if titles else None
-            self._add("bars", _Mark([(left, bottom), (right, top)], f"bar {css}", title))
-
-    def markers(self, xs: Iterable[float], *, css: str, rug: bool = False) -> None:
-        """Upright lines at `xs`; as a rug, a row of short ticks at the top, one row a call."""
-        self._markers.append((list(xs), css, rug))
-
-    @property
-    def empty(self) -> bool:
-        return not any(y is not None for mark in self._marks() for _, y in mark.all_points())
-
-    def svg(self, name: str, at: tuple[float, float] | None = None) -> Markup:
-        """The chart; `name` is what a screen reader calls it.
-
-        `at` is where its upper left corner stands in a picture that it is a part of.
-        """
-        points = [point for mark in self._marks() for point in mark.all_points()]
-        y = self._y_scale([y for _, y in points if y is not None])
-        power = 0 if y.log else multiplier(y.low, y.high)
-        ticks = self.y.ticks or y.ticks(max(2, round((y.start - y.end) / 34)))
-        labels = tick_labels(ticks, log=y.log, power=power)
-        x = self._x_scale([x for x, y in points if y is not None], max(map(len, labels), default=0))
-        layers = [
-            self._upright(x, y, dict(zip(ticks, labels, strict=True)), power),
-            self._level(x, y),
-            self._marker_layer(x, y),
-            *(mark.draw(x, y) for name in _ORDER for mark in self._layers.get(name, [])),
-            self._label_layer(x, y),
-        ]
-        size = (self.width, self.height)
-        place = dict(zip(("x", "y", "width", "height"), (*at, *size), strict=True)) if at else {}
-        box = f"0 0 {self.width} {self.height}"
-        return tag("svg", *layers, viewBox=box, role="img", aria_label=name, **place)
-
-    def _y_scale(self, values: Sequence[float]) -> Scale:
-        low, high = domain(values, log=self.y.log, low=self.y.low, high=self.y.high)
-        top = 20 + sum(rug for _, _, rug in self._markers) * (_RUG + 1)
-        return Scale(low, high if high > low else low + 1, self.height - 38, top, self.y.log)
-
-    def _x_scale(self, values: Sequence[float], characters: int) -> Scale:
-        """With room for `characters` to its left, and for the longest label to its right."""
-        low = min(values, default=0.0) if self.x.low is None else self.x.low
-        high = max(values, default=1.0) if self.x.high is None else self.x.high
-        left = max(46, characters * _CHARACTER + 8)
-        right = max((len(label) for _, label, _ in self._labels), default=0) * _CHARACTER + 20
-        wide = max(_LEAST, abs(low) * 1e-9)  # 1 more than 1e30 is 1e30
-        end = high if high - low > wide else low + max(1.0, wide)
-        return Scale(low, end, left, self.width - right, self.x.log)
-
-    def _add(self, layer: str, mark: _Mark) -> None:
-        self._layers.setdefault(layer, []).append(mark)
-
-    def _marks(self) -> list[_Mark]:
-        return [mark for marks in self._layers.values() for mark in marks]
-
-    def _known(self, xs: Sequence[float], ys: Values) -> list[Point]:
-        """Points, with None for what is not finite or, on a log axis, not positive."""
-
-        def fits(y: float | None) -> bool:
-            if y is None or not (y == 0 or _LEAST < abs(y) < 1 / _LEAST):
-                return False
-            return y > 0 or not self.y.log
-
-        return [(x, y if fits(y) else None) for x, y in zip(xs, ys, strict=True)]
-
-    def _upright(self, x: Scale, y: Scale, ticks: dict[float, str], power: int) -> Markup:
-        """The y axis: grid lines with their labels, and the unit above them."""
-        unit = f"{self.y.label} {TIMES}{ten_to(power)}".strip() if power else self.y.label
-        parts = [_text(2, 10, unit, "unit")]
-        for tick, label in ticks.items():
-            parts.append(_segment(x.start, y(tick), x.end, y(tick), "grid"))
-            parts.append(_text(x.start - 6, y(tick) + 4, label, "tick end"))
-        return join(parts)
-
-    def _level(self, x: Scale, y: Scale) -> Markup:
-        """The x axis, its ticks and its unit."""
-        ticks = self.x.ticks or x.ticks(max(2, round((x.end - x.start) / 64)))
-        parts = [_segment(x.start, y.start, x.end, y.start, "axis")]
-        for tick, label in zip(ticks, tick_labels(ticks, log=x.log), strict=True):
-            parts.append(_segment(x(tick), y.start, x(tick), y.start + 4, "axis"))
-            parts.append(_text(x(tick), y.start + 17, label, "tick middle"))
-        parts.append(_text(x.end, self.height - 5, self.x.label, "unit end"))
-        return join(parts)
-
-    def _marker_layer(self, x: Scale, y: Scale) -> Markup:
-        parts, row = [], 0
-        for xs, css, rug in self._markers:
-            top = 18 + row * (_RUG + 1)
-            length = _RUG if rug else y.start - y.end
-            places = sorted({number(x(at)) for at in xs if x.low <= at <= x.high}, key=float)
-            path = "".join(
-                f"M{at} {number(top if rug else y.end)}v{number(length)}" for at in places
-            )
-            parts.append(tag("path", d=path, class_=f"marker {css}") if path else None)
-            row += rug
-        return join(parts)
-
-    def _label_layer(self, x: Scale, y: Scale) -> Markup:
-        """The lines' labels at their ends, moved apart where they would touch."""
-        columns: dict[int, list[tuple[float, float, str, str]]] = {}
-        for (at, height), label, css in self._labels:
-            place = (y(height or 0.0), x(at), label, css)
-            columns.setdefault(round(x(at) / (6 * _CHARACTER)), []).append(place)
-        parts = []
-        for column in map(sorted, columns.values()):
-            heights = spread([height for height, *_ in column], _LINE, y.end, y.start)
-            for height, (_, left, label, css) in zip(heights, column, strict=True):
-                parts.append(_text(left + 7, height + 4, label, f"label {css}"))
-        return join(parts)
+    hover: Sequence[alt.Chart] = field(default_factory=list)
 
 
-_ORDER = ("bands", "bars", "lines", "dots")
+def line_chart(
+    x: Axis,
+    y: Axis,
+    traces: Sequence[Trace],
+    *,
+    under: Sequence[alt.Chart] = (),
+    width: int = 400,
+    height: int = 220,
+    ends: bool = False,
+    live: bool = True,
+    legend: int = _PHONE,
+) -> Picture | None:
+    """Return the traces as a picture, the last one on top, or None if nothing is known of them.
 
+    With `ends`, every value has a dot, and the last value of a single line is written beside it.
+    """
+    points = [_points(trace, y.log) for trace in traces]
+    known = [value for one in points for _, *ends in one for value in ends if value is not None]
+    if not known:
+        return None
+    if y.log:
+        low, high = with_room([max(value, y.low or 0.0) for value in known], log=True)
+        y = replace(y, low=low, high=high) if y.high is None else y
+        y = replace(y, ticks=log_ticks(y))
+    rows = [_row(place, *one) for place, one in enumerate(zip(traces, points, strict=True))]
+    legends = _legends(traces)
+    toggles = [one for name, looks in legends.items() for one in toggle(name, looks)] * live
 
-@dataclass(frozen=True)
-class _Mark:
-    """Points that are drawn as one shape, whose kind is the first word of `css`."""
+    def layer(name: str, rows: Sequence[dict[str, Any]], *lists: str) -> alt.Chart:
+        chart: alt.Chart = alt.Chart(inline(rows), name=name).transform_flatten([*lists])
+        for one in toggles:
+            chart = chart.transform_filter(one)
+        return chart.encode(x_channel(x, sort=None), y_channel(y), detail="trace:N")
 
-    points: list[Point]
-    css: str
-    title: str | None = None
-    upper: list[Point] | None = None
-
-    def all_points(self) -> list[Point]:
-        return [*self.points, *(self.upper or [])]
-
-    def draw(self, x: Scale, y: Scale) -> Markup | None:
-        title = tag("title", self.title) if self.title else None
-        if self.css.startswith("dot"):
-            (at, height) = self.points[0]
-            if height is None:
-                return None
-            return tag("circle", title, cx=x(at), cy=y(height), r=3.2, class_=self.css)
-        if self.css.startswith("bar"):
-            (left, bottom), (right, top) = self.points
-            low = y(bottom or 0.0)
-            high = min(y(top or 0.0), low - 1)  # what is there is seen
-            wide = max(0.5, x(right) - x(left) - 1)
-            return tag(
-                "rect", title, x=x(left), y=high, width=wide, height=low - high, class_=self.css
-            )
-        columns = int(x.end - x.start) // 2
-        if self.upper is not None:
-            area = _area(self.points, self.upper, columns, x, y)
-            return tag("path", title, d=area, class_=self.css) if area else None
-        lines, lone = _paths(thinned(self.points, columns), x, y)
-        return join(
-            tag("path", title, d=path, class_=css)
-            for path, css in ((lines, self.css), (lone, f"{self.css} lone"))
-            if path
+    layers = [*under]
+    if bands := [row for row in rows if "y2" in row]:
+        # A scale for the color would have a legend beside the lines'.
+        band = layer("bands", bands, "x", "y", "y2").mark_area(opacity=0.17)
+        layers.append(band.encode(y2="y2:Q", fill=alt.Fill("hue:N", scale=None)))
+    lines = layer("lines", [row for row in rows if "y2" not in row], "x", "y")
+    styles: dict[str, Any] = {}
+    for name, looks in legends.items():
+        styles |= encodings(name, looks, legend)
+    layers.append(lines.mark_line().encode(**styles).add_params(*toggles))
+    if ends:
+        layers.append(
+            lines.properties(name="dots")
+            .mark_circle(size=34, opacity=1)
+            .encode(color=styles["color"])
         )
+    if ends and len(traces) == 1:
+        last = [{"x": at, "y": value} for at, value, _ in points[0] if value is not None][-1]
+        text = alt.Chart(inline([last]), name="ends").mark_text(align="left", dx=7, fontWeight=600)
+        number = alt.Text("y:Q", format=".3f")
+        layers.append(text.encode(x_channel(x), y_channel(y), text=number, color=styles["color"]))
+    told = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
+    told += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
+    told += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
+    hover = layer("points", rows, "x", "y").mark_circle(size=90)
+    hover = hover.encode(opacity=alt.value(0), tooltip=told)
+    return Picture(layers, width, height, [hover] if live else [])
 
 
-def spread(wanted: Sequence[float], apart: float, low: float, high: float) -> list[float]:
-    """Heights near the ascending `wanted`, `apart` from each other, from `low` to `high`."""
-    placed: list[float] = []
-    for at in wanted:
-        placed.append(max(at, placed[-1] + apart if placed else low))
-    ceiling = high
-    for index in reversed(range(len(placed))):
-        placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - apart
-    return placed
+def refresh_lines(xs: Sequence[float]) -> alt.Chart:
+    """Return dashed upright lines at `xs`."""
+    chart = alt.Chart(inline({"x": x} for x in xs), name="refreshes")
+    mark: alt.Chart = chart.mark_rule(color=color("axis"), strokeDash=[2, 3])
+    return mark.encode(x="x:Q")
 
 
-def _paths(points: Sequence[Point], x: Scale, y: Scale) -> tuple[str, str]:
-    """Lines through the points, broken at gaps; and the points that stand alone, as round dots."""
-    lines, lone = "", ""
-    for known, run in groupby(points, key=lambda point: point[1] is not None):
-        if known:
-            places = [f"{number(x(at))} {number(y(height or 0.0))}" for at, height in run]
-            if len(places) > 1:
-                lines += "M" + "L".join(places)
-            else:
-                lone += f"M{places[0]}h0"
-    return lines, lone
+def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
+    """Return a row of ticks above the chart at `xs`. Of very many, one stands for several."""
+    shown = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
+    chart = alt.Chart(inline(shown), name=f"refreshes_{row}")
+    mark: alt.Chart = chart.mark_rule(color=color(hue))
+    top = -TICK * (row + 1)
+    return mark.encode(x="x:Q", y=alt.value(top), y2=alt.value(top + TICK - 2))
 
 
-def _area(lower: Sequence[Point], upper: Sequence[Point], columns: int, x: Scale, y: Scale) -> str:
-    """The closed shape between two lines, one for each stretch in which both are known."""
-    parts = []
-    for known, run in groupby(envelope(lower, upper, columns), key=lambda row: row[1] is not None):
-        if known:
-            row = [(x(at), y(ends[0]), y(ends[1])) for at, ends in run if ends]
-            there = [f"{number(at)} {number(low)}" for at, low, _ in row]
-            back = [f"{number(at)} {number(high)}" for at, _, high in reversed(row)]
-            parts.append("M" + "L".join([*there, *back]) + "Z")
-    return "".join(parts)
+def words(label: str) -> str:
+    """Return a label from outside as it is drawn: of limited length, every character visible."""
+    shown, note = cut(visible(label), _LONGEST_LABEL)
+    return f"{shown}\u2026" if note else shown
 
 
-def _segment(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
-    return tag("path", d=f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_=css)
+def color(name: str) -> str:
+    return f"var(--{name})"
 
 
-def _text(x: float, y: float, label: str, css: str) -> Markup:
-    return tag("text", label, x=x, y=y, class_=css)
+def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
+    return alt.InlineData(values=list(rows))
+
+
+def toggle(name: str, looks: Looks) -> list[alt.Parameter]:
+    """Return a parameter that holds the labels of a legend that are on. A click changes one."""
+    if len(looks) < 2:
+        return []
+    select = alt.selection_point(
+        name=f"shown_{name}",
+        fields=[name],
+        bind="legend",
+        value=[{name: label} for label in looks],
+        toggle="true",
+        clear=False,
+        empty=False,
+    )
+    return [select]
+
+
+def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
+    """Return the channels that show the field `name`.
+
+    If it has several labels, they share a legend of at most `width` pixels.
+    """
+    first = next(iter(looks.values()))
+    if len(looks) < 2:
+        return {channel: alt.value(value) for channel, value in first.items()}
+    room = max(map(len, looks)) * _CHARACTER + 34
+    columns = max(1, min(len(looks), int(width / room)))
+    legend = alt.Legend(
+        title=None,
+        columns=columns,
+        labelLimit=round(width / columns) - 24,
+        symbolType="square" if name == "kind" else "stroke",
+        symbolSize=100 if name == "kind" else 300,
+        symbolStrokeColor=alt.Undefined if "color" in first else color("muted"),
+    )
+    return {
+        channel: _CHANNELS[channel](
+            f"{name}:O",
+            scale=alt.Scale(
+                type="ordinal", domain=list(looks), range=[look[channel] for look in looks.values()]
+            ),
+            legend=legend,
+        )
+        for channel in first
+    }
+
+
+_Points = list[tuple[float, float | None, float | None]]  # x, y, and the upper y of a band
+
+
+def _points(trace: Trace, log: bool) -> _Points:
+    """Return the trace's points, with None for what is not finite or has no place on the axis."""
+
+    def known(y: float | None) -> float | None:
+        if y is None or not (y == 0 or LEAST < abs(y) < 1 / LEAST):
+            return None
+        return y if y > 0 or not log else None
+
+    uppers = trace.ys if trace.uppers is None else trace.uppers
+    every = zip(trace.xs, trace.ys, uppers, strict=True)
+    return [(x, known(y), known(upper)) for x, y, upper in every]
+
+
+def _row(place: int, trace: Trace, points: _Points) -> dict[str, Any]:
+    """Return the trace as one row of data, whose lists Vega makes points of."""
+    row: dict[str, Any] = {"run": trace.run, "series": trace.series, "trace": place}
+    lower: list[Point] = [(x, y) for x, y, _ in points]
+    if trace.uppers is None:
+        kept = thinned(lower, _COLUMNS)
+        return {**row, "x": [_short(x) for x, _ in kept], "y": [_short(y) for _, y in kept]}
+    steps = envelope(lower, [(x, upper) for x, _, upper in points], _COLUMNS)
+    ends = [found or (None, None) for _, found in steps]
+    lists = {
+        "x": [_short(x) for x, _ in steps],
+        "y": [_short(low) for low, _ in ends],
+        "y2": [_short(high) for _, high in ends],
+    }
+    return {**row, **lists, "hue": color(trace.color)}
+
+
+def _legends(traces: Sequence[Trace]) -> dict[str, Looks]:
+    """Return the looks of the runs, of the series, or of both: colors are those of one field."""
+    runs = {trace.run: {"color": color(trace.color)} for trace in traces[::-1]}  # the first on top
+    styles = {trace.series: _style(trace.style) for trace in traces}
+    if len(runs) == 1:
+        return {"series": {t.series: {"color": color(t.color), **styles[t.series]} for t in traces}}
+    if len(styles) > 1:
+        return {"run": runs, "series": styles}
+    return {"run": {t.run: {**runs[t.run], **_style(t.style)} for t in traces[::-1]}}
+
+
+def _style(style: str) -> dict[str, Any]:
+    look = dict(_PLAIN)
+    for word in style.split():
+        look |= _STYLES[word]
+    return look
+
+
+def _short(value: float | None) -> float | None:
+    """Return five digits of `value`, more than a screen has; of a whole number, all."""
+    if value is None:
+        return None
+    whole = abs(value) < 1e15 and value == int(value)
+    return int(value) if whole else float(f"{value:.5g}")

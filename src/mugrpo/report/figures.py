@@ -8,12 +8,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
-from mugrpo.report.charts import Axis, Chart, Values
+from mugrpo.report.axes import Axis
+from mugrpo.report.charts import (
+    Picture,
+    Trace,
+    Values,
+    line_chart,
+    refresh_lines,
+    refresh_ticks,
+    words,
+)
 from mugrpo.report.costs import training_clock
-from mugrpo.report.markup import Content, Markup, join, tag
-from mugrpo.report.read import RunData, column, number
-from mugrpo.report.scale import plain
+from mugrpo.report.embed import chart_markup
+from mugrpo.report.markup import Content, Markup, tag
+from mugrpo.report.read import RunData, column
 
 _HUES = 8
 _BOUNDARIES_IN_FULL = 20  # refreshes beyond this are ticks at the top, not lines
@@ -21,6 +31,7 @@ _STALENESS_BINS = 16
 _TICKS = 6
 _LOG_FROM = 60  # greatest over median: beyond it a linear axis shows only the greatest
 _LOG_SPAN = 1e-6  # share of the greatest below which values stand at the edge of a log axis
+_WIDE = 580  # pixels of a chart of two to a row
 
 
 @dataclass(frozen=True)
@@ -46,49 +57,42 @@ class Panel:
     band: tuple[str, str] | None = None
 
 
-def run_css(index: int) -> str:
-    """The color of the `index`-th run; after eight runs they repeat, dashed."""
-    return f"run-{index % _HUES}" + (" dashed" if index >= _HUES else "")
+def run_hue(index: int) -> str:
+    """Return the color of the `index`-th run. After eight runs they repeat, dashed."""
+    return f"run-{index % _HUES}"
+
+
+def run_label(run: RunData, runs: Sequence[RunData]) -> str:
+    """Return the name of one of several runs in a legend: the end of it, if it is long."""
+    labels = [words(one.name[-40:]) for one in runs]
+    place = runs.index(run)
+    return labels[place] if labels.count(labels[place]) == 1 else f"{place + 1}. {labels[place]}"
 
 
 def figure(title: str, note: Content, *content: Content, css: str = "") -> Markup:
     caption = tag("figcaption", tag("strong", title), tag("span", note) if note else None)
-    return tag("figure", caption, *content, class_=css or None)
+    return tag("figure", caption, tag("div", *content), class_=css or None)
 
 
-def legend(items: Sequence[tuple[str, str]], css: str = "legend") -> Markup:
-    """(classes of the sample, words) side by side."""
-    return tag("ul", *(tag("li", swatch(look), words) for look, words in items), class_=css)
-
-
-def swatch(css: str) -> Markup:
-    """A legend's sample: a line, or a filled square where `css` begins with "bar" or "band"."""
-    if css.startswith(("bar", "band")):
-        shape = tag("rect", x=0, y=1, width=12, height=10, class_=css)
-        return tag("svg", shape, viewBox="0 0 12 12", width=12, height=12, aria_hidden="true")
-    shape = tag("path", d="M1 6h20", class_=f"line {css}")
-    return tag("svg", shape, viewBox="0 0 22 12", width=22, height=12, aria_hidden="true")
-
-
-def run_legend(runs: Sequence[RunData]) -> Markup | None:
-    if len(runs) < 2:
-        return None
-    return legend([(run_css(index), run.name) for index, run in enumerate(runs)], "legend runs")
+def drawn(title: str, note: Content, picture: Picture | None, css: str = "") -> Markup | None:
+    """Return the picture as a figure under its title; None if there is none."""
+    return figure(title, note, chart_markup(title, picture), css=css) if picture else None
 
 
 def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
-    """`panel` against updates, with the refreshes marked. None where nothing was measured."""
-    chart = Chart(update_axis(runs), Axis(panel.unit, _is_log(runs, panel), _low(runs, panel)))
-    mark_refreshes(chart, runs)
+    """Return `panel` against updates, with the refreshes marked; None if nothing was measured."""
+    traces = []
     for index, run in _first_on_top(runs):
         xs = [line["update"] for line in run.updates]
-        _draw(chart, runs, index, panel, xs, partial(column, run.updates))
-    return _finished(chart, runs, panel)
+        traces += _traces(runs, index, panel, xs, partial(column, run.updates))
+    y = Axis(panel.unit, _is_log(runs, panel), _low(runs, panel))
+    picture = update_chart(runs, y, traces)
+    return drawn(panel.title, panel.note, picture)
 
 
 def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
-    """`panel` against staleness: the median over the updates of each bin ("max": the greatest)."""
-    chart = Chart(Axis("staleness, updates"), Axis(panel.unit, _is_log(runs, panel), panel.low))
+    """Return `panel` against staleness: each bin's median over updates ("max": its greatest)."""
+    traces = []
     for index, run in _first_on_top(runs):
         bins = staleness_bins(run)
 
@@ -100,9 +104,11 @@ def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
 
         stalenesses = column(run.updates, "staleness")
         xs = [sum(stalenesses[i] or 0.0 for i in bin_) / len(bin_) for bin_ in bins]
-        _draw(chart, runs, index, panel, xs, binned)
-    words = "median of the updates in each bin of staleness; max: the greatest"
-    return _finished(chart, runs, replace(panel, title=f"{panel.title}, by staleness", note=words))
+        traces += _traces(runs, index, panel, xs, binned)
+    note = "median of the updates in each bin of staleness; max: the greatest"
+    y = Axis(panel.unit, _is_log(runs, panel), panel.low)
+    picture = line_chart(Axis("staleness, updates"), y, traces)
+    return drawn(f"{panel.title}, by staleness", note, picture)
 
 
 def staleness_bins(run: RunData) -> list[list[int]]:
@@ -119,58 +125,55 @@ def staleness_bins(run: RunData) -> list[list[int]]:
     return [bins[key] for key in sorted(bins)]
 
 
-def accuracy_figures(runs: Sequence[RunData]) -> list[Markup]:
-    """Accuracy on the held-out problems against updates, and against training time."""
-    if not any(number(line, "accuracy") is not None for run in runs for line in run.evaluations):
-        return []
+def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
+    """Return accuracy on the held-out problems against updates, and against training time."""
     clocks = [training_clock(run) for run in runs]
     divisor, unit = time_unit(max((t for clock in clocks for t in clock.values()), default=0.0))
-    by_update = _accuracy_chart(update_axis(runs))
-    by_time = _accuracy_chart(Axis(f"training time, {unit}", low=0))
-    mark_refreshes(by_update, runs)
-    for index, (run, clock) in enumerate(zip(runs, clocks, strict=True)):
-        updates = [float(line["update"]) for line in run.evaluations]
+    by_update, by_time = [], []
+    for index, run in _first_on_top(runs):
+        clock = clocks[index]
+        trace = Trace(
+            [float(line["update"]) for line in run.evaluations],
+            column(run.evaluations, "accuracy"),
+            run_label(run, runs),
+            color=run_hue(index),
+            style=_run_style(index, "thick"),
+        )
+        by_update.append(trace)
         seconds = [clock["evaluation", line["update"]] / divisor for line in run.evaluations]
-        values = column(run.evaluations, "accuracy")
-        titles = [
-            f"{run.name}, update {line['update']}: {plain(value)}"
-            for line, value in zip(run.evaluations, values, strict=True)
-        ]
-        last = next((v for v in reversed(values) if v is not None), None)
-        for chart, xs in ((by_update, updates), (by_time, seconds)):
-            css, label = run_css(index), None if last is None else f"{last:.3f}"
-            chart.line(xs, values, css=f"{css} thick", label=label)
-            chart.scatter(xs, values, css=css, titles=titles)
+        by_time.append(replace(trace, xs=seconds))
+    y = Axis("accuracy", low=0, high=1)
+    look: dict[str, Any] = {"width": _WIDE, "height": 300, "ends": True}
     return [
-        figure(
+        drawn(
             "Accuracy against updates",
             "share of right responses to the held-out problems" + _boundary_words(runs),
-            by_update.svg("accuracy against updates"),
+            update_chart(runs, y, by_update, **look),
         ),
-        figure(
+        drawn(
             "Accuracy against wall-clock",
             "training time: generation, scoring, optimization, checkpoints and refreshes, added up "
             "from their durations; evaluation is left out",
-            by_time.svg("accuracy against training time"),
+            line_chart(Axis(f"training time, {unit}", low=0), y, by_time, **look),
         ),
     ]
 
 
 def reward_figure(runs: Sequence[RunData]) -> Markup | None:
-    """The behavior policy's reward by stage; for one run with the rewards of its batches."""
-    chart = Chart(update_axis(runs), Axis("mean reward"))
-    mark_refreshes(chart, runs)
+    """Return the behavior policy's reward by stage; for one run with the rewards of its batches."""
+    traces = []
     for index, run in _first_on_top(runs):
         xs = [line["update"] for line in run.updates]
+        name, hue = run_label(run, runs), run_hue(index)
         if len(runs) == 1:
-            chart.line(xs, column(run.updates, "batch_reward"), css=f"{run_css(index)} faint")
-        steps, rewards = reward_steps(run)
-        chart.line(steps, rewards, css=f"{run_css(index)} thick")
-    if chart.empty:
-        return None
+            values = column(run.updates, "batch_reward")
+            traces.append(Trace(xs, values, name, "batches", hue, "faint"))
+        style = _run_style(index, "thick")
+        traces.append(Trace(*reward_steps(run), name, "stage", hue, style))
+    picture = update_chart(runs, Axis("mean reward"), traces)
     note = "of each stage's rollouts: flat within a stage, as its behavior policy is"
     batches = "; thin: the batches it is made of" if len(runs) == 1 else ""
-    return figure("Behavior reward", note + batches, chart.svg("behavior reward"))
+    return drawn("Behavior reward", note + batches, picture)
 
 
 def reward_steps(run: RunData) -> tuple[list[float], Values]:
@@ -186,18 +189,28 @@ def reward_steps(run: RunData) -> tuple[list[float], Values]:
 def update_axis(runs: Sequence[RunData]) -> Axis:
     """From 0; one run's few refreshes and its last update are the ticks, where they have room."""
     ticks = sorted({line["update"] for line in runs[0].refreshes + runs[0].updates[-1:]})
+    made = [line for run in runs for line in (*run.refreshes, *run.updates, *run.evaluations)]
+    axis = Axis("updates", low=0, high=max((line["update"] for line in made), default=1) or 1)
     apart = [b - a for a, b in pairwise(ticks)]
     fitting = len(runs) == 1 and len(runs[0].refreshes) <= _TICKS and len(ticks) > 1
     if fitting and min(apart) >= ticks[-1] / (_TICKS + 1):
-        return Axis("updates", low=0, ticks=ticks)
-    return Axis("updates", low=0)
+        return replace(axis, ticks=ticks)
+    return axis
 
 
-def mark_refreshes(chart: Chart, runs: Sequence[RunData]) -> None:
-    """Where stages begin: lines for one run of few stages, else a row of ticks for each run."""
-    for index, run in enumerate(runs):
-        rug = _rugs(runs)
-        chart.markers(run.refresh_updates, css=run_css(index) if rug else "boundary", rug=rug)
+def update_chart(
+    runs: Sequence[RunData], y: Axis, traces: Sequence[Trace], **look: Any
+) -> Picture | None:
+    """Return the traces against updates, with the refreshes marked.
+
+    They are lines for one run of few stages, else ticks, a row a run.
+    """
+    marked = [(index, run.refresh_updates) for index, run in enumerate(runs) if run.refreshes]
+    under = [refresh_lines(xs) for _, xs in marked]
+    if _rugs(runs):
+        under = [refresh_ticks(xs, index, run_hue(index)) for index, xs in marked]
+        y = replace(y, above=len(runs))
+    return line_chart(update_axis(runs), y, traces, under=under, **look)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -205,10 +218,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
     if seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
-
-
-def _accuracy_chart(x: Axis) -> Chart:
-    return Chart(x, Axis("accuracy", low=0, high=1), width=580, height=300)
 
 
 def _first_on_top(runs: Sequence[RunData]) -> list[tuple[int, RunData]]:
@@ -226,32 +235,26 @@ def _boundary_words(runs: Sequence[RunData]) -> str:
     return f"; {'ticks at the top' if _rugs(runs) else 'dashed lines'} are refreshes"
 
 
-def _draw(
-    chart: Chart,
+def _run_style(index: int, style: str) -> str:
+    return style if index < _HUES else f"{style} dashed"
+
+
+def _traces(
     runs: Sequence[RunData],
     index: int,
     panel: Panel,
     xs: Sequence[float],
     values: Callable[[str], Values],
-) -> None:
-    alone = len(runs) == 1
+) -> list[Trace]:
+    name, hue, traces = run_label(runs[index], runs), run_hue(index), []
     if panel.band:
-        chart.band(xs, values(panel.band[0]), values(panel.band[1]), css=run_css(index))
+        lows, highs = map(values, panel.band)
+        traces.append(Trace(xs, lows, name, "p01 to p99", hue, "band", highs))
     for series in panel.series:
-        own = alone and series.hue is not None
-        css = f"run-{series.hue}" if own else f"{run_css(index)} {series.style}".strip()
-        label = series.label if alone and series.label else None
-        chart.line(xs, values(series.key), css=css, label=label)
-
-
-def _finished(chart: Chart, runs: Sequence[RunData], panel: Panel) -> Markup | None:
-    if chart.empty:
-        return None
-    several = len(runs) > 1 and len(panel.series) > 1
-    styles = [(f"neutral {series.style}", series.label) for series in panel.series]
-    styles += [("band neutral", "p01 to p99")] if panel.band else []
-    key = legend(styles) if several else None
-    return figure(panel.title, panel.note, join([key, chart.svg(panel.title)]))
+        own = hue if series.hue is None or len(runs) > 1 else run_hue(series.hue)
+        style = series.style if len(panel.series) > 1 else _run_style(index, series.style)
+        traces.append(Trace(xs, values(series.key), name, words(series.label), own, style))
+    return traces
 
 
 def _values(runs: Sequence[RunData], panel: Panel) -> list[float]:

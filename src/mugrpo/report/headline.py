@@ -14,10 +14,10 @@ from mugrpo.report.costs import (
     spans,
     training_seconds,
 )
-from mugrpo.report.figures import run_css, swatch
+from mugrpo.report.figures import run_hue
 from mugrpo.report.markup import Content, Markup, cut, join, tag
 from mugrpo.report.read import RunData, column, number
-from mugrpo.report.scale import MISSING, duration
+from mugrpo.report.readable import MISSING, duration
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
 
@@ -139,7 +139,7 @@ def accuracy_ends(run: RunData) -> tuple[str, str]:
 
 def run_name(runs: Sequence[RunData], index: int) -> Markup:
     """A run's name, behind its color where there are several."""
-    sample = swatch(run_css(index)) if len(runs) > 1 else None
+    sample = tag("i", class_=f"swatch {run_hue(index)}") if len(runs) > 1 else None
     return tag("span", sample, runs[index].name, class_="run-name")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import unicodedata
 from collections.abc import Iterable
-from importlib import resources
 
 _VOID = {"meta", "br"}
 
@@ -22,16 +21,14 @@ class Markup(str):
 
 
 Content = str | Markup | None
-Value = str | float | None
 
 
-def tag(name: str, /, *children: Content, **attributes: Value) -> Markup:
+def tag(name: str, /, *children: Content, **attributes: str | None) -> Markup:
     """One element. Attributes and children that are None are left out; `class_`, `aria_label`."""
     parts = [name]
     for key, value in attributes.items():
         if value is not None:
-            shown = number(value) if isinstance(value, float | int) else _escaped(value)
-            parts.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
+            parts.append(f'{key.rstrip("_").replace("_", "-")}="{_escaped(value)}"')
     inside = join(children)
     opening = " ".join(parts)
     return Markup(f"<{opening}>" if name in _VOID else f"<{opening}>{inside}</{name}>")
@@ -44,16 +41,6 @@ def text(value: str) -> Markup:
 
 def join(parts: Iterable[Content], between: str = "") -> Markup:
     return Markup(between.join(text(part) for part in parts if part is not None))
-
-
-def style_sheet(file: str) -> str:
-    """One of the style sheets beside this module."""
-    return resources.files("mugrpo.report").joinpath(file).read_text(encoding="utf-8")
-
-
-def number(value: float) -> str:
-    """A coordinate: a tenth of a pixel is enough."""
-    return f"{value:.1f}".removesuffix(".0")
 
 
 def visible(value: str) -> str:

@@ -1,4 +1,4 @@
-"""The page: sections in reading order, one style sheet, no script, nothing from elsewhere."""
+"""The page: sections in reading order, one style sheet, one script, nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from mugrpo.report import breakdown, headline, success
+from mugrpo.report.embed import script, sheet
 from mugrpo.report.figures import (
     accuracy_figures,
     reward_figure,
-    run_legend,
     staleness_figure,
     update_figure,
 )
-from mugrpo.report.markup import Content, Markup, join, style_sheet, tag
+from mugrpo.report.markup import Content, Markup, join, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.tokens import sampled_rollouts
@@ -25,10 +25,12 @@ Figures = Sequence[Markup | None]
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """The whole report. Its policy forbids scripts, other styles and every address."""
-    style = style_sheet("charts.css") + style_sheet("style.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    """Return the whole report. Its policy allows its one script, its one style, and no request."""
+    style = sheet("colors.css") + sheet("style.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script())}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
     names = ", ".join(run.name for run in runs)
     head = tag(
         "head",
@@ -39,20 +41,23 @@ def page(runs: Sequence[RunData]) -> str:
         tag("title", f"{names} · mugrpo report"),
         tag("style", Markup(style)),
     )
-    body = tag("body", tag("main", *_sections(runs)))
+    body = tag("body", tag("main", *_sections(runs)), tag("script", Markup(script())))
     return "<!doctype html>\n" + tag("html", head, "\n", body, lang="en") + "\n"
+
+
+def _digest(source: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
     alone = len(runs) == 1
     title = runs[0].name if alone else f"{len(runs)} runs compared"
-    hues = run_legend(runs)
     totals = breakdown.totals_figure(runs)
     return [
         tag("header", tag("p", "mugrpo report", class_="kicker"), tag("h1", title)),
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
-        _section("Accuracy", _grid(accuracy_figures(runs), "grid pair"), hues=hues),
+        _section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
         _section(
             "Where the time went",
             None if alone else totals,
@@ -60,16 +65,14 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
             totals if alone else None,
             breakdown.grpo_limits(runs),
         ),
-        _section("Policy and behavior policy", _grid(_policy(runs)), hues=hues),
+        _section("Policy and behavior policy", _grid(_policy(runs))),
         _section(
             "The policy-improvement bound",
             _grid([update_figure(runs, panel) for panel in BOUND]),
-            hues=hues,
         ),
         _section(
             "Optimization",
             _grid([update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]),
-            hues=hues,
         ),
         _section("Rollouts", *_each(runs, _rollouts)),
         _section("Sampled rollouts, token by token", *_each(runs, lambda r: _samples(r, runs))),
@@ -133,9 +136,9 @@ def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> 
     ]
 
 
-def _section(title: str, *content: Content, hues: Markup | None = None) -> Markup | None:
-    """A section, or None where none of its figures has anything to show."""
-    return tag("section", tag("h2", title), hues, *content) if any(content) else None
+def _section(title: str, *content: Content) -> Markup | None:
+    """A section, or None if none of its figures has anything to show."""
+    return tag("section", tag("h2", title), *content) if any(content) else None
 
 
 def _grid(figures: Figures, css: str = "grid") -> Markup | None:

@@ -1,23 +1,29 @@
-"""Lying stacked bars that fill their column: timelines and counts, one row a stage.
-
-Lengths are percentages, so that bars grow with the page while their text keeps its size.
-"""
+"""Lying stacked bars and histograms: timelines, counts and lengths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mugrpo.report.markup import Markup, join, tag
+import altair as alt
+
+from mugrpo.report.axes import Axis, x_channel, y_channel
+from mugrpo.report.charts import Picture, color, encodings, inline, toggle
+
+_ROW = 23  # pixels
+_ROOM = 1.14  # of the longest row: what ends a row stands to its right
+
+_LIGHT = {"generate", "score", "evaluate", "wrong", "no-answer", "skipped"}  # dark text in them
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a row: its length, its color, its name where the mouse rests, its text."""
+    """A stretch of a row: its length, what it is, what the mouse reads on it, the text in it."""
 
     value: float
-    css: str
+    kind: str
     title: str
     text: str = ""
 
@@ -29,45 +35,84 @@ class Row:
     end: str = ""
 
 
-def stacked_rows(rows: Sequence[Row], *, full: float | None = None) -> Markup:
-    """All rows to one scale, whose right edge is `full` (the longest row's length if None)."""
-    totals = [sum(part.value for part in row.parts) for row in rows]
-    whole = full or max(totals, default=0.0) or 1.0
-    cells = [
-        cell
-        for row in rows
-        for cell in (
-            tag("span", row.label, class_="row-label"),
-            _bar(row.parts, whole),
-            tag("span", row.end, class_="row-end"),
-        )
+@dataclass(frozen=True)
+class Bar:
+    """An upright bar from `left` to `right`; those of one place are stacked."""
+
+    left: float
+    right: float
+    count: float
+    kind: str
+    title: str
+
+
+def stacked_rows(rows: Sequence[Row], hues: Mapping[str, str], width: int = 480) -> Picture:
+    """Return all rows to one scale; `hues` has the color of each kind, in the legend's order."""
+    whole = max((sum(part.value for part in row.parts) for row in rows), default=0.0) or 1.0
+    parts, ends = [], []
+    for row in rows:
+        at = 0.0
+        for part in row.parts:
+            fits = 100 * part.value / whole > 1.5 + 2.2 * len(part.text)
+            light = hues[part.kind] in _LIGHT
+            parts.append(
+                {
+                    "row": row.label,
+                    "x": at,
+                    "x2": at + part.value,
+                    "middle": at + part.value / 2,
+                    "kind": part.kind,
+                    "title": f"{row.label}, {part.title}",
+                    "text": part.text if fits else "",
+                    "ink": color("on-light" if light else "on-dark"),
+                }
+            )
+            at += part.value
+        ends.append({"row": row.label, "x": at, "text": row.end})
+    order = [row.label for row in rows]
+    axis = alt.Axis(title=None, domain=False, ticks=False, grid=False, labelLimit=160)
+    y = alt.Y("row:N", sort=None, axis=axis, scale=alt.Scale(domain=order))
+    span = alt.Scale(domain=[0, whole * _ROOM], nice=False)
+    x, middle = (alt.X(f"{name}:Q", axis=None, scale=span) for name in ("x", "middle"))
+    base, toggles, looks = _switched(parts, hues, "parts")
+    bars = base.mark_bar(height=17, stroke=color("page"), strokeWidth=0.5)
+    texts = base.properties(name="texts").transform_filter("datum.text").mark_text(fontWeight=500)
+    end = alt.Chart(inline(ends), name="ends").mark_text(align="left", dx=6, color=color("muted"))
+    layers = [
+        bars.encode(x, y, x2="x2:Q", tooltip="title:N", **looks).add_params(*toggles),
+        texts.encode(middle, y, text="text:N", color=alt.Color("ink:N", scale=None)),
+        end.encode(x, y, text="text:N"),
     ]
-    return tag("div", *cells, class_="rows")
+    return Picture(layers, width, _ROW * len(rows))
+
+
+def histogram(x: Axis, y: Axis, bars: Sequence[Bar], hues: Mapping[str, str]) -> alt.Chart:
+    """Return stacked upright bars; `hues` has the color of each kind, in the legend's order."""
+    rows = [
+        {"x": bar.left, "x2": bar.right, "y": bar.count, "kind": bar.kind, "title": bar.title}
+        for bar in bars
+    ]
+    order = list(hues)
+    rows = [{**row, "order": order.index(str(row["kind"]))} for row in rows]
+    base, toggles, looks = _switched(rows, hues, "bars")
+    x_bar, y_bar = x_channel(x, bin="binned"), y_channel(y, stack="zero")
+    chart = base.mark_bar().encode(x_bar, y_bar, x2="x2:Q", order="order:Q", tooltip="title:N")
+    drawn: alt.Chart = chart.encode(**looks)
+    return drawn.add_params(*toggles)
+
+
+def _switched(
+    rows: Sequence[dict[str, Any]], hues: Mapping[str, str], name: str
+) -> tuple[alt.Chart, list[alt.Parameter], dict[str, Any]]:
+    """Return a chart of the kinds that are on, what switches them, and how they look."""
+    kinds = {kind: {"color": color(hue)} for kind, hue in hues.items()}
+    chart, toggles = alt.Chart(inline(rows), name=name), toggle("kind", kinds)
+    for one in toggles:
+        chart = chart.transform_filter(one)
+    return chart, toggles, encodings("kind", kinds)
 
 
 def grouped(count: int, rows: int) -> list[range]:
-    """0..count-1 cut into at most `rows` stretches of equal length (the last may be shorter)."""
+    """Return 0..count-1 in at most `rows` stretches of equal length (the last may be shorter)."""
     size = math.ceil(count / rows) or 1
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _bar(parts: Sequence[Part], whole: float) -> Markup:
-    shapes, left = [], 0.0
-    for part in parts:
-        share = 100 * part.value / whole
-        shapes.append(
-            tag(
-                "rect",
-                tag("title", part.title),
-                x=f"{left:.3f}%",
-                y=0,
-                width=f"{share:.3f}%",
-                height=18,
-                class_=f"bar {part.css}",
-            )
-        )
-        if part.text and share > 1.5 + 2.2 * len(part.text):
-            middle = f"{left + share / 2:.2f}%"
-            shapes.append(tag("text", part.text, x=middle, y=13, class_=f"inside {part.css}"))
-        left += share
-    return tag("svg", join(shapes), width="100%", height=18, class_="row-bar", role="img")

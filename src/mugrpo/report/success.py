@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from mugrpo.report.charts import Axis, Chart
-from mugrpo.report.figures import figure, legend
+import altair as alt
+
+from mugrpo.report.axes import Axis
+from mugrpo.report.charts import Picture, Trace, color, inline, line_chart
+from mugrpo.report.embed import chart_markup
+from mugrpo.report.figures import figure, run_hue
 from mugrpo.report.markup import Markup, tag
 from mugrpo.report.read import Line, RunData, evenly, number
-from mugrpo.report.scale import plain
+from mugrpo.report.readable import plain
+from mugrpo.report.rows import Bar, histogram
 
 _PREFIX = "groups_right/"
 _EPS = 1e-4  # the bound's, inside the root
@@ -17,6 +23,7 @@ _STAGES = 4  # drawn as lines of their own
 _MOST_BINS = 32
 _MOST_GROUPS = 1e15  # a count beyond it is none
 _CURVE = 256  # steps of the weight's curve, closer together towards its ends
+_WIDTH = 480  # pixels
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Shares = list[float]  # of a stage's groups, by bin
@@ -35,42 +42,60 @@ def variance_weight_figure(run: RunData) -> Markup | None:
         "groups whose responses are all right or all wrong are masked."
     )
     lines = evenly(known, _STAGES) if len(known) > 1 else []
-    names = [("bar neutral faint", "all stages")]
-    names += [(f"run-{hue}", f"stage {stage}") for hue, (stage, _) in enumerate(lines)]
+    shares, weight = _shares_picture(every, lines), _weight_picture(bins)
     return figure(
         "Variance weight by success probability",
-        "groups by the share p of right responses, and (1\u2212s)/s with s = √(p(1\u2212p) + ε), "
-        "ε = 10⁻⁴: the standard deviation where a right response is worth 1, any other 0",
-        legend(names) if lines else None,
-        _shares_chart(every, [shares for _, shares in lines]),
-        _weight_chart(bins),
+        "bars: all groups by the share p of right responses, and (1\u2212s)/s with "
+        "s = √(p(1\u2212p) + ε), ε = 10⁻⁴: the standard deviation if a right response is worth 1, "
+        "any other 0",
+        chart_markup("groups by success probability", shares),
+        chart_markup("variance weight by success probability", weight),
         tag("p", words, class_="remark muted"),
     )
 
 
-def _shares_chart(every: Shares, stages: Sequence[Shares]) -> Markup:
+def _shares_picture(every: Shares, stages: Sequence[tuple[int, Shares]]) -> Picture:
     bins = len(every) - 1
-    chart = Chart(_axis(bins), Axis("share of groups", low=0), width=480, height=200)
-    drawn = [place for place, share in enumerate(every) if share]
-    chart.bars(
-        [((place - 0.4) / bins, (place + 0.4) / bins) for place in drawn],
-        [(0.0, every[place]) for place in drawn],
-        css="neutral faint",
-        titles=[f"{plain(place / bins)} right: {plain(every[place])} of groups" for place in drawn],
-    )
-    for hue, shares in enumerate(stages):
-        chart.line([place / bins for place in range(bins + 1)], shares, css=f"run-{hue}")
-    return chart.svg("groups by success probability")
+    x, y = _axis(bins), Axis("share of groups", low=0)
+    bars = [
+        Bar(
+            (place - 0.4) / bins,
+            (place + 0.4) / bins,
+            share,
+            "all stages",
+            f"{plain(place / bins)} right: {plain(share)} of groups",
+        )
+        for place, share in enumerate(every)
+        if share
+    ]
+    under = histogram(x, y, bars, {"all stages": "bar"})
+    xs = [place / bins for place in range(bins + 1)]
+    traces = [
+        Trace(xs, shares, series=f"stage {stage}", color=run_hue(hue))
+        for hue, (stage, shares) in enumerate(stages)
+    ]
+    lines = line_chart(x, y, traces, under=[under], width=_WIDTH, height=200)
+    return lines or Picture([under], _WIDTH, 200)
 
 
-def _weight_chart(bins: int) -> Markup:
-    chart = Chart(_axis(bins), Axis("(1\u2212s)/s", log=True), width=480, height=200)
+def _weight_picture(bins: int) -> Picture:
     steps = [(1 - math.cos(math.pi * step / _CURVE)) / 2 for step in range(_CURVE + 1)]
-    chart.line(steps, [_weight(p) for p in steps], css="run-0")
+    y = Axis("(1\u2212s)/s", log=True)
+    trace = Trace(steps, [_weight(p) for p in steps])
+    curve = line_chart(_axis(bins), y, [trace], width=_WIDTH, height=200)
     inner = [place / bins for place in range(1, bins)]
-    titles = [f"{plain(p)} right: {plain(_weight(p))}" for p in inner]
-    chart.scatter(inner, [_weight(p) for p in inner], css="run-0", titles=titles)
-    return chart.svg("variance weight by success probability")
+    assert curve is not None
+    return replace(curve, layers=[*curve.layers, _dots(inner)], hover=[])
+
+
+def _dots(shares: Sequence[float]) -> alt.Chart:
+    """Return the shares that groups have, on the curve."""
+    rows = [
+        {"x": p, "y": _weight(p), "title": f"{plain(p)} right: {plain(_weight(p))}"} for p in shares
+    ]
+    chart = alt.Chart(inline(rows), name="dots")
+    mark: alt.Chart = chart.mark_circle(size=40, opacity=1, color=color("run-0"))
+    return mark.encode(x="x:Q", y="y:Q", tooltip="title:N")
 
 
 def _axis(bins: int) -> Axis:

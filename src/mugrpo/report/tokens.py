@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from mugrpo.report.markup import Content, Markup, cut, join, tag, text
+from mugrpo.report.readable import MISSING, plain
 from mugrpo.report.samples import Sample, SampleFile, Token
-from mugrpo.report.scale import MISSING, plain
 
 # Ratios at which the color changes; below 1 the same steps downward.
 STEPS = (1.05, 1.25, 1.6, 2.5, 5.0, 20.0)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.report.scale import MINUS, duration, plain
-from mugrpo.study import figures
-from mugrpo.study.figures import named
+from mugrpo.report.embed import svg_file
+from mugrpo.report.readable import MINUS, duration, plain
+from mugrpo.study.figures import draw, named
 from mugrpo.study.intervals import estimate, geometric
 from mugrpo.study.outcome import Row, quantity, rows_of
 from mugrpo.study.spec import Study, arms
@@ -67,9 +67,8 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     folder = folder_of(file)
     drawn = []
     for figure in study.figures:
-        draw = figures.curves if figure.kind == "curves" else figures.values
         with publish_file(folder / f"{figure.name}.svg") as out:
-            out.write(draw(study, figure, rows).encode())
+            out.write(svg_file(draw(study, figure, rows)).encode())
         drawn.append(f"![{figure.title}]({figure.name}.svg)")
     spent = sum(row["training_seconds"] + row["seconds/evaluate"] for row in rows)
     parts = [

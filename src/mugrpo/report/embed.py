@@ -1,0 +1,145 @@
+"""Pictures as SVG and PNG without a browser, and as charts of a page that asks for nothing.
+
+A page holds each chart twice. The static SVG is there at once, without a script and on paper.
+draw.js puts the live chart in its place when a reader comes to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from mugrpo.report.charts import Picture, color
+from mugrpo.report.markup import Markup, tag
+
+# Metrics of Liberation Sans are Arial's and Helvetica's: text is as wide here as in a browser.
+_FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
+_TEXT = {"labelFontSize": 11, "labelColor": color("muted"), "titleColor": color("muted")}
+
+THEME: dict[str, Any] = {
+    "aria": False,  # the figure has a name; a label for each point would drown it
+    "background": "transparent",
+    "font": _FONT,
+    "padding": 2,
+    "view": {"stroke": None},
+    "title": {"anchor": "start", "color": color("ink"), "fontSize": 13, "offset": 12},
+    "line": {"invalid": "break-paths-show-domains", "strokeCap": "round", "strokeJoin": "round"},
+    "area": {"invalid": "break-paths-show-domains", "line": False},
+    "text": {"fontSize": 11, "color": color("ink")},
+    "axis": {
+        **_TEXT,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+        "gridColor": color("grid"),
+        "domainColor": color("axis"),
+        "tickColor": color("axis"),
+        "tickSize": 4,
+        "labelPadding": 5,
+        "labelFlush": False,
+    },
+    "axisX": {"titleAnchor": "end", "titlePadding": 4, "tickCount": 6},
+    "axisY": {
+        "domain": False,
+        "ticks": False,
+        "tickCount": 5,
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleAnchor": "end",
+        "titleBaseline": "bottom",
+        "titleX": -34,
+        "titleY": -9,
+    },
+    "legend": {
+        **_TEXT,
+        "labelColor": color("ink"),
+        "orient": "bottom",
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 4}},
+        "symbolStrokeWidth": 2,
+        "rowPadding": 3,
+        "columnPadding": 14,
+        "unselectedOpacity": 0.3,
+        "offset": 8,
+    },
+}
+
+_VARIABLE = re.compile(r"var\(--([\w-]+)\)")
+_POINT = re.compile(r"(\.\d)\d+")  # of a coordinate: a tenth of a pixel is enough
+_NOTHING = re.compile(
+    r'<path class="(?:fore|back)ground"[^>]*/>| (?:class|pointer-events|aria-\w+|role)="[^"]*"'
+)
+
+Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
+
+
+def chart_markup(name: str, picture: Picture) -> Markup:
+    """Return the picture as a chart of a page; `name` is what a screen reader calls it."""
+    live = alt.layer(*picture.layers, *picture.hover)
+    spec = vega_lite(live.properties(width="container", height=picture.height))
+    still = {**spec, "layer": spec["layer"][: len(picture.layers)], "width": picture.width}
+    return tag(
+        "div",
+        tag("div", Markup(_inline(svg(still))), class_="static", role="img", aria_label=name),
+        tag("script", Markup(_as_script(spec)), type="application/json"),
+        class_="chart",
+    )
+
+
+def vega_lite(chart: Chart) -> dict[str, Any]:
+    """Return the chart's Vega-Lite with the theme; without its schema, which is an address."""
+    spec: dict[str, Any] = {**chart.to_dict(validate=False), "config": THEME}
+    del spec["$schema"]
+    return spec
+
+
+def svg(spec: dict[str, Any]) -> str:
+    """Return Vega-Lite as SVG without empty paths; its colors are still those of a style sheet."""
+    drawn = _NOTHING.sub("", vl_convert.vegalite_to_svg(spec))
+    return re.sub(r' d="[^"]*"', lambda found: _POINT.sub(r"\1", found[0]), drawn)
+
+
+def svg_file(chart: Chart) -> str:
+    """Return the chart as a file that is right in the reader's light or dark."""
+    head, rest = svg(vega_lite(chart)).split(">", 1)
+    paper = f'<rect width="100%" height="100%" fill="{color("page")}"/>'
+    return f"{head}><style>{sheet('colors.css')}</style>{paper}{rest}\n"
+
+
+def png(chart: Chart, scale: float = 2.0) -> bytes:
+    """Return the chart as PNG, in light colors."""
+    light = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet("colors.css").split("@media")[0]))
+    text = json.dumps({**vega_lite(chart), "background": light["page"]})
+    spec = _VARIABLE.sub(lambda found: light[found[1]], text)
+    drawn: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
+    return drawn
+
+
+@cache
+def script() -> str:
+    """Return the one script of a page: Vega with its license, and what draws the charts."""
+    bundle: str = vl_convert.javascript_bundle(sheet("draw.js"))
+    return f"/*!\n{sheet('VEGA_LICENSE')}*/\n{bundle}"
+
+
+@cache
+def sheet(file: str) -> str:
+    """Return one of the text files beside this module."""
+    return resources.files("mugrpo.report").joinpath(file).read_text(encoding="utf-8")
+
+
+def _as_script(spec: dict[str, Any]) -> str:
+    """Return JSON that cannot end the element it is in, whatever the strings of `spec` are."""
+    text = json.dumps(spec, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _inline(drawn: str) -> str:
+    """Return an SVG for a page: without name spaces, which are addresses."""
+    head, rest = drawn.split(">", 1)
+    size = re.findall(r'(?:width|height|viewBox)="[^"]*"', head)
+    return f"<svg {' '.join(size)}>{rest}"
