@@ -20,7 +20,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.processes.messages import to_json
-from mugrpo.processes.peer import Peer, PeerLost
+from mugrpo.processes.peer import Peer, PeerLost, raise_failure
 
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -178,7 +178,7 @@ class RemoteEngine:
         """
         while True:
             if (message := process.hear()) is not None:
-                _raise_failure(message)
+                raise_failure(message)
             yield message
 
     def _decoded(self, process: Started, max_new_tokens: int) -> Iterator[Decoded]:
@@ -249,10 +249,3 @@ def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: 
         asked.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
     task = {"temperature": temperature, "max_new_tokens": longest}
     return to_json({"generate": {"prompts": list(numbers), "requests": asked, **task}})
-
-
-def _raise_failure(message: dict[str, Any]) -> None:
-    """What stopped the process's work where that is no crash: memory, the model, its options."""
-    kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
-    if (kind := message.get("failed")) is not None:
-        raise kinds[kind](message["text"])

@@ -66,13 +66,9 @@ class Own:
 
     @staticmethod
     def failure(error: Exception) -> str | None:
-        from mugrpo.disk.errors import RunStopped, UsageError
-        from mugrpo.model.memory import out_of_memory
+        from mugrpo.model.memory import failure_kind
 
-        if out_of_memory(error):
-            return "memory"
-        kinds = {RunStopped: "stopped", UsageError: "refused"}
-        return next((name for kind, name in kinds.items() if isinstance(error, kind)), None)
+        return failure_kind(error)
 
 
 class VLLM:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.errors import RunStopped, UsageError
 
 # The CPU's allocator (on Linux, on Windows), CUDA itself, its libraries, and C++ say it in a plain
 # RuntimeError.
@@ -50,6 +50,14 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(t in str(error) for t in _TEXTS)
     return isinstance(error, MemoryError)
+
+
+def failure_kind(error: BaseException) -> str | None:
+    """Return how a process tells its parent of `error` (`peer.raise_failure`); None for a crash."""
+    if out_of_memory(error):
+        return "memory"
+    kinds = {RunStopped: "stopped", UsageError: "refused"}
+    return next((name for kind, name in kinds.items() if isinstance(error, kind)), None)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import Inbox, send
 
 TICK = 0.5  # seconds after which one that waits for a word is given its turn
@@ -164,6 +165,13 @@ def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
     heard = wait([peer.fileno() for peer in peers], patience)
     now = time.monotonic()
     return [peer for peer in peers if peer.fileno() in heard or peer.due <= now]
+
+
+def raise_failure(message: dict[str, Any]) -> None:
+    """Raise what stopped the peer's work if that is no crash: memory, the model or its options."""
+    kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
+    if (kind := message.get("failed")) is not None:
+        raise kinds[kind](message["text"])
 
 
 def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
