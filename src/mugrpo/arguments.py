@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.describe import Group, Option, as_toml, groups
+from mugrpo.config.describe import Option, Table, as_toml, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
@@ -124,34 +124,33 @@ def options_text() -> str:
     lines = _wrapped(
         "options of a run, in the config file or as --group.option VALUE. The defaults below are "
         f"those without a preset. The default preset, {preset}, sets {sets}; `mugrpo objectives` "
-        "lists all presets."
+        "lists all presets.",
+        indent="",
     )
-    for group in groups({"": RunConfig}):
-        table = group.name.removesuffix("[]")
-        heading = f"[{table}]" if table == group.name else f"[[{table}]]"
-        lines += ["", *(_wrapped(f"{heading}  {group.meaning}") if group.name else ())]
-        for option in group.options:
-            lines += _entry(option, group)
+    for table in tables({"": RunConfig}):
+        listed = table.name.endswith("[]")
+        heading = f"[[{table.name[:-2]}]]" if listed else f"[{table.name}]"
+        lines += ["", *(_wrapped(f"{heading}  {table.meaning}", "") if table.name else ())]
+        for option in table.options:
+            lines += _entry(option, table)
     return "\n".join(lines)
 
 
-def _entry(option: Option, group: Group) -> list[str]:
-    """Return the lines of an option of `group`."""
+def _entry(option: Option, table: Table) -> list[str]:
+    """Return the lines of an option of `table`."""
     lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
-    if option.name == group.chooser:
-        for choice, options in group.members.items():
+    if option.name == table.chooser:
+        for choice, options in table.members.items():
             meaning = (inspect.getdoc(options) or "").split("\n\n")[0]
-            lines += _wrapped(f"      {choice}: {' '.join(meaning.split())}", "          ")
+            lines += _wrapped(f"      {choice}: {meaning}", "          ")
         return lines
-    if group.chooser:
-        lines += _wrapped(f"      for {group.chooser} {', '.join(option.defaults)}")
+    if table.chooser:
+        lines += _wrapped(f"      for {table.chooser} {', '.join(option.defaults)}")
     return lines + _wrapped(f"      {option.meaning}")
 
 
-def _wrapped(text: str, indent: str | None = None) -> list[str]:
-    """Return `text` in lines of at most 98 columns, the later ones indented."""
-    if indent is None:
-        indent = "      " if text.startswith(" ") else ""
+def _wrapped(text: str, indent: str = "      ") -> list[str]:
+    """Return `text` in lines of at most 98 columns, the later ones of them with `indent`."""
     return textwrap.wrap(
         text, 98, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

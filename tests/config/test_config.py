@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.config.describe import describe, groups
+from mugrpo.config.describe import describe, tables
 from mugrpo.config.load import (
     apply_overrides,
     build_config,
@@ -348,10 +348,10 @@ def test_every_option_has_a_description_of_sentences():
             assert len(meaning) >= 10 and meaning.endswith("."), f"{option.name}: {meaning!r}"
 
 
-def test_every_group_says_what_it_is():
-    found = list(groups({"": RunConfig}))[1:]
-    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {group.name for group in found}
-    assert all(len(group.meaning) >= 10 and group.meaning.endswith(".") for group in found)
+def test_every_table_says_what_it_is():
+    found = list(tables({"": RunConfig}))[1:]
+    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {table.name for table in found}
+    assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in found)
 
 
 def test_types_bounds_and_defaults_are_spelled_for_users():

@@ -44,55 +44,51 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Group:
+class Table:
     """A table of options, or several of which one is chosen by its name."""
 
     name: str  # dotted; "" for the run, "task.rewards[]" for a table of the list task.rewards
     meaning: str
-    chooser: str  # the option that says which choices' options there are; "" if there is none
+    chooser: str  # the option that says whose options there are, "engine.name"; "" if there is none
     members: Mapping[str, type[Options]]  # choice ("" if there is none) -> its options
     options: list[Option]
 
 
-def groups(
+def tables(
     members: Mapping[str, type[Options]],
     name: str = "",
     meaning: str = "",
     chooser: str = "",
     chosen: str = "required",
-) -> Iterator[Group]:
-    """Yield the group that `members` make, whose default is `chosen`, then the groups inside it."""
-    own: dict[tuple[str, str, str, str], dict[str, str]] = {}
-    inner: list[Iterator[Group]] = []
+) -> Iterator[Table]:
+    """Yield the table that `members` make, whose default is `chosen`, then the tables inside it."""
+    merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    inside: list[Iterator[Table]] = []
     for owner, options in members.items():
         for leaf, field in options.model_fields.items():
-            dotted, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
+            place, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
             about, named = " ".join((field.description or "").split()), choices(annotation)
             if inspect.isclass(annotation) and issubclass(annotation, Options):
                 about = inspect.getdoc(annotation) or ""
-                inner.append(groups({owner: annotation}, dotted, about, chooser))
-                continue
-            if named and field.discriminator:
-                inner.append(groups(named, dotted, about, f"{dotted}.name", field.default.name))
-                continue
-            if named:
-                table = f"{dotted}[]"
-                inner.append(
-                    groups(named, table, f"A table of the list {dotted}.", f"{table}.name")
-                )
-            if dotted == chooser:
-                own[dotted, "name", about, _on_resume(field)] = {"": chosen}
-                continue
-            key = (dotted, _kind(field), about, _on_resume(field))
-            own.setdefault(key, {})[owner] = _default(field)
-    yield Group(name, meaning, chooser, members, [Option(*key, own[key]) for key in own])
-    for groups_inside in inner:
-        yield from groups_inside
+                inside.append(tables({owner: annotation}, place, about, chooser))
+            elif field.discriminator:
+                inside.append(tables(named, place, about, f"{place}.name", field.default.name))
+            elif place == chooser:
+                merged[place, "name", about, _on_resume(field)] = {"": chosen}
+            else:
+                key = (place, _kind(field), about, _on_resume(field))
+                merged.setdefault(key, {})[owner] = _default(field)
+                if named:
+                    about = f"A table of the list {place}."
+                    inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
+    yield Table(name, meaning, chooser, members, [Option(*key, merged[key]) for key in merged])
+    for found in inside:
+        yield from found
 
 
 def describe(options: type[Options] = RunConfig) -> list[Option]:
     """Return every option below `options`."""
-    return [option for group in groups({"": options}) for option in group.options]
+    return [option for table in tables({"": options}) for option in table.options]
 
 
 def as_toml(value: Any) -> str:

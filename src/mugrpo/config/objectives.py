@@ -27,10 +27,7 @@ RatioInterval = Annotated[
 ]
 ZeroVarianceMask = Annotated[
     bool,
-    Field(
-        description="Give no gradient to responses of groups whose rewards are all equal, not even "
-        "of a KL term."
-    ),
+    Field(description="Give no gradient, not even of a KL term, to groups of equal rewards."),
 ]
 
 

@@ -13,6 +13,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from mugrpo.config.options import HARMLESS, NamedOptions, Options, absolute, choices
 
 
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+
+
 class RewardOption(NamedOptions):
     """One of the rewards whose weighted sum an answer gets."""
 
@@ -58,17 +69,8 @@ class RegexOptions(RewardOption):
     """1 if a pattern's last match is the reference answer, else 0."""
 
     name: Literal["regex"] = "regex"
-    pattern: str
+    pattern: Pattern
     """A Python regular expression. Its first group, or all of it, holds the answer."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"it is no regular expression: {error}") from None
-        return pattern
 
 
 class FunctionOptions(RewardOption):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config.options import NamedOptions, PathOrName
-from mugrpo.config.rewards import FunctionOptions, MathOptions, Rewards, WorkerOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions, Pattern, Rewards, WorkerOptions
 
 
 class EmbeddedOptions(NamedOptions):
@@ -78,7 +78,7 @@ class DatasetOptions(NamedOptions):
     """The column with the prompt: text, or a conversation as a list of {role, content}."""
     answer_column: str | None = "answer"
     """The column with the reference answer; none if only reward functions judge."""
-    answer_pattern: str | None = None
+    answer_pattern: Pattern | None = None
     """A regular expression whose first group is the answer, if the column holds more: for GSM8K
     "#### (.+)"."""
     id_column: str | None = None
@@ -99,11 +99,8 @@ class DatasetOptions(NamedOptions):
     @field_validator("answer_pattern")
     @classmethod
     def _pattern_has_a_group(cls, value: str | None) -> str | None:
-        try:
-            if value is not None and re.compile(value).groups == 0:
-                raise ValueError("it has no group (in parentheses) to take the answer from")
-        except re.error as error:
-            raise ValueError(f"it is no regular expression: {error}") from None
+        if value is not None and re.compile(value).groups == 0:
+            raise ValueError("it has no group (in parentheses) to take the answer from")
         return value
 
     @model_validator(mode="after")
