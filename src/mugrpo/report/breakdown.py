@@ -27,7 +27,7 @@ from mugrpo.report.rows import Bar, Part, Row, grouped, histogram, stacked_rows
 _ROWS = 24  # of a stacked chart: more stages than this share rows
 _PARTS = 160  # of a timeline's row: where one has more, all are added up by phase
 _BINS = 24
-_WIDE = 700  # pixels of a chart that has a row to itself
+_WIDE = 480  # pixels of a chart that has a row to itself
 
 _GRPO = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH}"
 

@@ -31,7 +31,7 @@ _STALENESS_BINS = 16
 _TICKS = 6
 _LOG_FROM = 60  # greatest over median: beyond it a linear axis shows only the greatest
 _LOG_SPAN = 1e-6  # share of the greatest below which values stand at the edge of a log axis
-_WIDE = 580  # pixels of a chart of two to a row
+_WIDE = 480  # pixels of a chart of two to a row
 
 
 @dataclass(frozen=True)
