@@ -57,7 +57,8 @@ def test_results_are_written_and_drawn(tmp_path, capsys):
     drawn = picture.read_text()
     assert "speed &lt;&amp;&gt;" in drawn and "of the floor" in drawn
     assert all(drawn.count(f'fill="{hue}"') == 1 for hue in plot.HUES.values())  # a bar each
-    assert drawn.count('class="target"') == 1
+    assert drawn.count("2.00 (1.50\u20133.00), target 2<") == 1
+    assert drawn.count("2.00 (1.50\u20133.00)<") == 1  # that of the floor has no target
 
 
 def test_a_tiny_run_does_not_replace_results(tmp_path, monkeypatch, capsys):

@@ -25,9 +25,9 @@ from mugrpo.report.readable import duration
 from mugrpo.report.rows import Bar, Part, Row, grouped, histogram, stacked_rows
 
 _ROWS = 24  # of a stacked chart: more stages than this share rows
-_PARTS = 160  # of a timeline's row: where one has more, all are added up by phase
+_PARTS = 160  # of a timeline's row: if one has more, all are added up by phase
 _BINS = 24
-_WIDE = 700  # pixels of a chart that has a row to itself
+_WIDE = 480  # pixels of a chart that has a row to itself
 
 _GRPO = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH}"
 
@@ -35,7 +35,7 @@ _STATUSES = ("right", "wrong", "no_answer", "truncated", "skipped", "timeout", "
 
 
 def timeline_figure(run: RunData) -> Markup | None:
-    """A row a stage, to one scale: what it did, in the order in which it did it."""
+    """Return a row for each stage, to one scale: its phases in the order of their work."""
     timeline = spans(run)
     if not timeline:
         return None
@@ -61,7 +61,7 @@ def timeline_figure(run: RunData) -> Markup | None:
 
 
 def totals_figure(runs: Sequence[RunData]) -> Markup | None:
-    """The phases' totals, all bars to one scale: runs beside each other.
+    """Return the phases' totals, all bars to one scale: runs beside each other.
 
     One run stands beside its updates as GRPO with mu = 4 would cost them.
     """
@@ -121,7 +121,7 @@ def grpo_words(run: RunData) -> Markup:
 
 
 def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
-    """What the figures of `grpo_words` are and are not; None where there are none."""
+    """Say what the figures of `grpo_words` are and are not; None if there are none."""
     costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
     if not any(cost and cost.refreshes != made for cost, made in costs):
         return None
@@ -135,7 +135,7 @@ def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
 
 
 def status_figures(run: RunData) -> list[Markup | None]:
-    """What became of the rollouts, by stage and by evaluation, with counts."""
+    """Return the counts of statuses, by stage and by evaluation."""
     both = (
         ("Statuses by stage", "rollouts of each stage", run.refreshes, "stage"),
         ("Statuses by evaluation", "held-out responses after each update", run.evaluations, ""),
@@ -153,7 +153,7 @@ def status_figures(run: RunData) -> list[Markup | None]:
 
 
 def length_figures(run: RunData) -> list[Markup]:
-    """Response lengths of some stages, by finish reason, all on the same axes."""
+    """Return response lengths of some stages, by finish reason, all on the same axes."""
     stages = sorted(run.lengths)
     if not stages:
         return []

@@ -113,16 +113,10 @@ def line_chart(
         styles |= encodings(name, looks, legend)
     layers.append(lines.mark_line().encode(**styles).add_params(*toggles))
     if ends:
-        layers.append(
-            lines.properties(name="dots")
-            .mark_circle(size=34, opacity=1)
-            .encode(color=styles["color"])
-        )
+        dots = lines.properties(name="dots").mark_circle(size=34, opacity=1)
+        layers.append(dots.encode(color=styles["color"]))
     if ends and len(traces) == 1:
-        last = [{"x": at, "y": value} for at, value, _ in points[0] if value is not None][-1]
-        text = alt.Chart(inline([last]), name="ends").mark_text(align="left", dx=7, fontWeight=600)
-        number = alt.Text("y:Q", format=".3f")
-        layers.append(text.encode(x_channel(x), y_channel(y), text=number, color=styles["color"]))
+        layers.append(_last_value(x, y, points[0]).encode(color=styles["color"]))
     told = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
     told += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
     told += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
@@ -221,6 +215,15 @@ def _points(trace: Trace, log: bool) -> _Points:
     uppers = trace.ys if trace.uppers is None else trace.uppers
     every = zip(trace.xs, trace.ys, uppers, strict=True)
     return [(x, known(y), known(upper)) for x, y, upper in every]
+
+
+def _last_value(x: Axis, y: Axis, points: _Points) -> alt.Chart:
+    """Return the last value that is known, written beside its point."""
+    last = [{"x": at, "y": value} for at, value, _ in points if value is not None][-1]
+    text: alt.Chart = alt.Chart(inline([last]), name="ends").mark_text(
+        align="left", dx=7, fontWeight=600
+    )
+    return text.encode(x_channel(x), y_channel(y), text=alt.Text("y:Q", format=".3f"))
 
 
 def _row(place: int, trace: Trace, points: _Points) -> dict[str, Any]:

@@ -31,17 +31,17 @@ _STALENESS_BINS = 16
 _TICKS = 6
 _LOG_FROM = 60  # greatest over median: beyond it a linear axis shows only the greatest
 _LOG_SPAN = 1e-6  # share of the greatest below which values stand at the edge of a log axis
-_WIDE = 580  # pixels of a chart of two to a row
+_WIDE = 480  # pixels of a chart of two to a row
 
 
 @dataclass(frozen=True)
 class Series:
-    """A key of the update lines, how it is called, and how it is drawn where runs are compared."""
+    """A key of the update lines, its name, and its style if runs are compared."""
 
     key: str
     label: str = ""
     style: str = ""
-    hue: int | None = None  # of its own, where there is one run only
+    hue: int | None = None  # its own color if there is one run only
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Panel:
     unit: str
     series: Sequence[Series]
     low: float | None = None
-    log: bool | None = None  # None: where the values ask for it
+    log: bool | None = None  # None: if the values ask for it
     band: tuple[str, str] | None = None
 
 
@@ -187,7 +187,7 @@ def reward_steps(run: RunData) -> tuple[list[float], Values]:
 
 
 def update_axis(runs: Sequence[RunData]) -> Axis:
-    """From 0; one run's few refreshes and its last update are the ticks, where they have room."""
+    """Return an axis from 0. One run's few refreshes and its last update are its ticks."""
     ticks = sorted({line["update"] for line in runs[0].refreshes + runs[0].updates[-1:]})
     made = [line for run in runs for line in (*run.refreshes, *run.updates, *run.evaluations)]
     axis = Axis("updates", low=0, high=max((line["update"] for line in made), default=1) or 1)

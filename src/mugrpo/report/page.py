@@ -127,7 +127,7 @@ def _samples(run: RunData, runs: Sequence[RunData]) -> Markup | None:
 
 
 def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> list[Markup | None]:
-    """What `draw` makes of each run, under the run's name where there are several."""
+    """Return what `draw` makes of each run, under the run's name if there are several."""
     drawn = [(index, draw(run)) for index, run in enumerate(runs)]
     return [
         join([tag("h3", headline.run_name(runs, index)) if len(runs) > 1 else None, content])

@@ -30,7 +30,7 @@ Shares = list[float]  # of a stage's groups, by bin
 
 
 def variance_weight_figure(run: RunData) -> Markup | None:
-    """Groups by the share of their responses that is right, above the bound's (1-s)/s of it."""
+    """Return groups by the share of right responses, above the bound's (1-s)/s of that share."""
     bins = _bins(run)
     counts = [_counts(line, bins) for line in run.refreshes]
     known = [(stage, _shares(found)) for stage, found in enumerate(counts) if any(found)]

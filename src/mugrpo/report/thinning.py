@@ -9,7 +9,7 @@ Point = tuple[float, float | None]  # None is a gap
 
 
 def thinned(points: Sequence[Point], columns: int) -> list[Point]:
-    """At most two points a column: the least and the greatest, so that no extreme is lost.
+    """Return at most two points a column, the least and the greatest: no extreme is lost.
 
     Columns are of equal width on the x axis, and points ascend in x. A column of gaps is a gap.
     """
@@ -33,9 +33,9 @@ def thinned(points: Sequence[Point], columns: int) -> list[Point]:
 def envelope(
     lower: Sequence[Point], upper: Sequence[Point], columns: int
 ) -> list[tuple[float, tuple[float, float] | None]]:
-    """Two lines over the same xs in at most about `columns` steps: (x, (least, greatest)).
+    """Return two lines over the same xs in about `columns` steps: (x, (least, greatest)).
 
-    None where nothing of the step is known.
+    The ends are None if nothing of the step is known.
     """
     every = max(1, math.ceil(len(lower) / columns))
     steps: list[tuple[float, tuple[float, float] | None]] = []

@@ -20,7 +20,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Over those that are known; None where none is.
+    """Return the estimate over the known values, or None if there is none.
 
     The interval takes the values for draws from one normal distribution. Runs that either learn or
     collapse are not: then it is wide, and only the single values tell what happened.

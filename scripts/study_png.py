@@ -1,0 +1,31 @@
+"""Draw a study's figures as PNG from its finished cells: `study_png.py STUDY.toml FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mugrpo.report.embed import png
+from mugrpo.study.figures import draw
+from mugrpo.study.outcome import Results
+from mugrpo.study.page import RESULTS, folder_of
+from mugrpo.study.spec import load_study
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", type=Path, help="the study's TOML file")
+    parser.add_argument("folder", type=Path, help="where to write the pictures")
+    parser.add_argument("--scale", type=float, default=2.0, help="pixels a point")
+    options = parser.parse_args()
+    study, _ = load_study(options.study)
+    rows = Results(folder_of(options.study) / RESULTS).rows
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for figure in study.figures:
+        file = options.folder / f"{options.study.stem}-{figure.name}.png"
+        file.write_bytes(png(draw(study, figure, rows), options.scale))
+        print(file)
+
+
+if __name__ == "__main__":
+    main()
