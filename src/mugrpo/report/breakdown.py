@@ -22,7 +22,7 @@ from mugrpo.report.figures import drawn, run_label
 from mugrpo.report.markup import Markup, join, tag
 from mugrpo.report.read import Line, RunData, number
 from mugrpo.report.readable import duration
-from mugrpo.report.rows import Bar, Part, Row, grouped, histogram, stacked_rows
+from mugrpo.report.rows import Part, Row, bar, grouped, histogram, stacked_rows
 
 _ROWS = 24  # of a stacked chart: more stages than this share rows
 _PARTS = 160  # of a timeline's row: if one has more, all are added up by phase
@@ -171,7 +171,7 @@ def length_figures(run: RunData) -> list[Markup]:
     figures = []
     for stage in stages:
         bars = [
-            Bar(
+            bar(
                 float(edges[place]),
                 float(edges[place + 1]),
                 int(count),

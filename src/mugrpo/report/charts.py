@@ -33,12 +33,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "band": {"strokeWidth": 8.0, "opacity": 0.17},
 }
 _PLAIN = {"strokeDash": [1, 0], "strokeWidth": 1.6, "opacity": 1.0}
-_CHANNELS: dict[str, Any] = {
-    "color": alt.Color,
-    "strokeDash": alt.StrokeDash,
-    "strokeWidth": alt.StrokeWidth,
-    "opacity": alt.Opacity,
-}
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,7 @@ def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
         symbolStrokeColor=alt.Undefined if "color" in first else color("muted"),
     )
     return {
-        channel: _CHANNELS[channel](
+        channel: getattr(alt, channel[0].upper() + channel[1:])(
             f"{name}:O",
             scale=alt.Scale(
                 type="ordinal", domain=list(looks), range=[look[channel] for look in looks.values()]

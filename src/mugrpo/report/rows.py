@@ -35,17 +35,6 @@ class Row:
     end: str = ""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """An upright bar from `left` to `right`; those of one place are stacked."""
-
-    left: float
-    right: float
-    count: float
-    kind: str
-    title: str
-
-
 def stacked_rows(rows: Sequence[Row], hues: Mapping[str, str], width: int = 480) -> Picture:
     """Return all rows to one scale; `hues` has the color of each kind, in the legend's order."""
     whole = max((sum(part.value for part in row.parts) for row in rows), default=0.0) or 1.0
@@ -86,14 +75,17 @@ def stacked_rows(rows: Sequence[Row], hues: Mapping[str, str], width: int = 480)
     return Picture(layers, width, _ROW * len(rows))
 
 
-def histogram(x: Axis, y: Axis, bars: Sequence[Bar], hues: Mapping[str, str]) -> alt.Chart:
+def bar(left: float, right: float, count: float, kind: str, title: str) -> dict[str, Any]:
+    """Return an upright bar for `histogram`; those of one place are stacked."""
+    return {"x": left, "x2": right, "y": count, "kind": kind, "title": title}
+
+
+def histogram(
+    x: Axis, y: Axis, bars: Sequence[dict[str, Any]], hues: Mapping[str, str]
+) -> alt.Chart:
     """Return stacked upright bars; `hues` has the color of each kind, in the legend's order."""
-    rows = [
-        {"x": bar.left, "x2": bar.right, "y": bar.count, "kind": bar.kind, "title": bar.title}
-        for bar in bars
-    ]
     order = list(hues)
-    rows = [{**row, "order": order.index(str(row["kind"]))} for row in rows]
+    rows = [{**one, "order": order.index(one["kind"])} for one in bars]
     base, toggles, looks = _switched(rows, hues, "bars")
     x_bar, y_bar = x_channel(x, bin="binned"), y_channel(y, stack="zero")
     chart = base.mark_bar().encode(x_bar, y_bar, x2="x2:Q", order="order:Q", tooltip="title:N")

@@ -15,7 +15,7 @@ from mugrpo.report.figures import figure, run_hue
 from mugrpo.report.markup import Markup, tag
 from mugrpo.report.read import Line, RunData, evenly, number
 from mugrpo.report.readable import plain
-from mugrpo.report.rows import Bar, histogram
+from mugrpo.report.rows import bar, histogram
 
 _PREFIX = "groups_right/"
 _EPS = 1e-4  # the bound's, inside the root
@@ -58,7 +58,7 @@ def _shares_picture(every: Shares, stages: Sequence[tuple[int, Shares]]) -> Pict
     bins = len(every) - 1
     x, y = _axis(bins), Axis("share of groups", low=0)
     bars = [
-        Bar(
+        bar(
             (place - 0.4) / bins,
             (place + 0.4) / bins,
             share,
