@@ -27,6 +27,7 @@ pytest_plugins = ["tests.run_fixtures"]
 NO_STAGE_END = ("--checkpoint.stage_end", "false")
 
 
+@pytest.mark.long
 def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     config = write_config(tmp_path / "config")
@@ -124,8 +125,8 @@ def test_without_any_checkpoint_but_the_last_a_run_starts_over_on_the_shards_it_
     ("place", "nth", "kept"),
     [
         ("old checkpoint", 1, (3,)),  # 2 is renamed for removal
-        ("engine batch", 9, (3,)),
-        ("gradient", 6, (3, 4)),
+        pytest.param("engine batch", 9, (3,), marks=pytest.mark.long),
+        pytest.param("gradient", 6, (3, 4), marks=pytest.mark.long),
         ("half a checkpoint", 4, (3, 4)),
     ],
 )
@@ -144,6 +145,7 @@ def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_fr
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
     options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")
     finished(tmp_path / "whole", *options)

@@ -166,6 +166,7 @@ def test_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tm
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
     reference: Path, tmp_path: Path
 ):
@@ -243,6 +244,7 @@ def test_the_newest_checkpoint_is_told_by_the_folders_alone(reference: Path, tmp
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_run_in_bf16_is_resumed_to_the_same_bits(tmp_path: Path, reference: Path):
     finished(tmp_path / "whole", "--model.precision", "bf16")
     gaps = [line["canary_gap"] for line in read_metrics(tmp_path / "whole") if "canary_gap" in line]

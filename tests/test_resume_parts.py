@@ -126,13 +126,22 @@ def test_logprobs_of_the_behavior_policy_are_those_that_the_engine_told(whole: d
 
 # Updates 1 and 4 begin a stage, 3 and 6 a second proximal period; checkpoints are of 2, 3, 4, 6.
 KILLS = [
-    *((part, "gradient", nth) for part in PARTS for nth in (3, 5)),
+    *((part, "gradient", 5) for part in PARTS),
     ("proximal", "gradient", 2),
-    ("proximal", "gradient", 6),
+    ("proximal", "half a logprobs shard", 2),
+    ("kl", "logprobs shard without manifest", 4),
     ("kl to each stage's start", "stage", 2),
-    *((part, "half a logprobs shard", 2) for part in ("kl", "proximal", "truncated")),
-    *((part, "logprobs shard without manifest", 4) for part in ("kl", "proximal")),
-    ("kl to each stage's start", "half a logprobs shard", 5),
+    *(
+        pytest.param(*kill, marks=pytest.mark.long)
+        for kill in (
+            *((part, "gradient", 3) for part in PARTS),
+            ("proximal", "gradient", 6),
+            ("kl", "half a logprobs shard", 2),
+            ("truncated", "half a logprobs shard", 2),
+            ("proximal", "logprobs shard without manifest", 4),
+            ("kl to each stage's start", "half a logprobs shard", 5),
+        )
+    ),
 ]
 
 

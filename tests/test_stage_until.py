@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from mugrpo.config.run import ScheduleOptions
-from mugrpo.config.stages import TokenVariation
-from mugrpo.processes.ranks import ALONE
+from mugrpo.config.load import build_config
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.read import read_runs
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.stages.optimize import end_if_stale
+from mugrpo.stages.optimize import early_end_sentence, ends_early
+from mugrpo.stages.stage import Stage
 from tests.faults.harm import refused
 from tests.runs import (
     Command,
@@ -135,12 +133,12 @@ def test_a_report_of_early_ends_has_no_complaint(early: Path):
     ("place", "nth", "newest"),
     [
         ("metrics line", 5, 2),  # the update's line stands, the stage's end does not
-        ("metrics line", 6, 2),
-        ("checkpoint without name", 2, 2),
+        pytest.param("metrics line", 6, 2, marks=pytest.mark.long),
+        pytest.param("checkpoint without name", 2, 2, marks=pytest.mark.long),
         ("checkpoint", 2, 3),
         ("engine batch", 12, 3),  # in the generation of the next stage
-        ("half a rollout shard", 9, 5),
-        ("gradient", 7, 6),
+        pytest.param("half a rollout shard", 9, 5, marks=pytest.mark.long),
+        pytest.param("gradient", 7, 6, marks=pytest.mark.long),
     ],
 )
 def test_killed_around_an_early_end_and_started_again_ends_in_the_same_bits(
@@ -157,9 +155,11 @@ def test_killed_around_an_early_end_and_started_again_ends_in_the_same_bits(
 @pytest.mark.parametrize(
     ("place", "nth", "every", "kept"),
     [
-        ("engine batch", 12, 2, [2]),
+        pytest.param("engine batch", 12, 2, [2], marks=pytest.mark.long),
         ("gradient", 7, 2, [2, 4, 6]),
-        ("gradient", 7, 0, []),  # it starts over, on the shards of three stages
+        pytest.param(
+            "gradient", 7, 0, [], marks=pytest.mark.long
+        ),  # it starts over, on the shards of three stages
     ],
 )
 def test_an_early_end_without_a_checkpoint_comes_again_on_the_shards_there_are(
@@ -175,6 +175,7 @@ def test_an_early_end_without_a_checkpoint_comes_again_on_the_shards_there_are(
     same(run_dir, early)
 
 
+@pytest.mark.long
 def test_phase_by_phase_gives_the_bits_of_train(early: Path, tmp_path: Path, command: Command):
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path / "config"), "--run-dir", run_dir, *EARLY]
@@ -208,6 +209,7 @@ def test_a_limit_that_is_never_reached_gives_the_run_of_whole_stages(
     assert_same(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
     tmp_path: Path, command: Command
 ):
@@ -223,33 +225,29 @@ def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
     assert not found, found
 
 
-class Heard:
-    """Takes the place of a run that has made `made` updates of its first stage."""
-
-    def __init__(self, made: int, limit: float = 0.5) -> None:
-        options = ScheduleOptions(
-            stages=2, batches_per_stage=3, passes_per_batch=2, problems_per_update=2, group_size=4
-        )
-        self.config = SimpleNamespace(stage_until=TokenVariation(limit=limit))
-        self.schedule = Schedule(options, problems=24, seed=0)
-        self.trainer = SimpleNamespace(update=made)
-        self.ranks = ALONE
-        self.lines: list[tuple[int, dict[str, Any]]] = []
-        self.metrics = SimpleNamespace(append=self._append)
-        self.progress = SimpleNamespace(say=lambda _: None)
-
-    def _append(self, kind: str, update: int, **values: Any) -> None:
-        assert kind == "stage_end"
-        self.lines.append((update, values))
+def first_stage(tmp_path: Path) -> Stage:
+    """3 batches x 2 passes, 8 rollouts a batch; it ends above 0.5."""
+    raw = {
+        "schedule": {
+            "stages": 2,
+            "batches_per_stage": 3,
+            "passes_per_batch": 2,
+            "problems_per_update": 2,
+            "group_size": 4,
+        },
+        "stage_until": {"name": "tv_token", "limit": 0.5},
+    }
+    config = build_config(raw, "test")
+    return Stage(0, Schedule(config.schedule, 24, seed=0), RunDir(tmp_path), config, judge="")
 
 
 @pytest.mark.parametrize(("made", "unused"), [(1, 16), (2, 16), (3, 8), (4, 8), (5, 0)])
-def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(made: int, unused: int):
+def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(
+    tmp_path: Path, made: int, unused: int
+):
     """Of 24 rollouts, 8 a batch, after `made` of 6 updates, 2 a batch."""
-    run = Heard(made)
-    end_if_stale(run, 0, {"tv_token": 0.75})  # type: ignore[arg-type]
-    ((update, line),) = run.lines
-    assert run.schedule.starts == (0, made) and update == made
+    stage = first_stage(tmp_path)
+    line = ends_early(stage, made, {"tv_token": 0.75})
     assert line == {
         "stage": 0,
         "updates": made,
@@ -257,10 +255,15 @@ def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(made: int, u
         "unused_rollouts": unused,
         "tv_token": 0.75,
     }
+    assert early_end_sentence(line, "tv_token") == (
+        f"stage 0 ends after {made} of 6 updates: tv_token 0.75; {unused} of its rollouts are not "
+        "trained on"
+    )
+    assert stage.schedule.ending_at(made).starts == (0, made)
 
 
 @pytest.mark.parametrize(
-    ("made", "metrics"),
+    ("made", "line"),
     [
         (3, {"tv_token": 0.5}),  # at the limit, not above
         (3, {"tv_token": None}),  # no group of the update had a gradient
@@ -268,10 +271,10 @@ def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(made: int, u
         (3, {"tv_token": 0.25, "tv_sequence": 0.75}),  # another measure's
     ],
 )
-def test_a_stage_goes_on_where_nothing_is_above_the_limit(made: int, metrics: dict[str, float]):
-    run = Heard(made)
-    end_if_stale(run, 0, metrics)  # type: ignore[arg-type]
-    assert run.schedule.starts == (0,) and run.lines == []
+def test_a_stage_goes_on_if_nothing_is_above_the_limit(
+    tmp_path: Path, made: int, line: dict[str, float | None]
+):
+    assert ends_early(first_stage(tmp_path), made, line) is None
 
 
 # ---- defects ----

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from tests.builders import PROMPTS
 
 import generation_chain
 import generation_smollm2
@@ -19,6 +18,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.model.policy import Policy
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.tasks.chain import Chain
+from tests.builders import PROMPTS
 from workloads import other_copy, requests, sampled, word_problems
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
@@ -17,6 +16,7 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.reordered import reordered
 from mugrpo.model.policy import Policy, load_policy
+from tests.builders import PROMPTS, chain_tokenizer, encoded, generated, plain_logprobs, tiny_policy
 
 LONG = 2 * BLOCK + 5  # response tokens: three blocks
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
+from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
 
 EOS = 1
 LIMIT = 42  # tokens; with these seeds some responses of every model end before it, some do not

@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.builders import PROMPTS, encoded
-from tests.processes.test_peer import alive, soon
-from tests.runs import ENVIRONMENT
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
@@ -28,6 +25,9 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import EMBEDDED, Policy, load_policy
 from mugrpo.processes.peer import Peer
+from tests.builders import PROMPTS, encoded
+from tests.processes.test_peer import alive, soon
+from tests.runs import ENVIRONMENT
 
 COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so that some is left at a kill
 CHAIN = str(EMBEDDED["chain"])

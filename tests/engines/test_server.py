@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import PROMPTS, encoded
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import build_config
@@ -21,6 +20,7 @@ from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
 from mugrpo.model.policy import Policy
+from tests.builders import PROMPTS, encoded
 
 LIMIT = 24
 

@@ -371,6 +371,7 @@ print(metrics["micro_batch_tokens"], metrics["computed_tokens"])
 """
 
 
+@pytest.mark.long
 def test_an_update_that_memory_does_not_hold_is_made_in_what_it_does():
     """An update of 768 responses in an address space with 100 MB to spare: too little for all of
     them in one micro-batch, whatever the heap still holds of the update before."""

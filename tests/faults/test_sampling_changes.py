@@ -97,6 +97,7 @@ def test_dynamic_sampling_by_force_does_not_sample_more_for_past_stages(
     assert contents(run_dir / "stages/000") == before
 
 
+@pytest.mark.long
 def test_a_past_stage_that_another_judge_scores_is_not_sampled_again(
     fifth_dynamic: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
@@ -110,6 +111,7 @@ def test_a_past_stage_that_another_judge_scores_is_not_sampled_again(
     assert contents(run_dir / "stages/000/rollouts") == rollouts
 
 
+@pytest.mark.long
 def test_rounds_and_plan_of_other_rollouts_are_not_gone_by(tmp_path: Path, command: Command):
     """The second stage lies there as of a run whose first ended after 4 updates, not after 2.
 

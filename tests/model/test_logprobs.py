@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.builders import PROMPTS, encoded, plain_logprobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.logprobs import chunked_logprobs, response_logprobs
 from mugrpo.model.policy import load_policy
+from tests.builders import PROMPTS, encoded, plain_logprobs
 
 N, H, V = 37, 16, 50
 

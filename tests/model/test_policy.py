@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 from tokenizers import AddedToken
 from transformers import OPTConfig, OPTForCausalLM
 
@@ -15,6 +14,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.model.policy import EMBEDDED, Policy, load_policy, model_fingerprint
 from mugrpo.rollouts.prompts import PromptEncoder
+from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
 PLAIN_IDS = [5, 12, 4, 13, 3, 14]  # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.harm import refused
-from tests.runs import Command, write_config
 
 from mugrpo.config.run import NAMED_MODELS, ModelOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.model import pretrained
 from mugrpo.model.policy import EMBEDDED, load_policy, model_fingerprint, model_path
 from mugrpo.model.pretrained import PackagedModel, cache_folder, convert, converted
+from tests.faults.harm import refused
+from tests.runs import Command, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 

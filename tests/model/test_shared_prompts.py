@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.builders import tiny_policy
 from torch import nn
 from transformers import AutoModelForCausalLM, MambaConfig
 
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
+from tests.builders import tiny_policy
 
 FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 

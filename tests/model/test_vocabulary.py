@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import TINY_FORMS, tiny_policy
 
 from mugrpo.config.engines import HFOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.run import ModelOptions, RunConfig
@@ -16,6 +15,7 @@ from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy, load_tokenizer, load_vocabulary
 from mugrpo.model.pretrained import converted
 from mugrpo.model.vocabulary import Vocabulary
+from tests.builders import TINY_FORMS, tiny_policy
 
 
 def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabulary, Vocabulary]:

@@ -15,8 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.builders import stale
-from tests.updates import config_of, part, step
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
@@ -24,6 +22,8 @@ from mugrpo.optimize import advantages
 from mugrpo.optimize.bound import EPS, NAMES, improvement_bound, shortfall
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
+from tests.builders import stale
+from tests.updates import config_of, part, step
 
 Tensor = torch.Tensor
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize import corrections
 from mugrpo.optimize.loss import UpdateLoss
+from tests.updates import hand_batch
 
 # w = trainer / engine: 4, .5, .75 of three tokens; 1.5, 2 of two. Products 1.5 and 3.
 WEIGHTS = [[4.0, 0.5, 0.75], [1.5, 2.0, 99.0]]

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import decoupled_ppo, grpo
+from tests.updates import hand_batch
 
 BEHAVIOR = -1.5
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
+from tests.updates import hand_batch
 
 PAD = 1e6  # a ratio no metric may see
 

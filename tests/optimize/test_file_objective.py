@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
+from tests.updates import hand_batch
 
 DOCS = Path(__file__).parents[2] / "docs" / "objectives.md"
 

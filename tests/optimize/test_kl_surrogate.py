@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from tests.builders import verdict
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
@@ -14,6 +13,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.objectives import kl_surrogate
 from mugrpo.optimize.trainer import Trainer
+from tests.builders import verdict
 
 LN2 = math.log(2)
 

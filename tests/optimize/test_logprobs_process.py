@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.builders import tiny_policy
-from tests.processes.test_peer import alive
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
@@ -19,6 +17,8 @@ from mugrpo.optimize import logprobs_process
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.optimize.trainer import Experience
+from tests.builders import tiny_policy
+from tests.processes.test_peer import alive
 
 CHAIN = model_path(ModelOptions())
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.updates import config_of, hand_batch
 
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.masks import negative_advantage_veto, off_policy
 from mugrpo.optimize.objectives import grpo
 from mugrpo.optimize.reduction import reduced_loss
+from tests.updates import config_of, hand_batch
 
 SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
 KAPPA = torch.tensor(0.1, dtype=torch.float64).log().exp().item()  # as a ratio comes to it

@@ -16,6 +16,10 @@ import pytest
 import torch
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
+
+from mugrpo.optimize.diagnostics import TokenStatistics
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.objective_cases import (
     FORMS,
     INF,
@@ -31,10 +35,6 @@ from tests.objective_cases import (
     updates,
 )
 from tests.updates import hand_batch
-
-from mugrpo.optimize.diagnostics import TokenStatistics
-from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.optimize.reduction import denominator, reduced_loss
 
 REDUCTIONS = ["token_mean", "sequence_mean", "constant"]
 every_form = pytest.mark.parametrize("form", FORMS)

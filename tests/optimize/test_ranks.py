@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
-from tests.runs import ENVIRONMENT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mugrpo.config.distributed import DistributedOptions
@@ -23,6 +21,8 @@ from mugrpo.model.policy import EMBEDDED, Policy
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes import ranks
 from mugrpo.processes.ranks import Ranks
+from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
+from tests.runs import ENVIRONMENT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 

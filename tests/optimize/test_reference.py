@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.optimize import reference
 from mugrpo.optimize.loss import UpdateLoss
+from tests.updates import hand_batch
 
 LN2 = math.log(2)
 

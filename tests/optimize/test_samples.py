@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.builders import plain_logprobs, stale
-from tests.updates import config_of, hand_batch
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
@@ -17,6 +15,8 @@ from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.samples import SampleCollector
 from mugrpo.optimize.trainer import Trainer
+from tests.builders import plain_logprobs, stale
+from tests.updates import config_of, hand_batch
 
 # The session's experience: of 4 groups of 4 the rewards are 1000, 1100, 0000, 0111. So the first
 # rows with a positive advantage are 0, 4 and 13, with a negative one 1, 6 and 12.

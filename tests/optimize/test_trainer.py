@@ -9,8 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
-from tests.updates import assert_same_gradients, config_of, norm, part, step
 
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import ModelOptions
@@ -19,6 +17,8 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
+from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
+from tests.updates import assert_same_gradients, config_of, norm, part, step
 
 # What a config says of a method; the reduction is said beside it.
 METHODS: dict[str, dict[str, Any]] = {

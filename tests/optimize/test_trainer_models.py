@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.builders import PROMPTS, encoded, generated, rollout, stale, tiny_policy, verdict
-from tests.updates import assert_same_gradients, config_of, step
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
+from tests.builders import PROMPTS, encoded, generated, rollout, stale, tiny_policy, verdict
+from tests.updates import assert_same_gradients, config_of, step
 
 
 def random_experience(policy: Policy) -> Experience:

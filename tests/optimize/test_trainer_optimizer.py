@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.model.policy import Policy, load_policy
@@ -14,6 +13,7 @@ from mugrpo.optimize import gradient
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
+from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 
 def test_the_gradient_norm_is_told_before_it_is_clipped(experience):

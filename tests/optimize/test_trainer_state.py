@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.builders import PROMPTS, encoded, stale, tiny_policy
-from tests.updates import config_of, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
+from tests.builders import PROMPTS, encoded, stale, tiny_policy
+from tests.updates import config_of, weights
 
 CONFIG = config_of(
     optimizer={"lr": 1e-3, "weight_decay": 0.1, "lr_schedule": "linear", "warmup_updates": 2},

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.updates import hand_batch
 
 from mugrpo.config.load import build_config
 from mugrpo.config.parts import KLReference
@@ -26,6 +25,7 @@ from mugrpo.optimize import advantages, corrections, masks, reference
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import cispo, grpo
 from mugrpo.optimize.reduction import denominator, reduced_loss
+from tests.updates import hand_batch
 
 pytestmark = pytest.mark.slow  # importing TRL takes seconds
 

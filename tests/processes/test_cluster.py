@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from tests.runs import ENVIRONMENT
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.cluster import connected
+from tests.runs import ENVIRONMENT
 
 
 def test_without_ray_the_install_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
 from mugrpo.config.options import Options
 from mugrpo.config.rewards import (
@@ -28,6 +27,7 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.rewards.grading import Grader
+from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
 FILE = Path(__file__).parent / "misbehaving.py"
 ONE = WorkerOptions(count=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.rewards.hostile import HOSTILE
 
 from mugrpo.disk.records import Status
 from mugrpo.rewards.mathematics import LONGEST_TEXT, Mathematics, last_box
 from mugrpo.rewards.verifiers import exact, matched, numeric
+from tests.rewards.hostile import HOSTILE
 
 STRICT, LIBRARY = Mathematics(strict=True), Mathematics(strict=False)
 

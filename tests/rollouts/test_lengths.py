@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import rollout
 
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
@@ -18,6 +17,7 @@ from mugrpo.rollouts.sampler import Sampler
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
 from mugrpo.stages.sampling import Sampling
+from tests.builders import rollout
 
 
 def completion(length: int) -> Completion:

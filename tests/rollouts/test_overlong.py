@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.rollouts.test_score import Fixed, Folder, failure, response
-from tests.runs import Command, final_weights, read_metrics
 
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
+from tests.rollouts.test_score import Fixed, Folder, failure, response
+from tests.runs import Command, final_weights, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 

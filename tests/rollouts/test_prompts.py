@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.builders import chain_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mugrpo.config.load import build_config
@@ -14,6 +13,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.run.opening import prompt_encoder
+from tests.builders import chain_tokenizer
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))

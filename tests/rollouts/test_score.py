@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.builders import chain_tokenizer, rollout
 
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
@@ -17,6 +16,7 @@ from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollou
 from mugrpo.engines.base import Completion
 from mugrpo.rollouts.score import Scorer, scored
 from mugrpo.rollouts.statistics import described, refresh_metrics
+from tests.builders import chain_tokenizer, rollout
 
 PROBLEMS = [Problem(f"p{n}", "3+2=", "5") for n in range(10)]
 RIGHT, WRONG = Score(Status.RIGHT, 1.0), Score(Status.WRONG, 0.0)

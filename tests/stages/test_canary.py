@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.updates import config_of
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
@@ -16,6 +15,7 @@ from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.stages.canary import canary, logprob_gap
+from tests.updates import config_of
 
 
 def rollout(*logprobs: float) -> Rollout:

@@ -7,13 +7,17 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.runs import assert_same, finished, start_train
+import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
+from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.weights import hand_over
+from tests.runs import Command, assert_same, finished, start_train, state, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -30,6 +34,7 @@ def test_two_engines_come_to_the_same_bits(tmp_path: Path, reference: Path):
     ]
 
 
+@pytest.mark.long
 def test_a_run_whose_engine_is_killed_comes_to_the_same_bits(tmp_path: Path, reference: Path):
     """Killed as soon as it is seen, in its start or in its work."""
     run_dir = tmp_path / "run"
@@ -60,6 +65,19 @@ def engines_of(pid: int) -> list[int]:
     except OSError:
         return []
     return [child for child, line in lines.items() if b"engines/worker.py" in line]
+
+
+def test_generation_alone_makes_no_trainer_and_with_engines_elsewhere_reads_no_weights(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    loads, trainers = list[Any](), list[Any]()
+    monkeypatch.setattr(policies, "_load_model", lambda path: loads.append(path))
+    monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: trainers.append(1))
+    config = write_config(tmp_path)
+    ended = command("generate", config, "--run-dir", tmp_path / "run", "--engine.processes", 1)
+    assert ended.status == 0, ended
+    assert state(tmp_path / "run").rollouts == (3, 0)
+    assert (loads, trainers) == ([], [])
 
 
 def test_what_is_handed_over_is_the_model_alone(tmp_path: Path, reference: Path):

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.errors import UsageError
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     SHARDS,
@@ -22,9 +25,6 @@ from tests.runs import (
     train,
 )
 from tests.stages.test_engine_processes import engines_of
-
-from mugrpo.config.load import build_config
-from mugrpo.disk.errors import UsageError
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -83,6 +83,7 @@ def test_weights_are_the_sequential_runs_and_updates_do_not_wait(tmp_path: Path,
     assert_same_but_for_order(run_dir, reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [OVERLAP, pytest.param((), marks=pytest.mark.long)])
 def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, options: tuple):
     """With a checkpoint in the middle of a stage that is not generated yet, with and without."""
@@ -168,6 +169,7 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
+@pytest.mark.long
 def test_one_shard_is_told_of(tmp_path: Path):
     ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
     assert "the stage is one shard, which updates wait for" in ended.out

@@ -9,6 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+
+from mugrpo.disk.records import Score, Status
+from mugrpo.tasks.chain import Chain
 from tests.faults.harm import refused, stopped
 from tests.runs import (
     Command,
@@ -23,9 +26,6 @@ from tests.runs import (
     state,
     write_config,
 )
-
-from mugrpo.disk.records import Score, Status
-from mugrpo.tasks.chain import Chain
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -115,13 +115,15 @@ def test_one_line_tells_of_all_rounds(dynamic: Path):
 @pytest.mark.parametrize(
     ("place", "nth", "have"),
     [
-        ("canary", 2, (3, 3)),
-        ("engine batch", 8, (3, 3)),
+        pytest.param("canary", 2, (3, 3), marks=pytest.mark.long),
+        pytest.param("engine batch", 8, (3, 3), marks=pytest.mark.long),
         ("rollout shard without manifest", 5, (4, 4)),
         ("scoring", 30, (4, 3)),  # between the generation and the scoring of a round
-        ("score shard without manifest", 4, (4, 3)),
-        ("cut metrics", 3, (5, 5)),  # before the line that tells of two rounds more
-        ("plan without manifest", 1, (6, 6)),
+        pytest.param("score shard without manifest", 4, (4, 3), marks=pytest.mark.long),
+        pytest.param(
+            "cut metrics", 3, (5, 5), marks=pytest.mark.long
+        ),  # before the line that tells of two rounds more
+        pytest.param("plan without manifest", 1, (6, 6), marks=pytest.mark.long),
         ("gradient", 5, (6, 6)),
     ],
 )
@@ -136,6 +138,7 @@ def test_killed_between_and_within_rounds_ends_in_the_same_bits(
     assert_same(run_dir, dynamic)
 
 
+@pytest.mark.long
 def test_phase_by_phase_gives_the_bits_of_train(dynamic: Path, tmp_path: Path, command: Command):
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path / "config"), "--run-dir", run_dir, *DYNAMIC]
@@ -233,6 +236,7 @@ def test_where_all_groups_vary_it_is_the_run_that_trains_on_every_group(
     assert_same(tmp_path / "dynamic", tmp_path / "every")
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_with_stages_that_end_early_killed_and_not(tmp_path: Path, command: Command):
     """Two stages of 4 updates become four, of two each; the last needs 4 groups only."""

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.ranks import Ranks
+from mugrpo.run.opening import _seen_by_all
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Started,
@@ -23,11 +28,6 @@ from tests.runs import (
     start_train,
     train,
 )
-
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.ranks import Ranks
-from mugrpo.run.opening import _seen_by_all
 
 pytest_plugins = ["tests.run_fixtures"]
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.records import Score, Status
+from mugrpo.tasks.chain import Chain
 from tests.faults.harm import edited, refused, resume_words, stopped
 from tests.runs import (
     Command,
@@ -21,10 +25,6 @@ from tests.runs import (
     state,
     write_config,
 )
-
-from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import Score, Status
-from mugrpo.tasks.chain import Chain
 
 pytest_plugins = ["tests.run_fixtures"]
 

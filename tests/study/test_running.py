@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
-from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
 
 from mugrpo.cli import main
 from mugrpo.disk.errors import Interrupted, UsageError
@@ -23,6 +22,7 @@ from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of
 from mugrpo.study.running import Cells, share_first_stage
 from mugrpo.study.spec import load_study
+from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
 
 STUDY = """
 title = "Rates"
@@ -165,6 +165,7 @@ def _copy(file: Path) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_a_cell_that_fails_is_told_and_the_others_go_on(
     studied: Studied, tmp_path: Path, monkeypatch
 ):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.runs import ROOT
 
 from mugrpo.config.load import load_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.study.spec import Cell, load_study
+from tests.runs import ROOT
 
 BASE = """
 [schedule]

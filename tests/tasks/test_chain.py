@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tests.builders import encoded, generated
 
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
@@ -16,6 +15,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import EMBEDDED
 from mugrpo.tasks.chain import Chain, demonstration, running_states
 from mugrpo.tasks.embedded import held_out
+from tests.builders import encoded, generated
 
 PROBLEM = Problem("3+2-1=", "3+2-1=", "4")
 

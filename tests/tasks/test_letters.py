@@ -6,7 +6,6 @@ import random
 from collections import Counter
 
 import pytest
-from tests.builders import encoded, generated
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.config.tasks import LettersOptions
@@ -16,6 +15,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
+from tests.builders import encoded, generated
 
 
 def verdict(problem: Problem, response: str) -> Score:

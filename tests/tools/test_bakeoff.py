@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mugrpo.tools.bakeoff import table
 from tests.faults.harm import contents, resume_words
 from tests.runs import (
     Command,
@@ -21,8 +23,6 @@ from tests.runs import (
     read_metrics,
     unfinished,
 )
-
-from mugrpo.tools.bakeoff import table
 
 pytest_plugins = ["tests.run_fixtures"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.builders import tiny_config
 from transformers import AutoModelForCausalLM
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.tools.memory import UpdateMemory, memory_table, update_memory
+from tests.builders import tiny_config
 
 pytest_plugins = ["tests.run_fixtures"]
 

@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import fsspec
 import pytest
-from tests.faults.harm import flip_bit, stopped
-from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import set_aside
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.tools.repair import repair
 from mugrpo.tools.store import _Store, pull, push
+from tests.faults.harm import flip_bit, stopped
+from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
 

@@ -1,0 +1,75 @@
+"""What a run's numbers rest on: the code that decides them, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mugrpo.run.provenance import code_sha256
+
+SOURCE = Path(__file__).parents[2] / "src" / "mugrpo"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "mugrpo"
+    return Path(shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def changed(copy: Path, file: str, old: str, new: str) -> bool:
+    """Whether the hash tells that `old` became `new` in `file`."""
+    path = copy / file
+    text = path.read_text()
+    assert text.count(old) >= 1, file
+    path.write_text(text.replace(old, new, 1))
+    code_sha256.cache_clear()
+    other = code_sha256(copy)
+    path.write_text(text)
+    code_sha256.cache_clear()
+    return other != code_sha256(copy)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("optimize/ratios.py", "LARGEST = 80.0", "LARGEST = 81.0"),
+        ("engines/sampling.py", "_BLOCK = 256", "_BLOCK = 128"),
+        ("rollouts/schedule.py", "digest_size=8", "digest_size=4"),
+        ("stages/plan.py", "math.ceil", "math.floor"),
+        ("rewards/verifiers.py", "tolerance", "tolerances"),
+        ("pipeline.py", "sample_stage(run", "sample_stages(run"),
+        ("run/weights.py", "update == 0", "update == 1"),
+    ],
+)
+def test_code_that_decides_numbers_counts(copy: Path, file: str, old: str, new: str):
+    assert changed(copy, file, old, new)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("report/charts.py", "import", "import  "),
+        ("report/page.py", '"""', '"""Another page. '),
+        ("report/figures.py", "def ", "x = 1\n\n\ndef "),
+        ("study/intervals.py", "def ", "x = 1\n\n\ndef "),
+        ("tools/summary.py", "def ", "x = 1\n\n\ndef "),
+        ("run/progress.py", "10.0", "5.0"),
+        ("cli.py", "def ", "x = 1\n\n\ndef "),
+        ("optimize/gradient.py", '"""', '"""Words. '),
+        ("optimize/ratios.py", "LARGEST = 80.0  #", "LARGEST = 80.0  # in words,"),
+        ("config/run.py", '    """', '    """Meaning: '),
+    ],
+)
+def test_charts_words_and_what_only_shows_numbers_do_not(copy: Path, file: str, old: str, new: str):
+    assert not changed(copy, file, old, new)
+
+
+def test_a_file_that_is_gone_counts(copy: Path):
+    before = code_sha256(copy)
+    moved = (copy / "optimize/lr.py").rename(copy / "optimize/lr.txt")
+    code_sha256.cache_clear()
+    assert code_sha256(copy) != before
+    moved.rename(copy / "optimize/lr.py")
+    code_sha256.cache_clear()

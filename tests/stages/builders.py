@@ -1,0 +1,77 @@
+"""Stages on disk that tests write by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import write_rollouts, write_scores
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.stages.plan import stage_shards
+from mugrpo.stages.stage import Stage
+from tests.builders import verdict
+
+PROBLEMS = 24
+
+
+def stage_of(folder: Path, number: int = 0, **groups: Any) -> Stage:
+    """Stage `number` of a run in `folder`: 3 batches of 2 groups of 4, 8 rollouts a shard."""
+    schedule = {
+        "stages": 2,
+        "batches_per_stage": 3,
+        "problems_per_update": 2,
+        "group_size": 4,
+        **groups.pop("schedule", {}),
+    }
+    raw = {"schedule": schedule, "rollouts": {"shard_rollouts": 8}, **groups}
+    config = build_config(raw, "test")
+    arithmetic = Schedule(config.schedule, PROBLEMS, config.seed)
+    return Stage(number, arithmetic, RunDir(folder), config, judge="judge")
+
+
+def write_shard(
+    stage: Stage, shard: int, rewards: Sequence[Sequence[float]], *, judge: str = "judge"
+) -> None:
+    """Write a shard's rollouts and scores: rewards by group, in the order of its draws."""
+    draws = stage_shards(stage)[shard]
+    rollouts, scores = [], []
+    for (problem, occurrence), group in zip(draws, rewards, strict=True):
+        for sample, reward in enumerate(group):
+            ids = np.array([problem, sample], np.int32)
+            rollouts.append(
+                Rollout(
+                    problem_id=str(problem),
+                    occurrence=occurrence,
+                    sample=sample,
+                    seed=sample,
+                    prompt_ids=ids,
+                    response_ids=ids,
+                    behavior_logprobs=np.array([-1.0, -2.0], np.float32),
+                    finish_reason=FinishReason.STOP,
+                    temperature=1.0,
+                    policy_step=stage.first_update,
+                )
+            )
+            scores.append(verdict(reward))
+    written = stage.shards("rollouts")
+    write_rollouts(written, shard, rollouts, policy_step=stage.first_update)
+    sha256 = written.entry(shard)["sha256"]
+    write_scores(
+        stage.shards("scores"),
+        shard,
+        scores,
+        rollouts_sha256=sha256,
+        judge=judge,
+        statuses={},
+        reward_sum=sum(map(sum, rewards)),
+        rewarded=len(scores),
+        groups=len(draws),
+        zero_variance_groups=0,
+        seconds=0.0,
+    )

@@ -1,0 +1,211 @@
+"""What the phases of a stage decide, on values and shards written by hand: no model, no process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.shards import read_plan
+from mugrpo.rollouts.schedule import Schedule
+from mugrpo.stages.logprobs import StoredLogprobs
+from mugrpo.stages.optimize import checkpoint_due, samples_due
+from mugrpo.stages.plan import plan_stage, require, shards_made, stage_shards
+from mugrpo.stages.reader import StageReader
+from mugrpo.stages.stage import Stage, reference_update
+from tests.stages.builders import stage_of, write_shard
+
+MIXED, EASY = [1, 0, 0, 0], [1, 1, 1, 1]
+DYNAMIC = {"name": "dynamic", "max_oversampling": 2.0}
+
+
+def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
+    raise AssertionError("nothing is to be computed")
+
+
+def planned(stage: Stage) -> list[list[tuple[int, int]]]:
+    plan_stage(stage, lambda _: None)
+    return read_plan(stage.shards("plan"))
+
+
+# ---- planning ----
+
+
+def test_every_group_is_planned_in_the_order_of_its_draws(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2]
+    assert planned(stage) == [[(shard, row) for row in range(8)] for shard in range(3)]
+
+
+def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_path: Path):
+    """6 groups are needed; of the first 6 one varies: (1 + 1) / (6 + 1) of 5 x 1.1, so 20 more.
+
+    A shard holds 2, and 12 groups are the most that may be sampled.
+    """
+    stage = stage_of(tmp_path, sampling=DYNAMIC)
+    write_shard(stage, 0, [EASY, MIXED])
+    assert len(stage_shards(stage)) == 3  # the others are not scored
+    write_shard(stage, 1, [EASY, EASY])
+    write_shard(stage, 2, [EASY, EASY])
+    assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2, 2]
+    for shard in (3, 4):
+        write_shard(stage, shard, [MIXED, MIXED])
+    assert len(stage_shards(stage)) == 6
+    write_shard(stage, 5, [MIXED, EASY])
+    batches = planned(stage)
+    groups = [[batch[0], batch[4]] for batch in batches]  # the first place of each group
+    assert groups == [[(0, 4), (3, 0)], [(3, 4), (4, 0)], [(4, 4), (5, 0)]]
+    assert len({problem for shard in stage_shards(stage) for problem, _ in shard}) == 12
+
+
+def test_dynamic_sampling_that_finds_too_few_stops_with_the_ways_out(tmp_path: Path):
+    stage = stage_of(tmp_path, sampling=DYNAMIC)
+    for shard in range(6):
+        write_shard(stage, shard, [EASY, MIXED])
+    write_shard(stage, 5, [EASY, EASY])
+    with pytest.raises(RunStopped, match="of 12 sampled groups 5 have right and wrong responses"):
+        plan_stage(stage, lambda _: None)
+    assert not stage.shards("plan").numbers()
+    said: list[str] = []
+    filling = stage_of(tmp_path, sampling={**DYNAMIC, "when_short": "fill"})
+    plan_stage(filling, said.append)
+    assert len(said) == 1 and said[0].endswith(
+        "enough for 2 of 3 batches; the others are filled up"
+    )
+
+
+def test_a_plan_by_other_scores_counts_only_once_an_update_is_made(tmp_path: Path):
+    stage = stage_of(tmp_path, sampling=DYNAMIC)
+    for shard in range(3):
+        write_shard(stage, shard, [MIXED, MIXED])
+    first = planned(stage)
+    write_shard(stage, 2, [MIXED, EASY])
+    assert len(stage_shards(stage)) == 4
+    stage.folder.checkpoint(1).mkdir(parents=True)
+    assert len(stage_shards(stage)) == 3 and planned(stage) == first
+
+
+def test_shards_made_elsewhere_with_other_rows_are_refused(tmp_path: Path):
+    write_shard(stage_of(tmp_path), 0, [MIXED, MIXED])
+    larger = stage_of(tmp_path, rollouts={"shard_rollouts": 16})
+    with pytest.raises(UsageError, match="has 8 rollouts, not the 16 of the schedule"):
+        plan_stage(larger, lambda _: None)
+
+
+def test_what_a_stage_lacks_is_told_with_the_command_that_makes_it(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    write_shard(stage, 0, [MIXED, MIXED])
+    write_shard(stage, 1, [MIXED, MIXED], judge="another")
+    assert (shards_made(stage, "rollouts"), shards_made(stage, "scores")) == ((2, 3), (1, 3))
+    with pytest.raises(UsageError, match="stage 0 has 2 of 3 shards of rollouts; run `mugrpo gen"):
+        require(stage, "rollouts")
+    with pytest.raises(UsageError, match="stage 0 has 1 of 3 shards of scores; run `mugrpo score"):
+        require(stage, "scores")
+
+
+# ---- reading ----
+
+
+def test_an_update_reads_the_rollouts_that_the_plan_gives_it(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    for shard in range(3):
+        write_shard(stage, shard, [MIXED, EASY])
+    plan_stage(stage, lambda _: None)
+    reader = StageReader(stage, no_logprobs)
+    experience = reader.of_update(1)
+    draws = stage_shards(stage)[1]
+    assert [r.problem_id for r in experience.rollouts] == [str(p) for p, _ in draws for _ in "1234"]
+    assert [score.reward for score in experience.scores] == [*MIXED, *EASY]
+    assert reader.behavior_reward() == 15 / 24
+    assert reader.shards_of(2) == {2} and reader.has({0, 1, 2})
+
+
+def test_scores_of_another_judge_do_not_count_until_the_stage_is_trained_on(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    for shard in range(3):
+        write_shard(stage, shard, [MIXED, MIXED], judge="another")
+    plan_stage(stage, lambda _: None)
+    reader = StageReader(stage, no_logprobs)
+    assert not reader.has({0}) and reader.behavior_reward() is None
+    stage.folder.checkpoint(3).mkdir(parents=True)
+    assert StageReader(stage, no_logprobs).has({0})
+    stage.folder.checkpoint(3).rmdir()
+    stage.folder.origin.write_text("{}")  # a run on another run's rollouts
+    assert StageReader(stage, no_logprobs).has({0})
+
+
+def test_a_plan_for_fewer_updates_is_refused(tmp_path: Path):
+    planned(stage_of(tmp_path, schedule={"batches_per_stage": 2}))
+    with pytest.raises(UsageError, match="has 2 batches, the schedule 3"):
+        StageReader(stage_of(tmp_path), no_logprobs)
+
+
+def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_path: Path):
+    """3 updates in periods of 2: the first of 2 batches, the second of 1."""
+    objective = {"name": "decoupled_ppo", "proximal_period": 2}
+    stage = stage_of(tmp_path, objective=objective)
+    for shard in range(3):
+        write_shard(stage, shard, [MIXED, MIXED])
+    asked: list[tuple[int, int]] = []
+
+    def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
+        asked.append((update, len(rollouts)))
+        return [np.full(2, update - i, np.float32) for i in range(len(rollouts))]
+
+    stored = StoredLogprobs(stage, planned(stage), compute)
+    kept = [stored.of_update(update)["proximal_logprobs"] for update in range(3)]
+    assert asked == [(0, 16), (2, 8)]
+    assert [[int(row[0]) for row in rows] for rows in kept] == [
+        [0, -1, -2, -3, -4, -5, -6, -7],
+        [-8, -9, -10, -11, -12, -13, -14, -15],
+        [2, 1, 0, -1, -2, -3, -4, -5],
+    ]
+
+
+# ---- saving ----
+
+
+def due(updates: int, **checkpoint: object) -> list[int]:
+    raw = {"schedule": {"stages": 2, "batches_per_stage": 4}, "checkpoint": checkpoint}
+    config = build_config(raw, "test")
+    schedule = Schedule(config.schedule, 24, seed=0)
+    return [u for u in range(1, updates + 1) if checkpoint_due(config, schedule, u)]
+
+
+def test_checkpoints_are_due_every_so_often_at_stage_ends_and_at_the_end():
+    assert due(8) == [4, 8]
+    assert due(8, every=3) == [3, 4, 6, 8]
+    assert due(8, stage_end=False) == [8]
+    assert due(8, every=3, stage_end=False) == [3, 6, 8]
+
+
+def test_samples_are_due_at_a_stages_ends_and_every_so_often(tmp_path: Path):
+    stage = stage_of(tmp_path, 1, samples={"every": 5})  # updates 4, 5 and 6
+    assert [u for u in (4, 5, 6) if samples_due(stage.config, stage, u)] == [4, 5, 6]
+    wide = stage_of(tmp_path, samples={"every": 3}, schedule={"batches_per_stage": 8})
+    assert [u for u in range(1, 9) if samples_due(wide.config, wide, u)] == [1, 3, 6, 8]
+    never = stage_of(tmp_path, samples={"every": 0})
+    assert not any(samples_due(never.config, never, u) for u in (1, 2, 3))
+
+
+def test_the_reference_is_the_policy_of_every_so_many_stages(tmp_path: Path):
+    kl = {"name": "kl", "period": 2}
+    stage = stage_of(tmp_path, reference=kl, schedule={"stages": 5})
+    schedule = stage.schedule
+    assert [reference_update(schedule, stage.config, s) for s in range(5)] == [0, 0, 6, 6, 12]
+    fixed = stage_of(tmp_path, reference={"name": "kl"})
+    assert reference_update(schedule, fixed.config, 4) == 0
+
+
+def test_what_a_checkpoint_says_of_early_ends_is_the_schedule_that_goes_on(tmp_path: Path):
+    stage = stage_of(tmp_path)
+    early = stage.schedule.ending_at(2)
+    folder = stage.folder.checkpoint(2)
+    folder.mkdir(parents=True)
+    (folder / "stages.json").write_text(json.dumps({"starts": list(early.starts)}))
+    assert stage.folder.stage_starts(stage.folder.newest_update()) == (0, 2)
+    assert early.stages == 3 and early.first_update(2) == 5
