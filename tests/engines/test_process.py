@@ -20,10 +20,12 @@ from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines import make_engines, process
+from mugrpo.engines.actor import Relay
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import EMBEDDED, Policy, load_policy
+from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer
 from tests.builders import PROMPTS, encoded
 from tests.processes.test_peer import alive, soon
@@ -219,6 +221,25 @@ def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tm
     nowhere.engine._start = replace(nowhere.engine._host, python="/no/such/python").start
     with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
         nowhere.engine.refresh(0, lambda: CHAIN)
+
+
+def test_what_goes_wrong_under_an_actor_is_heard(embedded_policy: Policy, tmp_path: Path):
+    """Of the actor itself, which needs no Ray."""
+    host = Remote(embedded_policy, tmp_path).engine._host
+    relay = Relay(replace(host, python="/no/such/python"))
+    assert relay.hear() == []
+    relay.send("{}")
+    (refused,) = relay.hear()
+    assert refused["failed"] == "refused" and "cannot be run" in refused["text"]
+    for silence, fault in ((60.0, "ended with SIGKILL"), (0.1, "has said nothing for 0.1 s")):
+        relay = Relay(replace(host, silence=silence))
+        relay.send(to_json({"load": CHAIN, "update": 0}))
+        assert relay._peer is not None
+        if silence > 1:
+            os.kill(relay._peer.process.pid, signal.SIGKILL)
+        said = relay.hear()
+        assert said == relay.hear() == [{"lost": fault}]  # as often as it is asked
+        relay._peer.end()
 
 
 def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):

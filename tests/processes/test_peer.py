@@ -228,6 +228,26 @@ def test_it_and_what_it_started_die_with_a_killed_parent(busy: str):
     assert soon(lambda: not any(map(alive, known)))
 
 
+@pytest.mark.parametrize("busy", ["time.sleep(600)", "while True: pass"])
+def test_on_another_system_a_thread_of_the_child_sees_to_it(busy: str):
+    run = parent(f"""
+    peer.end()
+    peer = Peer(
+        [sys.executable, "-P", "-c", "import fcntl; del fcntl.F_SETSIG" + PROGRAM],
+        to_json("hello"), silence=30.0, environment={{}},
+    )
+    print(*heard(peer)[1:], flush=True)
+    told(peer, {busy!r})
+    time.sleep(600)
+    """)
+    assert run.stdout is not None and run.stdout.readline()
+    known = pids(run)
+    time.sleep(0.5)  # until it is busy
+    run.kill()
+    run.communicate()
+    assert soon(lambda: not any(map(alive, known)))
+
+
 def test_they_die_with_a_parent_that_ends_in_the_ordinary_way():
     run = parent(f"told(peer, {HOLDS_THE_LOCK!r}); sys.stdin.read()")
     known = pids(run)

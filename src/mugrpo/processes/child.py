@@ -76,12 +76,13 @@ def _end_with(lifeline: socket.socket) -> None:
     On Linux the kernel does it, even in the middle of a C loop that holds the interpreter's lock,
     and whichever thread of the parent started this process.
     """
-    if sys.platform != "linux":
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except (AttributeError, OSError):  # another system
         threading.Thread(target=_wait_and_kill, args=[lifeline], daemon=True).start()
         return
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     lifeline.setblocking(False)
     with suppress(BlockingIOError):
         _wait_and_kill(lifeline)  # if the parent ended before

@@ -95,10 +95,6 @@ class Peer:
         """The time, as time.monotonic() has it, at which it has said nothing for too long."""
         return math.inf if self.silence is None else self._spoke + self.silence
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable once there is something to hear."""
-        return self._channel.fileno()
-
     def send(self, text: str) -> None:
         """Send a message, JSON. Its silence counts from here. Raise PeerLost if it is not taken."""
         self._spoke = time.monotonic()
@@ -162,9 +158,9 @@ def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
     until = min((peer.due for peer in peers), default=math.inf)
     patience = min(patience, max(0.0, until - time.monotonic()))
     assert patience < math.inf, "nothing to wait for"
-    heard = wait([peer.fileno() for peer in peers], patience)
+    heard = wait([peer._channel for peer in peers], patience)
     now = time.monotonic()
-    return [peer for peer in peers if peer.fileno() in heard or peer.due <= now]
+    return [peer for peer in peers if peer._channel in heard or peer.due <= now]
 
 
 def raise_failure(message: dict[str, Any]) -> None:
