@@ -26,7 +26,7 @@ types: .venv/installed-test
 	$(BIN)/mypy
 
 unit: .venv/installed-test
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --durations 10
 
 kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (about ten minutes)
 	$(BIN)/python -m tests.random_kills --kills 50

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 import plot
+import side_by_side
 from outcomes import Outcome
 from run_to_accuracy import OURS, PEER, row
 from side_by_side import Measured, Ratio, Row, alternate, compared, publish, table
@@ -62,7 +64,7 @@ def test_results_are_written_and_drawn(tmp_path, capsys):
 
 
 def test_a_tiny_run_does_not_replace_results(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("side_by_side.RESULTS", tmp_path)
+    monkeypatch.setattr(side_by_side, "RESULTS", tmp_path)
     publish(Row("name", "Title", "tokens/s", FOUND, [], tiny=True), None)
     assert not list(tmp_path.iterdir())
 
@@ -92,7 +94,7 @@ def test_an_accuracy_that_ours_misses_is_a_ratio_of_0():
 
 def test_evaluations_are_outside_the_clock(monkeypatch):
     now = iter([107.0, 120.0, 121.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     made = Outcome(began=100.0)
     made.evaluated(4, 0.5, spent=2.0)  # 7 s on the clock, 2 of them evaluation
     made.evaluated(8, 0.6, spent=3.0)

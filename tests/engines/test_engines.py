@@ -11,6 +11,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
+from tests import builders
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, tiny_policy
 
 EOS = 1
@@ -20,7 +21,7 @@ LIMIT = 42  # tokens; with these seeds some responses of every model end before 
 @pytest.fixture(params=["continuous", "hf"], autouse=True)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim is made of both engines."""
-    monkeypatch.setattr("tests.builders.ENGINE", request.param)
+    monkeypatch.setattr(builders, "ENGINE", request.param)
 
 
 def requests_of(policy, count: int) -> list[Request]:

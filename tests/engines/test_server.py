@@ -16,6 +16,7 @@ import pytest
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.engines import server as server_module
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.server import ServerEngine
@@ -196,7 +197,7 @@ def test_a_hand_over_ends_with_the_run_that_is_asked_to_stop(
 def test_a_server_that_is_away_for_a_moment_is_asked_again(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("mugrpo.engines.server._PAUSE", 0.01)
+    monkeypatch.setattr(server_module, "_PAUSE", 0.01)
     engine = engine_of(server, embedded_policy, tmp_path, restarts=2)
     engine.refresh(0, lambda: "")
     server.away = 2

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.optimize import optimizer_state
@@ -117,7 +118,7 @@ def test_a_shard_write_that_fails_for_want_of_room_leaves_no_file(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("pyarrow.parquet.write_table", write_table)
+        patch.setattr(pq, "write_table", write_table)
         ended = command("train", run_dir)
     stopped(ended, "stages/001/scores/shard-00000.parquet needs more than the 1,234 bytes")
     assert list(run_dir.rglob("*.tmp.*")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -279,7 +280,7 @@ def test_what_is_plainly_missing_is_refused_at_once(tmp_path, monkeypatch):
         Grader((function("f", file=tmp_path / "none.py"),), ONE)
     with pytest.raises(UsageError, match="no reward is named"):
         Grader((), ONE)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'mugrpo\[math\]'"):
         Grader((MathOptions(),), ONE)
 

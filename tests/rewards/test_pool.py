@@ -15,6 +15,7 @@ import pytest
 
 from mugrpo.config.rewards import FunctionOptions, WorkerOptions
 from mugrpo.processes.messages import to_json
+from mugrpo.rewards import pool as pool_module
 from mugrpo.rewards.pool import Pool
 
 HERE = Path(__file__).parent
@@ -172,7 +173,7 @@ def test_answers_are_taken_as_workers_come_free():
 
 
 def test_a_slow_answer_holds_back_a_bounded_number(monkeypatch):
-    monkeypatch.setattr("mugrpo.rewards.pool.LOOK_AHEAD", 5)
+    monkeypatch.setattr(pool_module, "LOOK_AHEAD", 5)
     assert taken_for(pool(count=2), ["sleep 1.5 1", *["1"] * 100], 1) <= 5 + 1
 
 

@@ -82,7 +82,7 @@ class Others(Ranks):
 
 
 def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     folder = RunDir(tmp_path)
     folder.checkpoint(8).mkdir(parents=True)
     assert _seen_by_all(folder, Others([0, 0, 8, 0])) == 8

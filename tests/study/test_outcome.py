@@ -12,6 +12,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.report.embed import png, svg_file, vega_lite
 from mugrpo.report.read import RunData
 from mugrpo.report.readable import TIMES
+from mugrpo.study import outcome as outcome_module
 from mugrpo.study.command import show_study
 from mugrpo.study.figures import draw
 from mugrpo.study.outcome import Results, outcome, quantity
@@ -238,7 +239,7 @@ def test_a_picture_is_light_and_dark_and_a_png_needs_no_browser(file, finished):
 def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):
     _, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
-    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     assert results.of(cells[0]) is None
     results.add(cells[0], tmp_path)
     results.add(cells[1], tmp_path)
@@ -258,7 +259,7 @@ def test_a_clone_elsewhere_finds_the_same_runs_and_how_they_were_evaluated_count
     file, tmp_path, monkeypatch, run
 ):
     """Paths are absolute in a config; another number of samples is another accuracy."""
-    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     found = {}
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
@@ -284,7 +285,7 @@ def test_a_clone_elsewhere_finds_the_same_runs_and_how_they_were_evaluated_count
 def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, monkeypatch, run):
     """What only the two studies' axes call differently is the same run; another seed is not."""
     _, cells = load_study(file)
-    monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _: [run])
+    monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     first = Results(folder_of(file) / RESULTS)
     first.add(cells[1], tmp_path)
     beside = file.with_name("beside.toml")
@@ -309,7 +310,7 @@ def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, 
     results = Results(folder_of(file) / RESULTS)
     bare = run_data(updates=[{k: v for k, v in update(1).items() if k != "vetoed_fraction"}])
     for cell, made in zip(cells, (bare, run), strict=False):
-        monkeypatch.setattr("mugrpo.study.outcome.read_runs", lambda _, made=made: [made])
+        monkeypatch.setattr(outcome_module, "read_runs", lambda _, made=made: [made])
         results.add(cell, tmp_path)
     found = [row["vetoed_fraction"] for row in Results(results.file).rows]
     assert found == [None, pytest.approx(0.025)]

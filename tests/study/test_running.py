@@ -17,6 +17,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
+from mugrpo.study import command as command_module
 from mugrpo.study.command import run_study, show_study
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of
@@ -105,7 +106,7 @@ def test_a_stopped_study_says_how_to_go_on(studied: Studied, tmp_path: Path, mon
     def stopped(*_: Any, **__: Any) -> None:
         raise Interrupted("stopped by SIGINT")
 
-    monkeypatch.setattr("mugrpo.study.command.run_study", stopped)
+    monkeypatch.setattr(command_module, "run_study", stopped)
     assert main(["study", "run", "a.toml", "--work", "w", "--jobs", "1", "--keep"]) == 3
     said = capsys.readouterr().err
     assert "stopped by SIGINT" in said
