@@ -9,6 +9,8 @@ import mugrpo.cli
 import mugrpo.pipeline  # noqa: F401
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
+from mugrpo.run import provenance
 
 pyarrow.Table.from_pydict({"imports": ["pandas, where there is one"]})
+provenance.code_sha256(provenance.HOME)
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())

@@ -33,7 +33,7 @@ _MUST_AGREE = {
 }
 
 
-_HOME = Path(__file__).parents[1]
+HOME = Path(__file__).parents[1]
 _DECIDES = (
     "config",
     "disk",
@@ -101,10 +101,10 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "template_sha256": sha256_of(Path(template)) if template else None,
         "rewards_sha256": _reward_files_sha256(config),
         "objective_sha256": _objective_file_sha256(config),
-        "code_sha256": code_sha256(_HOME),
+        "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
-        "git_revision": _git_revision(_HOME),
+        "git_revision": _git_revision(HOME),
     }
 
 

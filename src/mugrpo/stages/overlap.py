@@ -85,8 +85,7 @@ class Arrivals:
         Raises what stopped the generation.
         """
         run = self._run
-        shards = reader.shards_of(update)
-        if not run.config.overlap or shards <= self._ready:
+        if not run.config.overlap or (shards := reader.shards_of(update)) <= self._ready:
             return
         while run.ranks.any(not reader.has(shards)):
             run.check()
