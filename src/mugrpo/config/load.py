@@ -21,13 +21,13 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
 
-def load_config(file: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the config of `file` (None: all defaults) under the command line's `overrides`.
 
     Raises UsageError, with one line per fault, for unreadable TOML, unknown options, wrong types
     and values out of bounds.
     """
-    raw = apply_overrides(read_toml(file) if file else {}, overrides)
+    raw = apply_overrides(read_toml(Path(file)) if file else {}, overrides)
     return build_config(raw, str(file) if file else "the command line")
 
 

@@ -63,7 +63,8 @@ def leave_gradient(
         responses=len(responses.rollouts),
         max_new_tokens=config.rollouts.max_new_tokens,
     )
-    batches = micro_batches(policy, responses, loss, config, micro_batch_tokens)
+    places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
+    batches = micro_batches(policy, responses, places, config, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
     statistics, total, shown = TokenStatistics(loss.metrics), 0.0, []
     for number, counts in policy.ranks.turns([batch.layout.cost for batch in batches]):
@@ -83,11 +84,14 @@ def leave_gradient(
 
 
 def micro_batches(
-    policy: Policy, responses: Responses, loss: UpdateLoss, config: RunConfig, tokens: int
+    policy: Policy, responses: Responses, places: Sequence[int], config: RunConfig, tokens: int
 ) -> list[MicroBatch]:
-    """Cut the responses that have a gradient into micro-batches, at least one for each rank."""
+    """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
+
+    Prompts are shared if the model can and that is cheaper. A response longer than `tokens` stands
+    alone. There is at least one micro-batch for each rank, unless `places` is empty.
+    """
     share, ranks = shares_prompts(policy, config), policy.ranks.size
-    places: list[int] = loss.has_gradient(responses).nonzero()[:, 0].tolist()
     shapes = [shape_of(responses.rollouts[place]) for place in places]
     parts = cut(shapes, tokens, share=share)
     if places and len(parts) < ranks:

@@ -29,23 +29,29 @@ _PATIENCE = 90  # seconds until what one machine has written is seen by all
 
 @contextmanager
 def open_run(
-    target: Path,
+    target: Path | str,
     *,
     overrides: Sequence[str] = (),
-    run_dir: Path | None = None,
+    run_dir: Path | str | None = None,
     force: bool = False,
-    progress: Progress,
+    progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[OpenRun]:
-    """The run of `target`, a config file (begun where it is new) or the directory of a run.
+    """Open the run of `target`, a config file (begins the run if it is new) or a run's directory.
 
-    Of several `ranks` the first locks and checks it, unless the run that started them has.
+    The folder is `run_dir`, or runs/NAME of a config file NAME.toml. It is locked while the block
+    lasts. `overrides` are words of the command line, "--optimizer.lr", "2e-4". `progress` is told
+    what goes on, and prints it unless another one is given; `stop` may end the work early. Of
+    several `ranks` the first locks and checks the run, unless the run that started them has.
 
-    Raises UsageError where the folder is no run, is locked, or was begun with another config,
-    data, model or code (unless `force`).
+    Raises UsageError if the folder is no run, is locked, or was begun with another config, data,
+    model or code (unless `force`), and whatever `load_config` raises.
     """
-    folder, config = _begun_or_new(target, overrides, run_dir)
+    progress = progress or Progress(shown=ranks.first)
+    folder, config = _begun_or_new(
+        Path(target), overrides, None if run_dir is None else Path(run_dir)
+    )
     task = make_task(config.task)
     problems, eval_problems = task.train_problems(), task.eval_problems()
     if config.evaluation.every and not eval_problems:

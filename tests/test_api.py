@@ -1,0 +1,157 @@
+"""The documented API: its names, its page, what importing it loads, and that its examples work."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mugrpo
+from mugrpo.disk.shards import ShardSet, read_rollouts
+from tests.runs import ROOT, final_weights, write_config
+
+pytest_plugins = ["tests.run_fixtures"]
+
+PAGE = (ROOT / "docs" / "api.md").read_text()
+EXAMPLES = [
+    text
+    for block in re.findall(r"(?:^(?: {4}.*)?\n)+", PAGE, re.M)
+    if "import mugrpo\n\n" in (text := re.sub(r"^ {4}", "", block, flags=re.M).strip("\n"))
+]
+
+
+def names_used(source: str) -> set[str]:
+    """Names of mugrpo that `source` uses, as `mugrpo.NAME`."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "mugrpo"
+    }
+
+
+def test_the_page_has_a_line_for_each_name_and_for_nothing_else():
+    assert sorted(re.findall(r"^\| `(\w+)` \| \S", PAGE, re.M)) == sorted(mugrpo.__all__)
+    assert set(re.findall(r"`mugrpo\.(\w+)`", PAGE)) <= set(mugrpo.__all__)
+    assert len(EXAMPLES) == 3
+    for example in EXAMPLES:
+        assert names_used(example) <= set(mugrpo.__all__)
+
+
+def test_the_example_of_one_stage_uses_only_names_of_the_page():
+    source = (ROOT / "examples" / "one_stage.py").read_text()
+    assert names_used(source) <= set(mugrpo.__all__)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert not str(node.module).startswith("mugrpo")
+        elif isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names if alias.name.startswith("mugrpo")}
+            assert names <= {"mugrpo"}
+
+
+@pytest.mark.parametrize("name", mugrpo.__all__)
+def test_a_name_is_there_and_has_a_docstring(name: str):
+    thing = getattr(mugrpo, name)
+    assert name in dir(mugrpo)
+    if callable(thing):
+        assert inspect.getdoc(thing)
+
+
+def test_no_name_is_also_a_module():
+    """Importing `mugrpo.NAME.x` would put the module in the name's place."""
+    modules = {module.name for module in pkgutil.iter_modules(mugrpo.__path__)}
+    assert not modules & set(mugrpo.__all__)
+
+
+def test_type_checkers_and_the_interpreter_see_the_same_things():
+    tree = ast.parse(Path(mugrpo.__file__).read_text())
+    typed = {
+        alias.asname or alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == {name: getattr(mugrpo, name) for name in mugrpo.__all__}
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        getattr(mugrpo, "nonsense")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import mugrpo; dir(mugrpo)", {"torch", "transformers", "pyarrow", "numpy", "pydantic"}),
+        ("import mugrpo.disk.shards", {"torch", "transformers", "pydantic"}),
+        ("import mugrpo; mugrpo.write_rollouts; mugrpo.load_config()", {"torch", "transformers"}),
+    ],
+)
+def test_importing_loads_only_what_is_used(code: str, heavy: set[str]):
+    check = f"{code}\nimport sys\nsys.exit(' '.join({heavy} & sys.modules.keys()) or 0)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def replayed(run_dir: Path) -> Any:
+    """What returns the responses to a prompt in a run's first stage, one after another."""
+    kept = defaultdict(list)
+    shards = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
+    for shard in shards.numbers():
+        for rollout in read_rollouts(shards, shard):
+            kept[rollout.prompt_ids.tobytes()].append(rollout)
+
+    def sample(prompt_ids: Any) -> Any:
+        rollout = kept[prompt_ids.tobytes()].pop(0)
+        return rollout.response_ids, rollout.behavior_logprobs, rollout.finish_reason == "stop"
+
+    return sample
+
+
+def test_the_examples_of_the_page_do_what_it_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reference: Path,
+):
+    resumed, elsewhere, by_hand = EXAMPLES
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path).rename("mine.toml")
+
+    exec(resumed, {})
+    assert final_weights(Path("runs/mine")) == final_weights(reference)
+    accuracy = float(capsys.readouterr().out.splitlines()[-1])
+    assert 0 <= accuracy <= 1
+
+    exec(elsewhere, {"sample": replayed(reference)})
+    assert final_weights(Path("runs/elsewhere"), 3) == final_weights(reference, 3)
+
+    names: dict[str, Any] = {}
+    exec(by_hand, names)
+    expected = plain_gradient(names["config"], names["group"], names["advantages_R"])
+    for name, parameter in names["policy"].model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-6)
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
+
+
+def plain_gradient(config: Any, group: list[Any], advantages: torch.Tensor) -> dict[str, Any]:
+    """The gradient of -sum of A log p / tokens, which GRPO's is while every ratio is 1."""
+    model = mugrpo.load_policy(config.model).model
+    tokens = sum(len(r.response_ids) for r in group)
+    for r, advantage in zip(group, advantages.tolist(), strict=True):
+        ids = torch.tensor([[*r.prompt_ids.tolist(), *r.response_ids.tolist()]])
+        logits = model(input_ids=ids).logits[0, len(r.prompt_ids) - 1 : -1]
+        logprobs = (logits / config.rollouts.temperature).log_softmax(-1)
+        chosen = logprobs.gather(-1, ids[0, len(r.prompt_ids) :, None])
+        (-advantage * chosen.sum() / tokens).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
