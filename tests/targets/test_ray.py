@@ -121,7 +121,7 @@ def test_an_actor_that_is_killed_is_started_again(
     ended = started.end(600)
     assert (ended.status, ended.err) == (0, ""), ended
     assert "the engine ended with its actor" in ended.out
-    assert "It is started again (1/2)" in ended.out
+    assert "Restarting it (1/2)" in ended.out
     assert not Path(f"/proc/{worker[0]}").exists()
     assert not differences(run_dir, local, LAST)
 
