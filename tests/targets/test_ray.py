@@ -210,7 +210,7 @@ def test_more_than_the_machine_has_is_refused(tmp_path: Path):
     """Of a Ray of its own, which will not grow."""
     options = ("--backend.name", "ray", "--backend.rank_cpus", "1000")
     ended = start_train(tmp_path / "run", *TWO, *options).end(600)
-    assert ended.status == 2 and "want 2000 CPUs at once, this machine's Ray has" in ended.err
+    assert ended.status == 2 and "need 2000 CPUs at once, but this machine's Ray has" in ended.err
 
 
 def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path):
