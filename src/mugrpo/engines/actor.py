@@ -30,10 +30,10 @@ class Relay:
         try:
             self._peer = self._peer or self._host.start()
             self._peer.send(text)
-        except PeerLost as lost:
-            self._fault = {"lost": str(lost)}
-        except UsageError as refused:
-            self._fault = {"failed": "refused", "text": str(refused)}
+        except PeerLost as error:
+            self._fault = {"lost": str(error)}
+        except UsageError as error:
+            self._fault = {"failed": "refused", "text": str(error)}
 
     def hear(self) -> list[Any]:
         """Return the messages since the last call, waiting up to `TICK` seconds for the first."""
@@ -43,8 +43,8 @@ class Relay:
         try:
             while (message := self._peer.hear(0 if messages else TICK)) is not None:
                 messages.append(message)
-        except PeerLost as lost:
-            self._fault = {"lost": str(lost)}
+        except PeerLost as error:
+            self._fault = {"lost": str(error)}
             messages.append(self._fault)
         return messages
 

@@ -38,7 +38,7 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """Samples responses from the policy.
+    """A sampler of responses from the policy.
 
     Its weights are those of the last refresh, or the trainer's own if they share the model.
     """

@@ -67,10 +67,10 @@ class SlotCache:
         length, row = prompt[0][0].shape[1], len(self.length_U)
         if not self.layers:
             self.layers = [self._layer(keys) for keys, _ in prompt]
-        for kept, layer in zip(self.layers, prompt, strict=True):
+        for cached, layer in zip(self.layers, prompt, strict=True):
             for i, new in enumerate(layer):
-                kept.prompts[i] = _with_room(kept.prompts[i], {0: row + 1, 2: length})
-                kept.prompts[i][row, :, :length] = new
+                cached.prompts[i] = _with_room(cached.prompts[i], {0: row + 1, 2: length})
+                cached.prompts[i][row, :, :length] = new
         self.length_U = np.append(self.length_U, length)
         self.prompt_S[rows] = row
         self._groups = None
@@ -84,15 +84,15 @@ class SlotCache:
         if len(target):
             self.prompt_S[target] = self.prompt_S[source]
             for layer in self.layers:
-                for kept in layer.responses:
-                    kept[:blocks, target] = kept[:blocks, source]
+                for tensor in layer.responses:
+                    tensor[:blocks, target] = tensor[:blocks, source]
         used = np.unique(self.prompt_S[:active])
         holes = np.setdiff1d(np.arange(len(used)), used)
         movers = used[len(used) - len(holes) :]
         if len(holes):
             for layer in self.layers:
-                for kept in layer.prompts:
-                    kept[holes] = kept[movers]
+                for tensor in layer.prompts:
+                    tensor[holes] = tensor[movers]
             self.length_U[holes] = self.length_U[movers]
             for mover, hole in zip(movers, holes, strict=True):
                 self.prompt_S[:active][self.prompt_S[:active] == mover] = hole
@@ -108,7 +108,7 @@ class SlotCache:
         active = len(response_A)
         blocks = int(response_A.max()) // BLOCK + 1
         for layer in self.layers:
-            layer.responses = [_with_room(kept, {0: blocks}) for kept in layer.responses]
+            layer.responses = [_with_room(tensor, {0: blocks}) for tensor in layer.responses]
         heads = self.layers[0].responses[0].shape[2]
         row_A = response_A // BLOCK * self.slots + np.arange(active)
         write_AH = (row_A[:, None] * heads + np.arange(heads)) * BLOCK + response_A[:, None] % BLOCK
@@ -149,14 +149,14 @@ class SlotCache:
         The query must already be scaled.
         """
         assert self.step is not None, "call `aim` before a step"
-        step, kept = self.step, self.layers[layer]
+        step, cached = self.step, self.layers[layer]
         A, H, Q, D = query_AHQD.shape
         U, M, P, N = step.sizes
-        for into, new in zip(kept.responses, (key_AHD, value_AHD), strict=True):
-            into.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(into.dtype))
-        prompt_keys, prompt_values = (one[:U, :, :P].flatten(0, 1) for one in kept.prompts)
+        for blocks, new in zip(cached.responses, (key_AHD, value_AHD), strict=True):
+            blocks.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(blocks.dtype))
+        prompt_keys, prompt_values = (tensor[:U, :, :P].flatten(0, 1) for tensor in cached.prompts)
         keys, values = (
-            [one[n, :A].view(A * H, BLOCK, D) for n in range(N)] for one in kept.responses
+            [blocks[n, :A].view(A * H, BLOCK, D) for n in range(N)] for blocks in cached.responses
         )
 
         def to_prompts(of_slots: torch.Tensor) -> torch.Tensor:
@@ -254,17 +254,17 @@ def attention(
 AttentionInterface.register(ATTENTION, attention)
 
 
-def _with_room(kept: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
-    """Return `kept` with at least these sizes by dimension.
+def _with_room(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """Return `tensor` with at least these sizes by dimension.
 
     A dimension that is too small grows by at least half.
     """
-    shape = list(kept.shape)
+    shape = list(tensor.shape)
     for dimension, size in sizes.items():
         if size > shape[dimension]:
             shape[dimension] = max(size, shape[dimension] * 3 // 2)
-    if shape == list(kept.shape):
-        return kept
-    roomy = kept.new_zeros(shape)
-    roomy[tuple(slice(size) for size in kept.shape)] = kept
-    return roomy
+    if shape == list(tensor.shape):
+        return tensor
+    enlarged = tensor.new_zeros(shape)
+    enlarged[tuple(slice(size) for size in tensor.shape)] = tensor
+    return enlarged

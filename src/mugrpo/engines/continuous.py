@@ -116,7 +116,7 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
     prefilled = []
     for row, prompt in enumerate(prompts):
         begin = longest - len(prompt)
-        layers = [(kept.keys[row, :, begin:], kept.values[row, :, begin:]) for kept in cached]
+        layers = [(c.keys[row, :, begin:], c.values[row, :, begin:]) for c in cached]
         prefilled.append(Prefilled(layers, logits_UV[row]))
     return prefilled
 
@@ -267,14 +267,14 @@ class _Sequences:
         return finished
 
     def _close_gaps(self, ended_A: np.ndarray) -> None:
-        left = self.active - int(ended_A.sum())
-        gaps = np.flatnonzero(ended_A[:left])
-        movers = left + np.flatnonzero(~ended_A[left:])
-        self.active = left
+        remaining = self.active - int(ended_A.sum())
+        gaps = np.flatnonzero(ended_A[:remaining])
+        movers = remaining + np.flatnonzero(~ended_A[remaining:])
+        self.active = remaining
         for host in (self.request_S, self.length_S):
             host[gaps] = host[movers]
         if len(gaps):
             for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):
                 device[gaps] = device[movers]
-        live = int(self.length_S[:left].max(initial=0))
-        self.cache.close(movers, gaps, left, live)
+        live = int(self.length_S[:remaining].max(initial=0))
+        self.cache.close(movers, gaps, remaining, live)

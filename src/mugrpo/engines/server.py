@@ -129,8 +129,8 @@ class ServerEngine:
         try:
             for _ in range(min(self._options.concurrency, len(requests))):
                 threading.Thread(target=work, daemon=True).start()  # never joined
-            left = len(requests)
-            while left:
+            unfinished = len(requests)
+            while unfinished:
                 try:
                     outcome = outcomes.get(timeout=_TICK)
                 except Empty:
@@ -138,7 +138,7 @@ class ServerEngine:
                     continue
                 if isinstance(outcome, BaseException):
                     raise outcome
-                left -= 1
+                unfinished -= 1
                 yield Decoded([outcome], len(outcome[1].ids))
         finally:
             with suppress(Empty):
@@ -188,7 +188,7 @@ class ServerEngine:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}{path}", data)
         request.add_header("Content-Type", "application/json")
-        for left in reversed(range(self._options.restarts + 1)):
+        for retries_left in reversed(range(self._options.restarts + 1)):
             try:
                 with urllib.request.urlopen(request, timeout=self._options.silence) as answer:
                     return json.load(answer)
@@ -197,7 +197,7 @@ class ServerEngine:
                 raise RunStopped(f"{self._url} answered {error.code} to {path}: {detail}") from None
             # URLError and timeouts are OSErrors. A truncated answer raises one of the others.
             except (OSError, HTTPException, ValueError) as error:
-                if not left:
+                if not retries_left:
                     raise RunStopped(
                         f"{self._url} does not answer ({error}); finished shards are kept"
                     ) from None

@@ -15,10 +15,10 @@ from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hi
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Logprobs that save hidden states and one number per token, and recompute logits in backward.
+    """Logprobs that save hidden states and one number per token, not logits.
 
-    The probabilities of the last chunk are saved too: the backward pass would first of all allocate
-    that memory again.
+    The backward pass recomputes the logits, except those of the last chunk. Its probabilities are
+    saved, because the backward pass would begin by allocating that memory again.
     """
 
     @staticmethod
@@ -52,7 +52,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
+        """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
         hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_weight_VH = torch.zeros_like(weight_VH)

@@ -29,7 +29,7 @@ EMBEDDED = {
 }
 
 _WAY_OUT = (
-    "name a directory in Hugging Face form, or a hub id where there is a network (a gated one "
+    "name a directory in Hugging Face form, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
 
@@ -233,11 +233,14 @@ def _empty_model(path: str, names: set[str]) -> Any:
 
 
 @contextlib.contextmanager
-def _loading(what: str) -> Iterator[None]:
+def _loading(description: str) -> Iterator[None]:
+    """Turn the errors of loading what is described into a UsageError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{what} cannot be loaded ({_first_line(error)}); {_WAY_OUT}") from None
+        raise UsageError(
+            f"{description} cannot be loaded ({_first_line(error)}); {_WAY_OUT}"
+        ) from None
 
 
 def _other_architecture(path: str | Path, reason: str) -> UsageError:

@@ -46,8 +46,8 @@ PACKAGED = {
 
 def cache_folder() -> Path:
     """Return the folder that holds converted models."""
-    if own := os.environ.get("MUGRPO_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("MUGRPO_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mugrpo"
 
 

@@ -171,7 +171,7 @@ def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
 
 
 def raise_failure(message: dict[str, Any]) -> None:
-    """Raise the error that `message` reports, if any: no memory, a stop, or refused options."""
+    """Raise the failure that `message` reports, if any: out of memory, a stop, or a refusal."""
     kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
     if (kind := message.get("failed")) is not None:
         raise kinds[kind](message["text"])

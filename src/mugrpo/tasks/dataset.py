@@ -66,10 +66,10 @@ class Dataset:
         held_out = sorted(held_out, key=lambda pair: pair[0])[: options.eval_problems]
         train = train[: options.train_problems]
         evaluated = {hash_ for hash_, _ in held_out}
-        if both := [problem for hash_, problem in train if hash_ in evaluated]:
+        if overlap := [problem for hash_, problem in train if hash_ in evaluated]:
             raise UsageError(
-                f"{len(both)} problems are in both the held-out and the training problems "
-                f"(the first: {both[0].id!r}); choose another task.eval_data or task.eval_split"
+                f"{len(overlap)} problems are in both the held-out and the training problems "
+                f"(the first: {overlap[0].id!r}); choose another task.eval_data or task.eval_split"
             )
         if not train:
             raise UsageError(f"{options.data}: no problem is left to train on; lower eval_share")

@@ -26,12 +26,12 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
     If `rng` is given, each letter is wrong with probability `wrong_steps`: a different one of the
     remaining letters, if there is one, takes its place. The remaining letters continue in order.
     """
-    left, answer = sorted(prompt.removesuffix(END)), []
-    while left:
-        others = [letter for letter in left if letter != left[0]]
+    remaining, answer = sorted(prompt.removesuffix(END)), []
+    while remaining:
+        others = [letter for letter in remaining if letter != remaining[0]]
         wrong = rng is not None and others and rng.random() < wrong_steps
-        chosen = rng.choice(others) if rng and wrong else left[0]
-        left.remove(chosen)
+        chosen = rng.choice(others) if rng and wrong else remaining[0]
+        remaining.remove(chosen)
         answer.append(chosen)
     return "".join(answer)
 

@@ -171,9 +171,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
     datasets.disable_progress_bars()
     try:
         table = datasets.load_dataset(data, subset, split=split, revision=revision)
-    except (
-        Exception
-    ) as error:  # errors of datasets, the hub or the network, which all say what is wrong
+    except Exception as error:  # of datasets, the hub or the network
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
