@@ -152,7 +152,8 @@ def test_a_model_that_asks_for_another_attention_is_sampled_in_static_batches():
     engine = make_engine(policy, ContinuousOptions(slots=8), said.append)
     assert isinstance(engine, HFEngine) and engine.options.batch_size == 8
     assert said == [
-        "this model is sampled in static batches: in slots ValueError: attention with softcap"
+        "sampling in static batches, as this model cannot be decoded in slots: ValueError: "
+        "attention with softcap is not supported"
     ]
 
 

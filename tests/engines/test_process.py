@@ -145,7 +145,7 @@ def test_a_killed_process_is_started_again_and_makes_the_same(
     assert_same(taken(killed.engine, requests, after=kill), expected)
     (sentence,) = killed.said
     assert "ended with SIGKILL" in sentence and str(killed.log) in sentence
-    assert sentence.endswith("It is started again (1/2)")
+    assert sentence.endswith("Restarting it (1/2)")
     killed.engine.close()
 
 
@@ -162,7 +162,7 @@ def test_a_process_that_hangs_is_started_again(
             os.kill(first, signal.SIGSTOP)
 
     assert_same(taken(hanging.engine, requests, after=stop), expected)
-    assert "the engine has said nothing for 1 s" in hanging.said[0]
+    assert "the engine has sent nothing for 1 s" in hanging.said[0]
     assert not Path(f"/proc/{first}").exists()
     hanging.engine.close()
 
@@ -303,11 +303,11 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
         (answer(ids="[2]"), RunStopped, "1 ids with 2 logprobs"),
         (answer(ids="[]", logprobs="[]"), RunStopped, "0 ids with 0 logprobs"),
         (answer(ids="[2] * 25", logprobs="[-1.] * 25"), RunStopped, "25 ids with 25 logprobs"),
-        (answer(logprobs="[np.nan, -1]"), RunStopped, "logprobs that are not finite"),
-        (answer(reason="abort"), RunStopped, "a response that ended by 'abort'"),
+        (answer(logprobs="[np.nan, -1]"), RunStopped, "non-finite logprobs"),
+        (answer(reason="abort"), RunStopped, "a response with finish reason 'abort'"),
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
-        ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests without an answer"),
+        ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests unanswered"),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(

@@ -212,10 +212,10 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda c: {**c, "token_ids": None}, "gives no token ids"),
+        (lambda c: {**c, "token_ids": None}, "returns no token ids"),
         (lambda c: {**c, "logprobs": None}, "no logprobs"),
         (lambda c: {**c, "token_ids": [10**6] * len(c["token_ids"])}, "of a vocabulary of"),
-        (lambda c: None, "answers 400 to /v1/completions"),
+        (lambda c: None, "answered 400 to /v1/completions"),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(

@@ -218,7 +218,7 @@ FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
     ("content", "name", "complaint"),
     [
         (FIRST + b'{"prompt": "\xe9"}\n', "p.jsonl", "line 2: byte 46 of the file (0xe9) is not"),
-        (FIRST + b'{"prompt": }\n', "p.jsonl", "line 2 is no JSON at byte 45 of the file"),
+        (FIRST + b'{"prompt": }\n', "p.jsonl", "line 2 is not JSON at byte 45 of the file"),
         (FIRST + b"[]\n", "p.jsonl", "line 2 is a list, not an object"),
         ("\ufeffprompt,answer\n".encode("utf-16-le"), "p.csv", " is UTF-16; save it as UTF-8"),
         (b"prompt,answer\n1+1=\n", "p.csv", "line 2 has 1 fields, but the header names 2 columns"),
@@ -606,7 +606,7 @@ def test_row_42_a_data_set_of_the_hub_that_cannot_be_had(
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    parts = ("nobody/nothing is no local file", str(error), "--task.data", "hf auth login")
+    parts = ("nobody/nothing is not a local file", str(error), "--task.data", "hf auth login")
     case.refused("--task.data", "nobody/nothing", parts=parts)
 
 

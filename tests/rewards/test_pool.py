@@ -75,7 +75,7 @@ def test_a_hang_is_killed_at_its_deadline_and_the_others_are_judged():
     workers.start()
     began = time.monotonic()
     told = outcomes(workers, "loop", "1", "2", "sleep 30 0", "3")
-    assert told == [(late := "not done 1 seconds after its dispatch"), 1, 2, late, 3]
+    assert told == [(late := "not finished within 1 seconds"), 1, 2, late, 3]
     assert 1.0 <= time.monotonic() - began < 8.0
     workers.close()
 
@@ -107,7 +107,7 @@ def test_of_several_that_fail_together_only_the_culprit_bears_it():
     workers = pool(timeout=0.8)
     calls = [[item(text) for text in ("1", "loop", "3")], [item("raise boom"), item("5")]]
     found = [[told(outcome) for outcome in call] for call in workers.run(calls)]
-    late = "not done 0.8 seconds after its dispatch"
+    late = "not finished within 0.8 seconds"
     assert found == [[1, late, 3], ["obeys: ValueError: boom", 5]]
     workers.close()
 
@@ -189,7 +189,7 @@ def test_a_worker_that_died_between_calls_is_replaced():
 def test_what_a_reward_started_dies_with_it(tmp_path):
     workers = pool(timeout=2.0)
     file = tmp_path / "numbers"
-    assert outcomes(workers, f"child {file}") == ["not done 2 seconds after its dispatch"]
+    assert outcomes(workers, f"child {file}") == ["not finished within 2 seconds"]
     assert soon(lambda: not any(alive(int(number)) for number in file.read_text().split()))
     workers.close()
 

@@ -235,7 +235,7 @@ def test_numeric(text, reference, tolerance, status):
 
 
 def test_numeric_needs_a_number_for_reference():
-    with pytest.raises(ValueError, match="'twelve' is no number"):
+    with pytest.raises(ValueError, match="'twelve' is not a number"):
         numeric("12", "twelve", tolerance=0.0)
 
 

@@ -49,7 +49,7 @@ def test_a_run_whose_engine_is_killed_comes_to_the_same_bits(tmp_path: Path, ref
     assert killed is not None
     ended = started.end()
     assert ended.status == 0 and ended.err == "", ended
-    assert "ended with SIGKILL" in ended.out and "It is started again (1/2)" in ended.out
+    assert "ended with SIGKILL" in ended.out and "Restarting it (1/2)" in ended.out
     assert_same(run_dir, reference)
 
 

@@ -121,7 +121,7 @@ def test_an_actor_that_is_killed_is_started_again(
     ended = started.end(600)
     assert (ended.status, ended.err) == (0, ""), ended
     assert "the engine ended with its actor" in ended.out
-    assert "It is started again (1/2)" in ended.out
+    assert "Restarting it (1/2)" in ended.out
     assert not Path(f"/proc/{worker[0]}").exists()
     assert not differences(run_dir, local, LAST)
 
@@ -210,7 +210,7 @@ def test_more_than_the_machine_has_is_refused(tmp_path: Path):
     """Of a Ray of its own, which will not grow."""
     options = ("--backend.name", "ray", "--backend.rank_cpus", "1000")
     ended = start_train(tmp_path / "run", *TWO, *options).end(600)
-    assert ended.status == 2 and "want 2000 CPUs at once, this machine's Ray has" in ended.err
+    assert ended.status == 2 and "need 2000 CPUs at once, but this machine's Ray has" in ended.err
 
 
 def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path):

@@ -140,7 +140,7 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
         os.kill(pid, signal.SIGKILL)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
-    assert "ended with SIGKILL" in said and "It is started again (1/2)" in said
+    assert "ended with SIGKILL" in said and "Restarting it (1/2)" in said
     assert_whole(tmp_path / "run")
     after = manifest(tmp_path / "run")
     assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}

@@ -146,7 +146,7 @@ def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(jsonl)
         task(data, rewards=("exact", "numeric")).train_problems()
     assert str(refused.value) == (
         f"{data}, line 3: column 'answer' is \"eleven\", which the reward numeric cannot compare "
-        "with; choose another reward, or task.answer_pattern"
+        "with; choose another reward, or set task.answer_pattern"
     )
     assert len(all_problems(data)) == 3  # where texts are
 
@@ -176,7 +176,7 @@ def test_a_pattern_takes_the_answer_out_of_a_longer_text(jsonl):
     assert problems[0].columns == {"answer": "One and one.\n#### 2 "}
     data = jsonl(row("1+1", "#### 2"), row("3+2", "five"))
     assert refusal(data, answer_pattern="#### (.+)") == (
-        f"{data}, line 2: task.answer_pattern = '#### (.+)' finds nothing in \"five\""
+        f"{data}, line 2: task.answer_pattern = '#### (.+)' matches nothing in \"five\""
     )
 
 
@@ -255,15 +255,18 @@ def test_an_empty_prompt_is_refused(jsonl, value):
         ),
         (
             chat("hi", "hello"),
-            "the prompt ends with the turn of the assistant; nothing is asked",
+            "the prompt ends with the turn of the assistant; its last turn must be the user's or a "
+            "tool's",
         ),
         (
             [*chat("hi"), {"role": "system", "content": "Think."}],
-            "the prompt ends with the turn of the system; nothing is asked",
+            "the prompt ends with the turn of the system; its last turn must be the user's or a "
+            "tool's",
         ),
         (
             [{"role": "developer", "content": "Think."}],
-            "the prompt ends with the turn of the developer; nothing is asked",
+            "the prompt ends with the turn of the developer; its last turn must be the user's or a "
+            "tool's",
         ),
     ],
 )
@@ -280,7 +283,7 @@ def test_a_conversation_may_end_with_what_a_tool_said(jsonl):
 
 def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
     """JSON may hold half a pair, "\\ud83d", which is no text that a tokenizer takes."""
-    half, more = "1+1\ud83d=", "is half a surrogate pair ('\\ud83d'), which is no text"
+    half, more = "1+1\ud83d=", "is half a surrogate pair ('\\ud83d'), which is not text"
     cases = {
         "prompt": row(half),
         "message": row(chat("hi", "hello", half)),
@@ -289,7 +292,7 @@ def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
     }
     for name, bad in cases.items():
         data = jsonl(row("1", id="a"), {"id": "b", **bad}, name=f"{name}.jsonl")
-        assert refusal(data, id_column="id") == f"{data}, line 2: character 3 {more}; mend the data"
+        assert refusal(data, id_column="id") == f"{data}, line 2: character 3 {more}; fix the data"
     whole = jsonl(row("\ud83d\ude00", "\ud83d\ude00"))
     assert [(p.prompt, p.answer) for p in all_problems(whole)] == [("\U0001f600", "\U0001f600")]
 
@@ -343,7 +346,7 @@ def test_in_a_conversation_the_template_is_the_last_users_and_a_system_prompt_of
 def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
     data = jsonl(row([{"role": "tool", "content": "3+2"}]))
     assert refusal(data, prompt_template="{prompt}=") == (
-        f"{data}, line 1: no user message to put task.prompt_template around"
+        f"{data}, line 1: the prompt has no user message to apply task.prompt_template to"
     )
 
 
@@ -366,7 +369,7 @@ def test_the_first_ids_that_come_twice_are_named_with_their_places(jsonl):
     data = jsonl(*(row(str(n), id=n % 2) for n in range(7)))
     assert refusal(data, id_column="id") == (
         f"{data} has the same id twice: '0' ({data}, line 3), '1' ({data}, line 4), "
-        f"'0' ({data}, line 5) and 2 more; mend the data, or take the first of each with "
+        f"'0' ({data}, line 5) and 2 more; fix the data, or keep the first of each with "
         "--task.duplicates drop"
     )
     kept = all_problems(data, id_column="id", duplicates="drop")
@@ -457,7 +460,7 @@ def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe, 
 def test_in_both_files_a_prompt_is_the_same_whatever_the_recipe(jsonl):
     data, eval_data = jsonl(row("1="), row("2=")), jsonl(row("2=", "x"), name="e.jsonl")
     for recipe in ({"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}):
-        assert "1 problems are among" in refusal(data, eval_data=eval_data, **recipe)
+        assert "1 problems are in both" in refusal(data, eval_data=eval_data, **recipe)
 
 
 def test_a_share_that_leaves_nothing_to_train_on_is_refused(jsonl):
@@ -494,7 +497,7 @@ def test_the_same_prompt_in_both_files_is_refused_though_id_and_answer_differ(js
     data = jsonl(row("1=", "1", id="a"), row("2=", "2", id="b"), row("3=", "3", id="c"))
     eval_data = jsonl(row("3=", "x", id="y"), row("2=", "x", id="z"), name="e.jsonl")
     assert refusal(data, eval_data=eval_data, id_column="id") == (
-        "2 problems are among the held-out ones and among those to train on (the first: 'b'); "
+        "2 problems are in both the held-out and the training problems (the first: 'b'); "
         "choose another task.eval_data or task.eval_split"
     )
 

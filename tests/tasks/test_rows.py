@@ -77,7 +77,7 @@ def test_the_ending_is_read_in_any_case(file, name):
 def test_a_line_that_is_no_json_is_named_with_the_byte_where_it_breaks(file, line, byte):
     data = file("p.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
     text = refusal(data)
-    assert text.startswith(f"{data}, line 2 is no JSON at byte {byte} of the file (")
+    assert text.startswith(f"{data}, line 2 is not JSON at byte {byte} of the file (")
     assert text.endswith("every line must be one JSON object")
 
 
@@ -91,7 +91,7 @@ def test_a_line_that_is_no_json_is_named_with_the_byte_where_it_breaks(file, lin
     ],
 )
 def test_the_byte_where_a_line_breaks_counts_blanks_and_the_byte_order_mark(file, content, byte):
-    assert f"is no JSON at byte {byte} of the file" in refusal(file("p.jsonl", content))
+    assert f"is not JSON at byte {byte} of the file" in refusal(file("p.jsonl", content))
 
 
 def test_the_sentence_on_broken_json_names_one_line_only(file):
@@ -99,7 +99,7 @@ def test_the_sentence_on_broken_json_names_one_line_only(file):
     text = refusal(data)
     assert re.findall(r"line \d+", text.removeprefix(data)) == ["line 2"]
     assert text == (
-        f"{data}, line 2 is no JSON at byte 15 of the file (Expecting value); every line must be "
+        f"{data}, line 2 is not JSON at byte 15 of the file (Expecting value); every line must be "
         "one JSON object"
     )
 
@@ -140,7 +140,7 @@ def test_json_too_deep_or_with_too_long_a_number_is_a_sentence(file):
     deep = file("deep.jsonl", b"[" * 100_000)
     assert refusal(deep) == f"{deep}, line 1 is nested too deeply"
     long = file("long.jsonl", b'{"a": ' + b"1" * 5000 + b"}")
-    assert refusal(long).startswith(f"{long}, line 1 is no JSON")
+    assert refusal(long).startswith(f"{long}, line 1 is not JSON")
 
 
 # ---- CSV ----
@@ -180,12 +180,12 @@ def test_a_row_of_other_length_than_the_header_is_named(file):
 @pytest.mark.parametrize(("content", "line"), [(b'a\n"x"y\n', 2), (b'a\n1\n"x\ny\nz\n', 3)])
 def test_quotes_that_do_not_close_are_named_by_the_line_that_the_row_begins_in(file, content, line):
     data = file("p.csv", content)
-    assert refusal(data).startswith(f"{data}, line {line} is no CSV (")
+    assert refusal(data).startswith(f"{data}, line {line} is not CSV (")
 
 
 def test_a_quote_that_does_not_close_is_no_row(file):
     data = file("p.csv", b'a\n1\n"x\ny\n')
-    assert " is no CSV (" in refusal(data)
+    assert " is not CSV (" in refusal(data)
 
 
 def test_a_byte_in_csv_that_is_no_utf8_is_named(file):
@@ -266,15 +266,15 @@ def test_a_missing_file_is_refused_by_its_path(tmp_path):
 
 def test_a_missing_file_of_another_ending_is_not_asked_of_the_hub(tmp_path):
     data = str(tmp_path / "p.txt")
-    assert refusal(data) == f"there is no data file {data}, and it is no data set id on the hub"
+    assert refusal(data) == f"there is no data file {data}, and it is not a data set id on the hub"
 
 
 def test_a_file_of_another_ending_is_refused_with_the_endings_that_are_read(file):
     data = file("p.json", b"{}")
     assert refusal(data) == (
-        f"{data}: the ending .json tells no format; it must be one of .jsonl, .parquet, .csv"
+        f"{data}: the file extension .json is unknown; it must be one of .jsonl, .parquet, .csv"
     )
-    assert "the ending (none) tells no format" in refusal(file("problems", b"{}"))
+    assert "the file extension (none) is unknown" in refusal(file("problems", b"{}"))
 
 
 @pytest.mark.parametrize("option", ["split", "subset", "revision"])
@@ -290,7 +290,7 @@ def test_a_local_file_has_no_split_subset_or_revision(file, tmp_path, name, opti
 
 def test_a_directory_is_refused_with_what_to_name(tmp_path):
     assert refusal(str(tmp_path)) == (
-        f"{tmp_path} is a directory; name one .jsonl, .parquet, .csv file in it"
+        f"{tmp_path} is a directory; name a file in it (.jsonl, .parquet, .csv)"
     )
 
 
@@ -326,7 +326,7 @@ def test_rows_of_the_hub_are_numbered_as_those_of_files_are(monkeypatch):
 def test_without_the_hubs_package_the_sentence_has_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refusal("openai/gsm8k") == (
-        "openai/gsm8k is no local file, and data sets on the hub need one more package: "
+        "openai/gsm8k is not a local file, and data sets on the hub need one more package: "
         "pip install 'mugrpo[hub]'"
     )
 
@@ -337,7 +337,7 @@ def test_without_a_network_the_sentence_names_a_local_file_as_the_way_out(monkey
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert refusal("openai/gsm8k") == (
-        "openai/gsm8k is no local file, and as a data set on the hub it cannot be loaded "
+        "openai/gsm8k is not a local file, and as a data set on the hub it cannot be loaded "
         "(ConnectionError: Couldn't reach 'openai/gsm8k' on the Hub). Without a network, name a "
         "local file with --task.data; a gated data set needs `hf auth login` first"
     )

@@ -1,4 +1,4 @@
-"""Engines by name."""
+"""The engines of a run, built from their options."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from mugrpo.processes.cluster import connected, on_gpus, require_room
 def make_engine(
     policy: Policy, options: EngineOptions, notify: Callable[[str], None] = lambda _: None
 ) -> Engine:
-    """The engine that `options` describes, in this process, sampling from `policy`.
+    """Return the engine that `options` describes, in this process, sampling from `policy`.
 
-    A model that continuous batching cannot decode gets the plain engine, and one line says why.
+    If continuous batching cannot decode the model, return the plain engine instead and notify the
+    user why.
     """
     if isinstance(options, ContinuousOptions):
         reason = unfit(policy)
         if reason is None:
             return ContinuousEngine(policy, options)
-        notify(f"this model is sampled in static batches: in slots {reason}")
+        notify(f"sampling in static batches, as this model cannot be decoded in slots: {reason}")
         return HFEngine(policy, HFOptions(batch_size=options.slots))
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
@@ -57,18 +58,20 @@ def make_engines(
     notify: Callable[[str], None],
     check: Callable[[], None],
 ) -> list[Engine]:
-    """Return the engine in this process, or as many as are wanted in processes of their own, on
-    machines of a cluster or over the network.
+    """Return the run's engines.
 
-    `vocabulary` is the model's. `policy` is wanted only if `config.engine_in_process`. `log` names
-    the file of what a process prints; `check` raises if the run is to stop. Raise UsageError if
-    there are too few GPUs.
+    There is one in this process, or one for each engine process, here or on a cluster, or one for
+    each server on the network.
+
+    `vocabulary` is the model's. `policy` is needed only if `config.engine_in_process`. `log` maps a
+    process's name to the file that takes its output. `check` raises if the run is to stop. Raises
+    UsageError if there are too few GPUs.
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
         return [ServerEngine(u, vocabulary, options, log("hand_over"), check) for u in options.urls]
     if config.engine_in_process:
-        assert policy is not None, "an engine in this process samples from the policy itself"
+        assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     engines: list[RemoteEngine] = []
@@ -112,16 +115,16 @@ def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
 
 
 def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
-    """Return what starts process `number`, here or on the cluster."""
+    """Return a function that starts process `number`, here or on the cluster."""
     options = config.engine
     if isinstance(config.backend, RayBackend):
-        from mugrpo.engines.actor import ActorPeer  # Ray is off the default path
+        from mugrpo.engines.actor import ActorPeer  # only runs on Ray need it
 
-        connected(config.backend)  # now: a Ray of the run's own ends with the thread that starts it
+        connected(config.backend)  # in this thread: a Ray started by the run ends with its thread
         return partial(ActorPeer, host, config.backend)
-    taken = config.distributed.processes if config.overlap else 0  # GPUs of the updates
+    update_gpus = config.distributed.processes if config.overlap else 0
     if isinstance(options, VLLMOptions):
-        part = exclusive_part(number, options.processes, options.tensor_parallel, taken)
+        part = exclusive_part(number, options.processes, options.tensor_parallel, update_gpus)
     else:
-        part = own_part(number, taken)
+        part = own_part(number, update_gpus)
     return replace(host, environment={**host.environment, **part}).start

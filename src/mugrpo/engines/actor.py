@@ -1,6 +1,7 @@
-"""A process of an engine under a Ray actor, on whatever machine Ray gives it.
+"""An engine process under a Ray actor, on whatever machine Ray chooses.
 
-The actor starts the process there and passes on what both sides say. Imports Ray when used.
+The actor starts the process on its machine and relays messages both ways. Ray is imported on first
+use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mugrpo.processes.peer import TICK, Peer, PeerLost
 
 
 class Relay:
-    """The actor. If the process is lost, or cannot be started, `hear` says so."""
+    """The actor. If the process is lost or cannot be started, `hear` reports it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -29,27 +30,30 @@ class Relay:
         try:
             self._peer = self._peer or self._host.start()
             self._peer.send(text)
-        except PeerLost as lost:
-            self._fault = {"lost": str(lost)}
-        except UsageError as refused:
-            self._fault = {"failed": "refused", "text": str(refused)}
+        except PeerLost as error:
+            self._fault = {"lost": str(error)}
+        except UsageError as error:
+            self._fault = {"failed": "refused", "text": str(error)}
 
     def hear(self) -> list[Any]:
-        """Return what the process has said since; wait a moment for it."""
-        found: list[Any] = []
+        """Return the messages since the last call, waiting up to `TICK` seconds for the first."""
+        messages: list[Any] = []
         if self._fault or self._peer is None:
-            return [self._fault] if self._fault else found
+            return [self._fault] if self._fault else messages
         try:
-            while (message := self._peer.hear(0 if found else TICK)) is not None:
-                found.append(message)
-        except PeerLost as lost:
-            self._fault = {"lost": str(lost)}
-            found.append(self._fault)
-        return found
+            while (message := self._peer.hear(0 if messages else TICK)) is not None:
+                messages.append(message)
+        except PeerLost as error:
+            self._fault = {"lost": str(error)}
+            messages.append(self._fault)
+        return messages
 
 
 class ActorPeer:
-    """A peer elsewhere, which ends with its actor. Before that has a machine, nothing is due."""
+    """A peer on another machine, which ends with its actor.
+
+    It may stay silent for any time until the actor has been placed on a machine.
+    """
 
     def __init__(self, host: Host, options: RayBackend) -> None:
         self._ray = connected(options)
@@ -58,30 +62,30 @@ class ActorPeer:
             resources["num_gpus"] = host.gpus
         self._actor = self._ray.remote(Relay).options(**resources).remote(host)
         self._silence = host.silence
-        self._answered: float | None = None  # when the actor last did
-        self._said: deque[Any] = deque()
-        self._asked: Any = None
+        self._answered: float | None = None  # when the actor last answered
+        self._inbox: deque[Any] = deque()
+        self._pending: Any = None
 
     def send(self, text: str) -> None:
-        """See `Peer.send`. What goes wrong is heard."""
-        self._actor.send.remote(text)  # in their order
+        """See `Peer.send`. Failures are reported by `hear`."""
+        self._actor.send.remote(text)  # an actor runs calls in order
 
     def hear(self) -> Any:
         """See `Peer.hear`."""
-        if not self._said:
-            self._asked = self._asked or self._actor.hear.remote()
-            done, _ = self._ray.wait([self._asked], timeout=TICK)
-            if not done:
+        if not self._inbox:
+            self._pending = self._pending or self._actor.hear.remote()
+            ready, _ = self._ray.wait([self._pending], timeout=TICK)
+            if not ready:
                 if self._answered and time.monotonic() - self._answered > self._silence:
-                    raise PeerLost(f"has said nothing for {self._silence:g} s")
+                    raise PeerLost(f"has sent nothing for {self._silence:g} s")
                 return None
-            asked, self._asked = self._asked, None
+            answer, self._pending = self._pending, None
             try:
-                self._said.extend(self._ray.get(asked))
+                self._inbox.extend(self._ray.get(answer))
             except self._ray.exceptions.RayError as error:
                 raise PeerLost(f"ended with its actor ({type(error).__name__})") from None
             self._answered = time.monotonic()
-        message = self._said.popleft() if self._said else None
+        message = self._inbox.popleft() if self._inbox else None
         if message is not None and "lost" in message:
             raise PeerLost(message["lost"])
         return message

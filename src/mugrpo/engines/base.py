@@ -1,4 +1,4 @@
-"""What an engine is: token ids in, token ids and their logprobs out."""
+"""The interface of an engine: token ids in, token ids and their logprobs out."""
 
 from __future__ import annotations
 
@@ -14,61 +14,64 @@ from mugrpo.disk.records import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One response to sample."""
+    """A response to sample."""
 
     prompt_ids: NDArray[np.int32]  # [P]
-    seed: int  # 64 bits; with the prompt and the weights it decides the response
+    seed: int  # 64 bits; prompt, weights and seed determine the response
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled response."""
+    """A sampled response."""
 
-    ids: NDArray[np.int32]  # [T], with the end-of-sequence token where it was sampled
+    ids: NDArray[np.int32]  # [T], including the end-of-sequence token if it was sampled
     logprobs: NDArray[np.float32]  # [T], log_softmax(logits / temperature) at each id
     finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What an engine has finished since it last handed something over."""
+    """The responses that an engine has finished since its last report."""
 
-    completions: Sequence[tuple[int, Completion]]  # with the index of the request
-    slots: int  # tokens that were computed for it, those of no use among them
+    completions: Sequence[tuple[int, Completion]]  # (index of the request, completion)
+    slots: int  # token positions computed since then, idle and padded ones included
 
 
 class Engine(Protocol):
-    """Samples from the policy, as it was at the last refresh or as the trainer has it now."""
+    """A sampler of responses from the policy.
+
+    Its weights are those of the last refresh, or the trainer's own if they share the model.
+    """
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """Sample from the policy after `update` updates from here on.
+        """Sample from now on from the policy after `update` updates.
 
-        For an engine that does not share the trainer's model, `weights` names a model directory (or
-        a hub id) that holds it.
+        An engine that does not share the trainer's model calls `weights`, which returns a model
+        directory (or a hub id) with the policy's weights.
         """
         ...
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """A completion for each of `requests`, handed over as they are finished.
+        """Yield a completion for each of `requests`, as they finish.
 
-        Every token is drawn from softmax(logits / temperature), nothing else (no top-k, no
-        penalties), and reported with its logprob under that very distribution.
+        Every token is drawn from softmax(logits / temperature) and nothing else (no top-k, no
+        penalties), and reported with its logprob under that same distribution.
         """
         ...
 
     def rest(self) -> None:
-        """Give the machine to others, as far as that does not make the next refresh dearer."""
+        """Free what the engine holds, if that does not slow down the next refresh."""
         ...
 
     def close(self) -> None:
-        """Give back everything it holds."""
+        """Free everything that the engine holds."""
         ...
 
 
 class SharedModel:
-    """An engine that samples with the trainer's own model: there is nothing to hand over."""
+    """An engine that samples with the trainer's own model, so no weights are handed over."""
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
         """See `Engine.refresh`."""

@@ -1,11 +1,11 @@
-"""Keys and values of sequences that come and go, and attention over them.
+"""A key-value cache for sequences that start and end at any step, and attention over it.
 
-A step of decoding mostly waits for memory, so a prompt is kept once for all its responses, and
-response tokens lie in blocks of places, so that what a step reads is one piece of memory.
+Decoding is bound by memory bandwidth. So each prompt is stored once for all its responses, and
+response tokens are stored in blocks, so that a step reads contiguous memory.
 
-Suffixes: A active slots, S slots, H key-value heads, Q query heads of each of them, D head
-dimension, U prompts, M slots of the prompt that has most, P places of a prompt, N blocks of
-response tokens, B places of a block, L places that attention looks at (P + N B).
+Suffixes: A active slots, S slots, H key-value heads, Q query heads per key-value head, D head
+dimension, U prompts, M slots of the prompt with the most slots, P positions of a prompt, N blocks
+of response tokens, B positions of a block, L positions that attention reads (P + N B).
 """
 
 from __future__ import annotations
@@ -20,76 +20,79 @@ from transformers import AttentionInterface
 
 from mugrpo.model.attention import refuse_unknown
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, [H, tokens, D] both
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, both [H, tokens, D]
 Places = NDArray[np.int64]
 
-BLOCK = 24  # places of a block
-ATTENTION = "mugrpo_slots"  # the name under which models find `attention`
+BLOCK = 24  # tokens of one slot in a block
+ATTENTION = "mugrpo_slots"  # the name that registers `attention` with transformers
 
 
 @dataclass
 class _Layer:
-    """What one layer keeps: keys and values of prompts and of responses."""
+    """The cached keys and values of one layer."""
 
-    prompts: list[torch.Tensor]  # two of [rows, H, places, D]
-    responses: list[torch.Tensor]  # two of [blocks, S, H, B, D]
+    prompts: list[torch.Tensor]  # keys and values, [rows, H, positions, D]
+    responses: list[torch.Tensor]  # keys and values, [blocks, S, H, B, D]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Where the slots are in the step that is decoded; every tensor on the model's device."""
+    """Indices and masks of one decoding step; every tensor is on the model's device."""
 
-    write: torch.Tensor  # [A * H], rows of the flattened blocks that get the new keys and values
-    members: torch.Tensor  # [U * M], the slots of each prompt; slot 0 fills up
-    back: torch.Tensor  # [A], where in `members` a slot is
+    write: torch.Tensor  # [A * H], rows of the flattened blocks for the new keys and values
+    members: torch.Tensor  # [U * M], the slots of each prompt, padded with slot 0
+    back: torch.Tensor  # [A], the index of each slot in `members`
     sizes: tuple[int, int, int, int]  # U, M, P, N
     visible: torch.Tensor  # [A, L] bool
-    distance: torch.Tensor  # [A, L] positions between the token and what it looks at
-    bias: dict[int | None, torch.Tensor]  # by window, [A, 1, 1, L], -inf where nothing is seen
+    distance: torch.Tensor  # [A, L] positions between the token and the one it attends to
+    bias: dict[int | None, torch.Tensor]  # by window, [A, 1, 1, L], -inf where masked
 
 
 class SlotCache:
-    """The first slots are in use, one a sequence; each sequence has a length of its own."""
+    """Keys and values of the sequences in the slots, each of its own length.
+
+    The slots in use are the first ones, one for each sequence.
+    """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.layers: list[_Layer] = []
-        self.prompt_S = np.zeros(slots, np.int64)  # which prompt a slot belongs to
+        self.prompt_S = np.zeros(slots, np.int64)  # the prompt of each slot
         self.length_U = np.zeros(0, np.int64)  # tokens of each prompt
         self.step: _Step | None = None
-        self._groups: tuple[torch.Tensor, torch.Tensor, int] | None = None  # of `_Step`, and M
+        self._groups: tuple[torch.Tensor, torch.Tensor, int] | None = None  # `_Step`'s, and M
 
     def begin(self, rows: Places, prompt: list[KeysValues]) -> None:
-        """Let the slots `rows` go on from `prompt`, the keys and values of each layer."""
+        """Start responses to `prompt`, the keys and values of each layer, in the slots `rows`."""
         length, row = prompt[0][0].shape[1], len(self.length_U)
         if not self.layers:
             self.layers = [self._layer(keys) for keys, _ in prompt]
-        for kept, layer in zip(self.layers, prompt, strict=True):
+        for cached, layer in zip(self.layers, prompt, strict=True):
             for i, new in enumerate(layer):
-                kept.prompts[i] = _with_room(kept.prompts[i], {0: row + 1, 2: length})
-                kept.prompts[i][row, :, :length] = new
+                cached.prompts[i] = _with_room(cached.prompts[i], {0: row + 1, 2: length})
+                cached.prompts[i][row, :, :length] = new
         self.length_U = np.append(self.length_U, length)
         self.prompt_S[rows] = row
         self._groups = None
 
     def close(self, source: Places, target: Places, active: int, live: int) -> None:
-        """Keep the first `active` slots, after `source` has moved to `target`.
+        """Move the slots `source` to `target`, then keep only the first `active` slots.
 
-        At most `live` response tokens of a slot are kept. Prompts without a slot are given up.
+        No remaining slot has more than `live` response tokens. Prompts without a slot are dropped.
         """
         blocks = -(-live // BLOCK)
         if len(target):
             self.prompt_S[target] = self.prompt_S[source]
             for layer in self.layers:
-                for kept in layer.responses:
-                    kept[:blocks, target] = kept[:blocks, source]
+                for tensor in layer.responses:
+                    tensor[:blocks, target] = tensor[:blocks, source]
         used = np.unique(self.prompt_S[:active])
         holes = np.setdiff1d(np.arange(len(used)), used)
         movers = used[len(used) - len(holes) :]
         if len(holes):
             for layer in self.layers:
-                for kept in layer.prompts:
-                    kept[holes] = kept[movers]
+                for tensor in layer.prompts:
+                    tensor[holes] = tensor[movers]
             self.length_U[holes] = self.length_U[movers]
             for mover, hole in zip(movers, holes, strict=True):
                 self.prompt_S[:active][self.prompt_S[:active] == mover] = hole
@@ -97,14 +100,15 @@ class SlotCache:
         self._groups = None
 
     def aim(self, response_A: Places, device: torch.device) -> torch.Tensor:
-        """Prepare for a token in each of the first A slots, the `response_A`-th of its response.
+        """Prepare a step that decodes a token in each of the first A slots.
 
-        Both count from 0; returns the tokens' positions, [A].
+        `response_A` is the token's index in its response, from 0. Return the tokens' positions in
+        their sequences, [A], from 0 too.
         """
         active = len(response_A)
         blocks = int(response_A.max()) // BLOCK + 1
         for layer in self.layers:
-            layer.responses = [_with_room(kept, {0: blocks}) for kept in layer.responses]
+            layer.responses = [_with_room(tensor, {0: blocks}) for tensor in layer.responses]
         heads = self.layers[0].responses[0].shape[2]
         row_A = response_A // BLOCK * self.slots + np.arange(active)
         write_AH = (row_A[:, None] * heads + np.arange(heads)) * BLOCK + response_A[:, None] % BLOCK
@@ -140,19 +144,19 @@ class SlotCache:
         value_AHD: torch.Tensor,
         window: int | None,
     ) -> torch.Tensor:
-        """Keep the step's keys and values; returns what attention reads for `query`, [A, H, Q, D].
+        """Store the step's keys and values, and return the attention output, [A, H, Q, D].
 
-        The query is scaled already.
+        The query must already be scaled.
         """
-        assert self.step is not None, "no step was aimed at"
-        step, kept = self.step, self.layers[layer]
+        assert self.step is not None, "call `aim` before a step"
+        step, cached = self.step, self.layers[layer]
         A, H, Q, D = query_AHQD.shape
         U, M, P, N = step.sizes
-        for into, new in zip(kept.responses, (key_AHD, value_AHD), strict=True):
-            into.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(into.dtype))
-        prompt_keys, prompt_values = (one[:U, :, :P].flatten(0, 1) for one in kept.prompts)
+        for blocks, new in zip(cached.responses, (key_AHD, value_AHD), strict=True):
+            blocks.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(blocks.dtype))
+        prompt_keys, prompt_values = (tensor[:U, :, :P].flatten(0, 1) for tensor in cached.prompts)
         keys, values = (
-            [one[n, :A].view(A * H, BLOCK, D) for n in range(N)] for one in kept.responses
+            [blocks[n, :A].view(A * H, BLOCK, D) for n in range(N)] for blocks in cached.responses
         )
 
         def to_prompts(of_slots: torch.Tensor) -> torch.Tensor:
@@ -177,10 +181,10 @@ class SlotCache:
         return read.view(A, H, Q, D)
 
     def _layer(self, keys_HPD: torch.Tensor) -> _Layer:
-        """Room for one prompt and one block."""
-        heads, places, size = keys_HPD.shape
+        """Allocate a layer with room for one prompt and one block."""
+        heads, positions, size = keys_HPD.shape
         return _Layer(
-            [keys_HPD.new_zeros(1, heads, places, size) for _ in range(2)],
+            [keys_HPD.new_zeros(1, heads, positions, size) for _ in range(2)],
             [keys_HPD.new_zeros(1, self.slots, heads, BLOCK, size) for _ in range(2)],
         )
 
@@ -188,14 +192,16 @@ class SlotCache:
         assert self.step is not None
         step = self.step
         if window not in step.bias:
-            seen = step.visible
-            seen = seen if window is None else seen & (step.distance < window)
-            bias_AL = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+            mask_AL = step.visible
+            mask_AL = mask_AL if window is None else mask_AL & (step.distance < window)
+            bias_AL = torch.zeros(mask_AL.shape, device=mask_AL.device).masked_fill_(
+                ~mask_AL, -torch.inf
+            )
             step.bias[window] = bias_AL[:, None, None]
         return step.bias[window]
 
     def _grouped(self, active: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Members, their places and their largest number, of the prompts of the active slots."""
+        """Return `members` and `back` of `_Step` and M, for the prompts of the active slots."""
         prompt_A = self.prompt_S[:active]
         order = np.argsort(prompt_A, kind="stable")
         counts_U = np.bincount(prompt_A, minlength=len(self.length_U))
@@ -223,15 +229,15 @@ def attention(
     slots: SlotCache,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **more: Any,
+    **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token a slot, as Hugging Face models call it; [A, 1, heads, D].
+    """Compute attention for one new token per slot, called by Hugging Face models.
 
-    `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]. Raises ValueError where the
-    model asks for what is not known here.
+    `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]; the output is [A, 1, heads, D].
+    Raises ValueError if the model requires a kind of attention that is not supported.
     """
-    refuse_unknown(more)
-    assert query.shape[2] == 1, "a step decodes one token a slot"
+    refuse_unknown(extras)
+    assert query.shape[2] == 1, "a step decodes one token per slot"
     A, heads, _, D = query.shape
     H = key.shape[1]
     scaled = query * (D**-0.5 if scaling is None else scaling)
@@ -248,14 +254,17 @@ def attention(
 AttentionInterface.register(ATTENTION, attention)
 
 
-def _with_room(kept: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
-    """`kept` with at least these sizes by dimension; what grows does so by half at least."""
-    shape = list(kept.shape)
+def _with_room(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """Return `tensor` with at least these sizes by dimension.
+
+    A dimension that is too small grows by at least half.
+    """
+    shape = list(tensor.shape)
     for dimension, size in sizes.items():
         if size > shape[dimension]:
             shape[dimension] = max(size, shape[dimension] * 3 // 2)
-    if shape == list(kept.shape):
-        return kept
-    roomy = kept.new_zeros(shape)
-    roomy[tuple(slice(size) for size in kept.shape)] = kept
-    return roomy
+    if shape == list(tensor.shape):
+        return tensor
+    enlarged = tensor.new_zeros(shape)
+    enlarged[tuple(slice(size) for size in tensor.shape)] = tensor
+    return enlarged

@@ -1,8 +1,8 @@
-"""Continuous batching over a Hugging Face model: a slot is filled again as soon as it is free.
+"""Continuous batching over a Hugging Face model: a slot is refilled as soon as it is free.
 
-The prompt that a group's responses share goes through the model once, and is kept once in the
-cache. A step decodes one token of every active slot. Active slots are always the first ones: where
-one ends, the last takes its place.
+The prompt that a group's responses share is computed once and stored once in the cache. Each step
+decodes one token for every active slot. Active slots are always the first ones: if one ends, the
+last active slot moves into its place.
 
 Suffixes: A active slots, S slots, T response tokens, U prompts, P prompt tokens (left-padded),
 V vocabulary.
@@ -28,19 +28,19 @@ from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
 
-_PROBE_TOLERANCE = 0.05  # of logits: another model is far off, bf16 is within
+_PROBE_TOLERANCE = 0.05  # relative to the largest logit; bf16 stays well below it
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prompt that went through the model."""
+    """The model's output for a prompt."""
 
-    layers: list[KeysValues]  # [H, P, D] both
-    logits: torch.Tensor  # [V], of the first response token
+    layers: list[KeysValues]  # both [H, P, D]
+    logits: torch.Tensor  # [V], for the first response token
 
 
 class ContinuousEngine(SharedModel):
-    """Samples with the trainer's own model; a refresh costs nothing."""
+    """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
 
     def __init__(self, policy: Policy, options: ContinuousOptions) -> None:
         self.policy = policy
@@ -49,7 +49,7 @@ class ContinuousEngine(SharedModel):
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`; what is finished is handed over at every step."""
+        """See `Engine.generate`. Finished responses are reported after every step."""
         batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens)
         with _evaluating(self.policy), reordered(self.policy, batch.slots):
             while batch.busy:
@@ -57,9 +57,9 @@ class ContinuousEngine(SharedModel):
 
 
 def unfit(policy: Policy) -> str | None:
-    """Why the model cannot be decoded in slots, or None: two short sequences are tried.
+    """Return why the model cannot be decoded in slots, or None if it can.
 
-    Their logits are held against those of a plain forward pass.
+    Decode two short sequences and compare their logits with those of a plain forward pass.
     """
     prompts = [np.arange(length, dtype=np.int32) % policy.vocab_size for length in (3, 5)]
     cache = SlotCache(2)
@@ -83,7 +83,7 @@ def unfit(policy: Policy) -> str | None:
 
 @contextmanager
 def _evaluating(policy: Policy) -> Iterator[None]:
-    """Gradient checkpointing, which is on in training only, would refuse the cache."""
+    """Put the model in evaluation mode: in training mode, gradient checkpointing bars a cache."""
     was_training = policy.model.training
     policy.model.eval()
     try:
@@ -94,7 +94,7 @@ def _evaluating(policy: Policy) -> Iterator[None]:
 
 @torch.inference_mode()
 def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
-    """Each prompt's keys and values in every layer, and the logits behind it."""
+    """Return each prompt's keys and values in every layer, and the logits after its last token."""
     longest = max(map(len, prompts))
     ids_UP = np.full((len(prompts), longest), policy.pad_id, np.int64)
     mask_UP = np.zeros((len(prompts), longest), np.int64)
@@ -112,22 +112,22 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-    filled: Any = cache.layers
-    made = []
+    cached: Any = cache.layers
+    prefilled = []
     for row, prompt in enumerate(prompts):
         begin = longest - len(prompt)
-        layers = [(kept.keys[row, :, begin:], kept.values[row, :, begin:]) for kept in filled]
-        made.append(Prefilled(layers, logits_UV[row]))
-    return made
+        layers = [(c.keys[row, :, begin:], c.values[row, :, begin:]) for c in cached]
+        prefilled.append(Prefilled(layers, logits_UV[row]))
+    return prefilled
 
 
 @torch.inference_mode()
 def decode(
     policy: Policy, cache: SlotCache, token_A: torch.Tensor, response_A: np.ndarray
 ) -> torch.Tensor:
-    """The logits [A, V] behind a further token of each of the first A slots.
+    """Feed one token to each of the first A slots and return the logits [A, V] that follow it.
 
-    `response_A` says which of its response's tokens it is, from 0.
+    `response_A` is the token's index in its response, from 0.
     """
     place_A = cache.aim(response_A, policy.device)
     with policy.autocast(), attending(policy.model.config, ATTENTION):
@@ -142,7 +142,7 @@ def decode(
 
 
 class _Sequences:
-    """The requests: waiting, active or finished."""
+    """All requests of one call of `generate`: waiting, active in a slot, or finished."""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class _Sequences:
         self.slots = min(options.slots, len(requests))
         self.cache = SlotCache(self.slots)
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
-        self.next = 0  # the first request that waits
+        self.next = 0  # the first waiting request
         self.active = 0
         self.ready: dict[bytes, Prefilled] = {}  # prompts of waiting requests
-        # What steers is on the host, what is computed with on the device.
+        # Bookkeeping is on the host, the data of the computation on the device.
         self.request_S = np.zeros(self.slots, np.int64)
-        self.made_S = np.zeros(self.slots, np.int64)  # response tokens so far
+        self.length_S = np.zeros(self.slots, np.int64)  # response tokens so far
         shape = (self.slots, max_new_tokens)
         self.uniforms_ST = torch.zeros(shape, dtype=torch.float64, device=policy.device)
         self.ids_ST = torch.zeros(shape, dtype=torch.int64, device=policy.device)
@@ -177,19 +177,22 @@ class _Sequences:
 
     @torch.inference_mode()
     def advance(self) -> Decoded:
-        """Fill the free slots, then decode one token of every active one."""
+        """Fill the free slots, then decode one token in every active slot."""
         begun = self._admit()
-        finished = self._take_finished() if begun else []  # by their first token
+        finished = self._take_finished() if begun else []  # those that end with their first token
         if not self.active:
             return Decoded(finished, begun)
         rows = np.arange(self.active)
-        fed_A = self.made_S[rows] - 1
+        fed_A = self.length_S[rows] - 1
         self._draw(rows, decode(self.policy, self.cache, self.ids_ST[rows, fed_A], fed_A))
         finished += self._take_finished()
         return Decoded(finished, begun + self.slots)
 
     def _admit(self) -> int:
-        """Begin waiting requests in the free slots, and draw their first tokens."""
+        """Start waiting requests in the free slots and draw their first tokens.
+
+        Return the number of requests that were started.
+        """
         first = self.active
         while self.active < self.slots and self.next < len(self.requests):
             request = self.requests[self.next]
@@ -202,7 +205,7 @@ class _Sequences:
                 count += 1
             rows = np.arange(self.active, self.active + count)
             self.request_S[rows] = np.arange(self.next, self.next + count)
-            self.made_S[rows] = 0
+            self.length_S[rows] = 0
             seeds = [r.seed for r in self.requests[self.next : self.next + count]]
             drawn = torch.from_numpy(uniforms(seeds, self.limit))
             self.uniforms_ST[rows] = drawn.to(self.policy.device)
@@ -210,13 +213,16 @@ class _Sequences:
             self._draw(rows, self.ready[key].logits.expand(count, -1))
             self.active += count
             self.next += count
-            done = self.next == len(self.requests)
-            if done or self.requests[self.next].prompt_ids.tobytes() != key:
+            exhausted = self.next == len(self.requests)
+            if exhausted or self.requests[self.next].prompt_ids.tobytes() != key:
                 del self.ready[key]
         return self.active - first
 
     def _prefill(self) -> None:
-        """Take the next waiting prompts through the model, as many as go together."""
+        """Prefill the next waiting prompts, as many as fit in `prefill_tokens` with padding.
+
+        At least one prompt is computed, however long.
+        """
         chosen: dict[bytes, np.ndarray] = {}
         longest = 0
         for request in self.requests[self.next :]:
@@ -227,33 +233,33 @@ class _Sequences:
             if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
                 break
             chosen[key] = request.prompt_ids
-        made = prefill(self.policy, list(chosen.values()))
-        self.ready.update(zip(chosen, made, strict=True))
+        prefilled = prefill(self.policy, list(chosen.values()))
+        self.ready.update(zip(chosen, prefilled, strict=True))
 
     def _draw(self, rows: np.ndarray, logits_AV: torch.Tensor) -> None:
-        """The next token of the slots `rows`."""
-        made = self.made_S[rows]
-        token_A, logprob_A = sample(logits_AV, self.temperature, self.uniforms_ST[rows, made])
+        """Sample the next token of the slots `rows`."""
+        place_A = self.length_S[rows]
+        token_A, logprob_A = sample(logits_AV, self.temperature, self.uniforms_ST[rows, place_A])
         refuse_nan(logprob_A, self.policy)
-        self.ids_ST[rows, made] = token_A
-        self.logprobs_ST[rows, made] = logprob_A
-        self.made_S[rows] += 1
+        self.ids_ST[rows, place_A] = token_A
+        self.logprobs_ST[rows, place_A] = logprob_A
+        self.length_S[rows] += 1
 
     def _take_finished(self) -> list[tuple[int, Completion]]:
-        """The active slots that have ended; the last ones move into their places."""
+        """Return the finished responses; the last active slots move into the freed ones."""
         rows = np.arange(self.active)
-        last_A = self.ids_ST[rows, self.made_S[rows] - 1]
+        last_A = self.ids_ST[rows, self.length_S[rows] - 1]
         stopped_A = torch.isin(last_A, self.stop_ids).cpu().numpy()
-        ended_A = stopped_A | (self.made_S[rows] == self.limit)
+        ended_A = stopped_A | (self.length_S[rows] == self.limit)
         ended = np.flatnonzero(ended_A)
         if not len(ended):
             return []
-        longest = int(self.made_S[ended].max())
+        longest = int(self.length_S[ended].max())
         ids = self.ids_ST[ended, :longest].cpu().numpy().astype(np.int32)
         logprobs = self.logprobs_ST[ended, :longest].cpu().numpy()
         finished = []
         for row, slot in enumerate(ended):
-            length = self.made_S[slot]
+            length = self.length_S[slot]
             reason = FinishReason.STOP if stopped_A[slot] else FinishReason.LENGTH
             completion = Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)
             finished.append((int(self.request_S[slot]), completion))
@@ -261,14 +267,14 @@ class _Sequences:
         return finished
 
     def _close_gaps(self, ended_A: np.ndarray) -> None:
-        left = self.active - int(ended_A.sum())
-        gaps = np.flatnonzero(ended_A[:left])
-        movers = left + np.flatnonzero(~ended_A[left:])
-        self.active = left
-        for host in (self.request_S, self.made_S):
+        remaining = self.active - int(ended_A.sum())
+        gaps = np.flatnonzero(ended_A[:remaining])
+        movers = remaining + np.flatnonzero(~ended_A[remaining:])
+        self.active = remaining
+        for host in (self.request_S, self.length_S):
             host[gaps] = host[movers]
         if len(gaps):
             for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):
                 device[gaps] = device[movers]
-        live = int(self.made_S[:left].max(initial=0))
-        self.cache.close(movers, gaps, left, live)
+        live = int(self.length_S[:remaining].max(initial=0))
+        self.cache.close(movers, gaps, remaining, live)

@@ -1,4 +1,4 @@
-"""Which part of this machine a process of an engine has."""
+"""The share of this machine, GPUs or CPU cores, that each engine process gets."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from mugrpo.disk.errors import UsageError
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES."""
     if not torch.cuda.is_available():
         return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return names.split(",") if names else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def own_part(number: int, taken: int) -> dict[str, str]:
-    """The GPU of process `number` of an engine of our own, after the first `taken`; processes may
-    share one."""
+def own_part(number: int, reserved: int) -> dict[str, str]:
+    """Return the environment that gives process `number` of our own engine its GPU.
+
+    The first `reserved` GPUs are used last. Processes may share a GPU.
+    """
     gpus = visible_gpus()
-    return {"CUDA_VISIBLE_DEVICES": gpus[(taken + number) % len(gpus)]} if gpus else {}
+    return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]} if gpus else {}
 
 
-def exclusive_part(number: int, processes: int, size: int, taken: int) -> dict[str, str]:
-    """The `size` GPUs of vLLM's process `number`, after the first `taken`, or its share of CPU
-    cores where there are none.
+def exclusive_part(number: int, processes: int, size: int, reserved: int) -> dict[str, str]:
+    """Return the environment that gives vLLM's process `number` its `size` GPUs.
 
-    Raises UsageError where the GPUs do not suffice for all processes.
+    The first `reserved` GPUs are skipped. Without GPUs, each process gets a share of the CPU
+    cores. Raises UsageError if there are too few GPUs for all processes.
     """
     if gpus := visible_gpus():
-        if taken + processes * size > len(gpus):
-            updates = f", beside the {taken} of the updates," if taken else ""
+        if reserved + processes * size > len(gpus):
+            updates = f", besides the {reserved} of the updates," if reserved else ""
             raise UsageError(
-                f"{processes} engines of {size} GPUs want {processes * size}{updates} and there "
+                f"{processes} engines of {size} GPUs need {processes * size}{updates} but there "
                 f"are {len(gpus)}; lower --engine.processes or --engine.tensor_parallel"
             )
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[taken + number * size :][:size])}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}
     if processes == 1:
         return {}
     cores = sorted(os.sched_getaffinity(0))

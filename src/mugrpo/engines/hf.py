@@ -1,4 +1,4 @@
-"""The Hugging Face engine: the trainer's own model in process, plain and obviously right.
+"""The Hugging Face engine: the trainer's own model in this process, plain and obviously right.
 
 Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabulary.
 """
@@ -20,7 +20,10 @@ from mugrpo.model.policy import Policy
 
 
 class HFEngine(SharedModel):
-    """Samples in static batches with a KV cache. A refresh costs nothing: the model is shared."""
+    """An engine that samples in static batches with a key-value cache.
+
+    It shares the trainer's model, so a refresh costs nothing.
+    """
 
     def __init__(self, policy: Policy, options: HFOptions) -> None:
         self.policy = policy
@@ -29,13 +32,13 @@ class HFEngine(SharedModel):
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`; a batch ends when its last response does."""
+        """See `Engine.generate`. A batch runs until its longest response ends."""
         size = self.options.batch_size
         for start in range(0, len(requests), size):
             passing("engine batch")
-            made = self._batch(requests[start : start + size], temperature, max_new_tokens)
-            slots = len(made) * max(len(completion.ids) for completion in made)
-            yield Decoded(list(enumerate(made, start)), slots)
+            completions = self._batch(requests[start : start + size], temperature, max_new_tokens)
+            slots = len(completions) * max(len(completion.ids) for completion in completions)
+            yield Decoded(list(enumerate(completions, start)), slots)
 
     @torch.inference_mode()
     def _batch(
@@ -58,7 +61,7 @@ class HFEngine(SharedModel):
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
         was_training = policy.model.training
-        policy.model.eval()  # gradient checkpointing, where it is on, would refuse the cache
+        policy.model.eval()  # in training mode, gradient checkpointing bars a cache
         for t in range(max_new_tokens):
             with policy.autocast():
                 logits_BV = policy.model(
@@ -83,14 +86,18 @@ class HFEngine(SharedModel):
         return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
 
     def _cache(self, length: int) -> StaticCache | DynamicCache:
-        """Written in place in fp32; autocast gives keys and values two types, so bf16 grows one."""
+        """Return a cache for `length` tokens.
+
+        In fp32 it is static and written in place. Under bf16 autocast keys and values differ in
+        type, which a static cache cannot hold, so the cache grows instead.
+        """
         config = self.policy.model.config
         if self.policy.precision == "fp32":
             return StaticCache(config=config, max_cache_len=length)
         return DynamicCache(config=config)
 
     def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
-        """Cut each row behind its first stop id; a row without one was truncated."""
+        """Cut each row after its first stop id. A row without one was truncated."""
         ids, logprobs = ids_BT.cpu().numpy().astype(np.int32), logprobs_BT.cpu().numpy()
         stops = np.isin(ids, self.policy.stop_ids)
         completions = []

@@ -1,7 +1,7 @@
-"""An engine in a process of its own: fed, watched, and started again if it dies.
+"""An engine in a process of its own: the run sends it requests, and restarts it if it dies.
 
-It runs `worker.py`, under an interpreter that may have another environment. What it says of a
-request is checked before it is believed.
+The process runs `worker.py`, possibly under an interpreter with a different environment. Its
+answers are validated before use.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Host:
-    """How a process of the engine is started, and what it is told first."""
+    """How to start a process of the engine, its first message, and what it can do."""
 
-    python: str | None  # the interpreter; None: the one that starts it
-    setup: dict[str, Any]  # backend and its options, as JSON has them
-    environment: dict[str, str]  # besides that of what starts it
+    python: str | None  # the interpreter; None for this one
+    setup: dict[str, Any]  # the first message: backend and its options, as JSON values
+    environment: dict[str, str]  # added to the environment of the process that starts it
     log: Path
     vocab_size: int  # of the policy
-    reloads: bool  # takes other weights while it runs
-    exact: bool  # the same requests together give the same completions to the bit
-    silence: float  # seconds without a word after which it is given up
-    gpus: int = 1  # that it computes on, if there are any
+    reloads: bool  # whether it can load new weights while it runs
+    exact: bool  # whether the same batch of requests gives bit-identical completions
+    silence: float  # seconds without a message after which it counts as lost
+    gpus: int = 1  # GPUs that it uses, if there are any
 
     def start(self) -> Peer:
-        """Start it on this machine. Raise UsageError if the interpreter cannot be run."""
+        """Start the process on this machine. Raises UsageError if the interpreter cannot be run."""
         python = self.python or sys.executable
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -54,12 +54,12 @@ class Host:
         except OSError as error:
             raise UsageError(
                 f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
-                "that has the engine"
+                "that has the engine installed"
             ) from None
 
 
 class Started(Protocol):
-    """A process of an engine: a Peer here, or one under an actor."""
+    """A started engine process: a Peer on this machine, or one under an actor."""
 
     def send(self, text: str) -> None:
         """See `Peer.send`."""
@@ -75,7 +75,10 @@ class Started(Protocol):
 
 
 class RemoteEngine:
-    """See `Engine`. Another generation can begin only when the last one has ended."""
+    """An engine whose process runs here or under an actor.
+
+    A call of `generate` must end before the next one begins.
+    """
 
     def __init__(
         self,
@@ -85,26 +88,29 @@ class RemoteEngine:
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """`start` starts a process of `host`. `check` is called while it loads, and raises if the
-        run is to stop."""
+        """Prepare an engine whose process `start` starts from `host`, at the first refresh.
+
+        `notify` reports restarts. `check` is called while the process loads weights, and raises if
+        the run is to stop.
+        """
         self._host = host
         self._start = start
         self._restarts_allowed = options.restarts
         self._notify = notify
         self._check = check
         self._process: Started | None = None
-        self._loaded_key: str | None = None  # of the weights that the process has
+        self._loaded_key: str | None = None  # update and path of the weights that the process has
         self._update: int | None = None
         self._weights = ""
-        self._restarts = 0  # since the refresh
+        self._restarts = 0  # since the last refresh
 
     @property
     def gpus(self) -> int:
-        """GPUs that its process computes on, if there are any."""
+        """Number of GPUs that its process uses, if there are any."""
         return self._host.gpus
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`. Raise RunStopped if the process does not come up."""
+        """See `Engine.refresh`. Raises RunStopped if the process cannot be started."""
         if update != self._update:
             self._update, self._weights = update, weights()
             self._restarts = 0
@@ -118,45 +124,45 @@ class RemoteEngine:
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`; hands over nothing, but often, while nothing is finished.
+        """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
 
-        If the process is lost, another one goes on with what is missing; one that is exact is
-        asked for everything again, so that it makes of it what the first one would have.
-        Raise RunStopped if it is lost too often, or contradicts itself.
+        If the process is lost, a new one generates the missing responses. An exact engine repeats
+        all requests, so that its completions equal those that the lost process would have given.
+        Raises RunStopped if the process is lost too often or returns malformed completions.
         """
         missing = set(range(len(requests)))
         try:
             while missing:
                 try:
                     process = self._loaded()
-                    asked = range(len(requests)) if self._host.exact else sorted(missing)
-                    task = _task([(i, requests[i]) for i in asked], temperature, max_new_tokens)
+                    indices = range(len(requests)) if self._host.exact else sorted(missing)
+                    task = _task([(i, requests[i]) for i in indices], temperature, max_new_tokens)
                     process.send(task)
                     for decoded in self._decoded(process, max_new_tokens):
-                        fresh = [(i, made) for i, made in decoded.completions if i in missing]
+                        fresh = [(i, c) for i, c in decoded.completions if i in missing]
                         missing -= {i for i, _ in fresh}
                         yield Decoded(fresh, decoded.slots)
                     if missing:
-                        raise PeerLost(f"left {len(missing)} requests without an answer")
+                        raise PeerLost(f"left {len(missing)} requests unanswered")
                 except PeerLost as lost:
                     self._count(lost)
         finally:
-            if missing:  # what it is busy with is not wanted any more
+            if missing:  # end the process, whose remaining work is not needed
                 self.close()
 
     def rest(self) -> None:
-        """See `Engine.rest`: ends a process that could not take the next weights anyway."""
+        """See `Engine.rest`. Ends a process that cannot load new weights."""
         if not self._host.reloads:
             self.close()
 
     def close(self) -> None:
-        """See `Engine.close`; the next use starts it again."""
+        """See `Engine.close`. The next use starts a new process."""
         if self._process is not None:
             self._process.end()
             self._process = self._loaded_key = None
 
     def _loaded(self) -> Started:
-        """Return the process with the weights of the last refresh; start it if there is none."""
+        """Return the process with the weights of the last refresh, starting it if necessary."""
         key = f"{self._update} {self._weights}"
         if self._loaded_key not in (None, key) and not self._host.reloads:
             self.close()
@@ -172,9 +178,9 @@ class RemoteEngine:
 
     @staticmethod
     def _messages(process: Started) -> Iterator[Any]:
-        """Yield what the process says, and None every now and then without a word.
+        """Yield the messages of the process, and None whenever it is silent for `peer.TICK`.
 
-        Raise PeerLost if it is lost, and what it says has failed.
+        Raises PeerLost if the process is lost, and the error that it reports if its work failed.
         """
         while True:
             if (message := process.hear()) is not None:
@@ -182,18 +188,18 @@ class RemoteEngine:
             yield message
 
     def _decoded(self, process: Started, max_new_tokens: int) -> Iterator[Decoded]:
-        """Yield what is finished of the task under way, until its end."""
+        """Yield the finished responses of the current task until it ends."""
         for message in self._messages(process):
             if message is None:
                 yield Decoded((), 0)
             elif "end" in message:
                 return
             elif "completions" in message:
-                made = [self._completion(e, max_new_tokens) for e in message["completions"]]
-                yield Decoded(made, message["slots"])
+                completions = [self._completion(e, max_new_tokens) for e in message["completions"]]
+                yield Decoded(completions, message["slots"])
 
     def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> tuple[int, Completion]:
-        made = checked(
+        completion = checked(
             np.frombuffer(entry["ids"], np.int32),
             np.frombuffer(entry["logprobs"], np.float32),
             entry["reason"],
@@ -201,10 +207,10 @@ class RemoteEngine:
             vocab_size=self._host.vocab_size,
             source=str(self._host.log),
         )
-        return entry["index"], made
+        return entry["index"], completion
 
     def _count(self, lost: PeerLost) -> None:
-        """Note that the process is lost. Raise RunStopped if it may not be started again."""
+        """Record the loss of the process. Raises RunStopped if no restart is left."""
         self.close()
         self._restarts += 1
         text = f"the engine {lost}; its log is {self._host.log}"
@@ -213,7 +219,7 @@ class RemoteEngine:
                 f"{text}. It was started {self._restarts} times (--engine.restarts "
                 f"{self._restarts_allowed}); finished shards are kept"
             )
-        self._notify(f"{text}. It is started again ({self._restarts}/{self._restarts_allowed})")
+        self._notify(f"{text}. Restarting it ({self._restarts}/{self._restarts_allowed})")
 
 
 def checked(
@@ -225,27 +231,30 @@ def checked(
     vocab_size: int,
     source: str,
 ) -> Completion:
-    """A response from elsewhere, once it holds what the shards need; RunStopped where not."""
+    """Return a response from another process as a Completion.
+
+    Raises RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
+    """
     fault = None
     if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
         fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
     elif ids.min() < 0 or ids.max() >= vocab_size:
         fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
     elif not np.isfinite(logprobs).all():
-        fault = "logprobs that are not finite"
+        fault = "non-finite logprobs"
     elif reason not in set(FinishReason):
-        fault = f"a response that ended by {reason!r}"
+        fault = f"a response with finish reason {reason!r}"
     if fault:
-        raise RunStopped(f"the engine gave {fault}; see {source}")
+        raise RunStopped(f"the engine returned {fault}; see {source}")
     return Completion(ids, logprobs, FinishReason(reason))
 
 
 def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:
-    """The message that asks for responses: each prompt once, requests in their order."""
+    """Return the message that requests responses: each prompt once, requests in order."""
     numbers: dict[bytes, int] = {}
-    asked = []
+    entries = []
     for index, request in requests:
         prompt = request.prompt_ids.astype(np.int32).tobytes()
-        asked.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
+        entries.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
     task = {"temperature": temperature, "max_new_tokens": longest}
-    return to_json({"generate": {"prompts": list(numbers), "requests": asked, **task}})
+    return to_json({"generate": {"prompts": list(numbers), "requests": entries, **task}})

@@ -1,7 +1,7 @@
-"""Linear layers whose weights lie as the processor's matrix kernels want them.
+"""Linear layers whose weights are stored in the memory layout of the CPU's matrix kernels.
 
-A step of decoding has few rows: reading and rearranging weights then takes as long as multiplying.
-oneDNN, which comes with PyTorch, multiplies with weights that were rearranged once.
+A decoding step multiplies few rows, so reading and reordering the weights takes as long as the
+multiplication. oneDNN, which PyTorch includes, can multiply with weights that were reordered once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mugrpo.model.policy import Policy
 
 @contextmanager
 def reordered(policy: Policy, rows: int) -> Iterator[None]:
-    """Let the policy's linear layers use reordered copies of their weights, for some `rows` a call.
+    """Within the block, let linear layers of the policy use reordered copies of their weights.
 
-    The copies take as much memory as the weights. They are made for fp32 on a CPU and not of
-    anything else, which is left as it is; the weights may not change meanwhile.
+    `rows` is the expected number of rows per call. The copies take as much memory as the weights.
+    Only an fp32 model on a CPU is changed. The weights must not change within the block.
     """
     layers = _reorderable(policy)
     for layer in layers:
@@ -35,8 +35,8 @@ def reordered(policy: Policy, rows: int) -> Iterator[None]:
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
-    return made
+    output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    return output
 
 
 def _reorderable(policy: Policy) -> list[nn.Linear]:

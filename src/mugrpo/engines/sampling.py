@@ -1,4 +1,4 @@
-"""Sampling by inverse distribution function from counter-based uniforms.
+"""Sampling by inverting the cumulative distribution function at counter-based uniforms.
 
 Suffixes: B responses, T tokens, V vocabulary, N blocks of the vocabulary, K tokens of a block.
 """
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.policy import Policy
 
-_BLOCK = 256  # tokens whose probabilities are added up before any is looked at
+_BLOCK = 256  # tokens per block of the vocabulary, whose probabilities are first added up as one
 
 
 def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
-    """One uniform in [0, 1) per (seed, position), [B, T], from Philox keyed by the seed.
+    """Return one uniform in [0, 1) per (seed, position), [B, T], from Philox keyed by the seed.
 
-    A position's number depends on nothing but its seed and position.
+    Each number depends on its seed and position alone.
     """
     rows = [np.random.Generator(np.random.Philox(key=seed)).random(length) for seed in seeds]
     return np.stack(rows)
@@ -30,11 +30,12 @@ def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
 def sample(
     logits_BV: torch.Tensor, temperature: float, uniforms_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B] and their logprobs [B] under softmax(logits / temperature).
+    """Sample token ids [B] and return them with their logprobs [B].
 
-    A token is where the distribution function first exceeds the row's uniform. The function is
-    made, in float64, over blocks of the vocabulary and then within one block; a token of
-    probability 0 is never returned. Rows without a distribution (NaN logits) get a NaN logprob.
+    The distribution is softmax(logits / temperature). The token of a row is the first one at which
+    the cumulative distribution function exceeds the row's uniform. The function is computed in
+    float64, first over blocks of the vocabulary, then within one block. A token of probability 0 is
+    never returned. Rows without a distribution (NaN logits) get a NaN logprob.
     """
     scaled_BV = logits_BV.float()
     scaled_BV = scaled_BV if temperature == 1 else scaled_BV / temperature
@@ -48,7 +49,7 @@ def sample(
     inside_BK = places_BK < probabilities_BV.shape[-1]
     of_block_BK = probabilities_BV.gather(-1, places_BK.where(inside_BK, 0)).double() * inside_BK
     within_BK = of_block_BK.cumsum(-1)
-    # The block's sum was in float32: its tokens share what it has by their own sum.
+    # The block's sum was taken in float32, so rescale the target to the float64 sum of its tokens.
     share_B1 = (target_B1 - start_B1) / (end_B1 - start_B1)
     last_B1 = block - 1 - (of_block_BK > 0).flip(-1).int().argmax(-1, keepdim=True)
     place_B1 = _first_above(within_BK, share_B1 * within_BK[:, -1:]).minimum(last_B1)
@@ -58,24 +59,27 @@ def sample(
 
 
 def refuse_nan(logprobs_B: torch.Tensor, policy: Policy) -> None:
-    """Raise RunStopped where a row had no distribution to draw from."""
+    """Raise RunStopped if a row had no distribution to draw from."""
     if logprobs_B.isnan().any():
         raise RunStopped(
-            f"the policy after update {policy.update} gives NaN logits; go on from an earlier "
-            "checkpoint, with a lower --optimizer.lr"
+            f"the policy after update {policy.update} gives NaN logits; continue from an "
+            "earlier checkpoint with a lower --optimizer.lr"
         )
 
 
 def _block_sums(probabilities_BV: torch.Tensor, block: int) -> torch.Tensor:
-    """Of each `block` tokens, the last block shorter where the vocabulary asks for it; [B, N]."""
-    whole = probabilities_BV.shape[-1] // block * block
-    sums_BN: torch.Tensor = probabilities_BV[:, :whole].unflatten(-1, (-1, block)).sum(-1)
-    if whole == probabilities_BV.shape[-1]:
+    """Return the sum over each block of `block` tokens, [B, N]. The last block may be shorter."""
+    full_blocks = probabilities_BV.shape[-1] // block * block
+    sums_BN: torch.Tensor = probabilities_BV[:, :full_blocks].unflatten(-1, (-1, block)).sum(-1)
+    if full_blocks == probabilities_BV.shape[-1]:
         return sums_BN
-    return torch.cat([sums_BN, probabilities_BV[:, whole:].sum(-1, keepdim=True)], -1)
+    return torch.cat([sums_BN, probabilities_BV[:, full_blocks:].sum(-1, keepdim=True)], -1)
 
 
 def _first_above(cumulative_BN: torch.Tensor, targets_B1: torch.Tensor) -> torch.Tensor:
-    """Where each row first exceeds its target, its last place where it never does; [B, 1]."""
+    """Return the first index at which each row exceeds its target, [B, 1].
+
+    If a row never does, return its last index.
+    """
     places_B1: torch.Tensor = torch.searchsorted(cumulative_BN.contiguous(), targets_B1, right=True)
     return places_B1.clamp(max=cumulative_BN.shape[-1] - 1)

@@ -1,7 +1,7 @@
 """A running vLLM server (OpenAI-compatible) as an engine: token ids in, ids and logprobs out.
 
-It must report logprobs after the temperature (`vllm serve --logprobs-mode processed_logprobs`); one
-that does not is found out by the canary at any other temperature than 1.
+It must report logprobs after the temperature (`vllm serve --logprobs-mode processed_logprobs`). At
+any temperature other than 1, the canary detects a server that does not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mugrpo.engines.process import checked
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.peer import end_with_all
 
-_TICK = 0.5  # seconds after which a caller that waits is given its turn
-_PATIENCE = 10.0  # seconds for a command that hands weights over to end
-_PAUSE = 1.0  # seconds before a request that found no server is sent again
+_TICK = 0.5  # seconds after which a waiting caller gets control back
+_PATIENCE = 10.0  # seconds that a stopped hand-over command has to end
+_PAUSE = 1.0  # seconds between attempts to reach the server
 
-# Whatever the model's own generation config says.
+# Overrides the model's own generation config.
 _NEUTRAL = {
     "top_p": 1.0,
     "top_k": 0,
@@ -41,7 +41,7 @@ _NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "min_tokens": 0,
-    "ignore_eos": True,  # the run's own stop ids are all that count
+    "ignore_eos": True,  # only the run's own stop ids count
     "logprobs": 0,
     "return_token_ids": True,
     "skip_special_tokens": False,
@@ -49,7 +49,7 @@ _NEUTRAL = {
 
 
 class ServerEngine:
-    """See `Engine`. The server is another's: it is asked, and never ended."""
+    """An engine on a running server. The server is not the run's own, so it is never stopped."""
 
     def __init__(
         self,
@@ -59,8 +59,11 @@ class ServerEngine:
         log: Path,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`log` takes what the command that hands weights over prints; `check` raises where the run
-        is to stop while it runs."""
+        """Prepare requests to the server at `url`.
+
+        `log` takes the output of the hand-over command. `check` is called while the command runs,
+        and raises if the run is to stop.
+        """
         self._url = url.rstrip("/")
         self._vocabulary = vocabulary
         self._options = options
@@ -70,9 +73,9 @@ class ServerEngine:
         self._model = ""
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`: runs the command that hands the weights over.
+        """See `Engine.refresh`. Runs the command that hands the weights over.
 
-        Raises RunStopped where it fails, or no server answers.
+        Raises RunStopped if the command fails or the server does not answer.
         """
         if update == self._update:
             return
@@ -96,7 +99,7 @@ class ServerEngine:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_TICK)
         finally:
-            if process.poll() is None:  # what it started stays where it has done its work
+            if process.poll() is None:  # a command that has ended may leave children behind
                 end_with_all(process, _PATIENCE)
         if process.returncode:
             raise RunStopped(
@@ -107,40 +110,40 @@ class ServerEngine:
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Raises RunStopped where the server refuses, or stays away."""
+        """See `Engine.generate`. Raises RunStopped if the server refuses or does not answer."""
 
-        wanted: SimpleQueue[tuple[int, Request]] = SimpleQueue()
-        made: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
+        waiting: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
         for index, request in enumerate(requests):
-            wanted.put((index, request))
+            waiting.put((index, request))
 
         def work() -> None:
             with suppress(Empty):
                 while True:
-                    index, request = wanted.get_nowait()
+                    index, request = waiting.get_nowait()
                     try:
-                        made.put((index, self._completed(request, temperature, max_new_tokens)))
+                        outcomes.put((index, self._completed(request, temperature, max_new_tokens)))
                     except BaseException as error:
-                        made.put(error)
+                        outcomes.put(error)
 
         try:
             for _ in range(min(self._options.concurrency, len(requests))):
-                threading.Thread(target=work, daemon=True).start()  # nobody waits for its end
-            left = len(requests)
-            while left:
+                threading.Thread(target=work, daemon=True).start()  # never joined
+            unfinished = len(requests)
+            while unfinished:
                 try:
-                    done = made.get(timeout=_TICK)
+                    outcome = outcomes.get(timeout=_TICK)
                 except Empty:
                     yield Decoded((), 0)
                     continue
-                if isinstance(done, BaseException):
-                    raise done
-                left -= 1
-                yield Decoded([done], len(done[1].ids))
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                unfinished -= 1
+                yield Decoded([outcome], len(outcome[1].ids))
         finally:
             with suppress(Empty):
                 while True:
-                    wanted.get_nowait()
+                    waiting.get_nowait()
 
     def _completed(self, request: Request, temperature: float, max_new_tokens: int) -> Completion:
         body = {
@@ -155,17 +158,17 @@ class ServerEngine:
         return self._completion(answer["choices"][0], max_new_tokens)
 
     def rest(self) -> None:
-        """See `Engine.rest`: the server's machine is its own."""
+        """See `Engine.rest`. Does nothing: the server has its own machine."""
 
     def close(self) -> None:
-        """See `Engine.close`: nothing of the server's is held."""
+        """See `Engine.close`. Does nothing: the engine holds no resources of the server."""
 
     def _completion(self, choice: dict[str, Any], max_new_tokens: int) -> Completion:
         ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
         if ids is None or "token_logprobs" not in logprobs:
             raise RunStopped(
-                f"{self._url} gives no token ids or no logprobs; it must be vLLM's, of a version "
-                "that knows return_token_ids"
+                f"{self._url} returns no token ids or no logprobs; it must be a vLLM server of a "
+                "version that supports return_token_ids"
             )
         return checked(
             np.array(ids, np.int32),
@@ -177,20 +180,24 @@ class ServerEngine:
         )
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The server's answer; one that is away is asked again, `restarts` times."""
+        """Return the server's answer, parsed from JSON.
+
+        If the server does not answer, try again up to `restarts` times. Raises RunStopped if that
+        fails, or if the server answers with an error.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}{path}", data)
         request.add_header("Content-Type", "application/json")
-        for left in reversed(range(self._options.restarts + 1)):
+        for retries_left in reversed(range(self._options.restarts + 1)):
             try:
                 with urllib.request.urlopen(request, timeout=self._options.silence) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
-                said = error.read(500).decode(errors="replace")
-                raise RunStopped(f"{self._url} answers {error.code} to {path}: {said}") from None
-            # URLError and timeouts are OSErrors; an answer may also be cut short.
+                detail = error.read(500).decode(errors="replace")
+                raise RunStopped(f"{self._url} answered {error.code} to {path}: {detail}") from None
+            # URLError and timeouts are OSErrors. A truncated answer raises one of the others.
             except (OSError, HTTPException, ValueError) as error:
-                if not left:
+                if not retries_left:
                     raise RunStopped(
                         f"{self._url} does not answer ({error}); finished shards are kept"
                     ) from None

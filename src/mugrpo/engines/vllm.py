@@ -1,4 +1,4 @@
-"""What vLLM's processes are told. Imports no vllm."""
+"""The setup of vLLM processes. Does not import vllm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mugrpo.model.vocabulary import Vocabulary
 
 
 def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
-    """How one of the engines is started.
+    """Return how to start one vLLM process.
 
-    Its core runs in the process itself: killed, it is gone, and does not hang.
+    vLLM's engine core runs in that same process, so that killing it leaves nothing that could hang.
     """
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",
@@ -23,7 +23,7 @@ def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions,
         "max_num_seqs": options.max_num_seqs,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
-        # The CPU build (0.32) dies of a request with a seed whose prompt is cut in two.
+        # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.
         **({} if torch.cuda.is_available() else {"enable_chunked_prefill": False}),
         **options.arguments,
     }

@@ -1,17 +1,17 @@
-"""The main of an engine's process: loads weights and answers requests, until the run hangs up.
+"""The program of an engine process: loads weights and answers requests until the run hangs up.
 
     PYTHON -P worker.py SOCKET LIFELINE
 
-It is run by its path, under an interpreter that may have no mugrpo: beside the standard library and
-numpy it imports what its backend needs, and nothing else. Messages are JSON (`processes.child`):
+It is run by its path, possibly under an interpreter without mugrpo, so it imports only the standard
+library, numpy and what its backend needs. Messages are JSON (`processes.child`):
 
     {"backend": NAME, ...options}                                first, once
     {"load": PATH, "update": N}                                  -> {"loaded": PATH}
     {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
                   "max_new_tokens"}}                                ..., {"alive"} ..., {"end"}
 
-A request is [index, number of its prompt, seed]. What stops the work and is no crash is
-{"failed": "memory", "stopped" or "refused", "text"}; a crash ends the process.
+A request is [index, number of its prompt, seed]. An expected failure is answered with
+{"failed": "memory", "stopped" or "refused", "text"}. A crash ends the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-Made = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish reason) of each response
+Responses = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish reason)
 
 
 class Own:
-    """mugrpo's engines, in this process with a copy of the model."""
+    """mugrpo's own engines, with a copy of the model in this process."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         import torch
@@ -52,17 +52,17 @@ class Own:
 
     def generate(
         self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
-    ) -> Iterator[tuple[Made, int]]:
+    ) -> Iterator[tuple[Responses, int]]:
         from mugrpo.engines.base import Request
 
-        asked = [Request(prompts[number], seed) for _, number, seed in requests]
+        inputs = [Request(prompts[number], seed) for _, number, seed in requests]
         limits = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        for decoded in self._engine.generate(asked, **limits):
-            made = [
-                (requests[place][0], done.ids, done.logprobs, done.finish_reason.value)
-                for place, done in decoded.completions
+        for decoded in self._engine.generate(inputs, **limits):
+            responses = [
+                (requests[place][0], c.ids, c.logprobs, c.finish_reason.value)
+                for place, c in decoded.completions
             ]
-            yield made, decoded.slots
+            yield responses, decoded.slots
 
     @staticmethod
     def failure(error: Exception) -> str | None:
@@ -72,14 +72,14 @@ class Own:
 
 
 class VLLM:
-    """vLLM, whose environment has neither mugrpo nor its packages."""
+    """vLLM, in an environment that has neither mugrpo nor its dependencies."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._engine: Any = None
 
     def load(self, path: str, update: int) -> None:
-        """A new engine of the weights at `path`, which this process never changes again."""
+        """Make an engine with the weights at `path`. The process keeps them until it ends."""
         from vllm import EngineArgs, LLMEngine
 
         assert self._engine is None
@@ -96,8 +96,8 @@ class VLLM:
 
     def generate(
         self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
-    ) -> Iterator[tuple[Made, int]]:
-        """Every token is drawn from softmax(logits / temperature), its logprob is of that."""
+    ) -> Iterator[tuple[Responses, int]]:
+        """Draw every token from softmax(logits / temperature), which its logprob refers to."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -109,17 +109,17 @@ class VLLM:
                 seed=seed % (1 << 63),
                 logprobs=0,
                 stop_token_ids=self._setup["stop_ids"],
-                ignore_eos=True,  # the run's own stop ids are all that count
+                ignore_eos=True,  # only the run's own stop ids count
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             self._engine.add_request(str(index), {"prompt_token_ids": ids[number]}, params)
         while self._engine.has_unfinished_requests():
-            made = [self._made(output) for output in self._engine.step() if output.finished]
-            yield made, sum(len(ids) for _, ids, *_ in made)
+            responses = [self._response(o) for o in self._engine.step() if o.finished]
+            yield responses, sum(len(ids) for _, ids, *_ in responses)
 
     @staticmethod
-    def _made(output: Any) -> tuple[int, Any, Any, str]:
+    def _response(output: Any) -> tuple[int, Any, Any, str]:
         (response,) = output.outputs
         ids = np.array(response.token_ids, np.int32)
         logprobs = [
@@ -139,7 +139,7 @@ BACKENDS: dict[str, Any] = {"own": Own, "vllm": VLLM}
 
 
 def _channel() -> Any:
-    """Return the channel to the run. Its module is imported by its place in this package."""
+    """Return the channel to the run. Its module is imported by path, as mugrpo may be missing."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     child = importlib.import_module("processes.child")
     sys.path.pop(0)
@@ -170,12 +170,12 @@ def main() -> None:
 def _generate(channel: Any, backend: Any, prompts: list[bytes], **task: Any) -> None:
     arrays = [np.frombuffer(prompt, np.int32) for prompt in prompts]
     slots = 0
-    for made, computed in backend.generate(arrays, **task):
+    for responses, computed in backend.generate(arrays, **task):
         slots += computed
-        if made:
+        if responses:
             completions = [
                 {"index": index, "ids": i.tobytes(), "logprobs": p.tobytes(), "reason": reason}
-                for index, i, p, reason in made
+                for index, i, p, reason in responses
             ]
             channel.send({"completions": completions, "slots": slots})
             slots = 0

@@ -1,7 +1,7 @@
-"""Attention of one's own in Hugging Face models.
+"""Custom attention functions in Hugging Face models.
 
-A function that transformers' AttentionInterface knows by name gets queries, keys and values of the
-tokens that go through the model, and the keyword arguments that the model was called with.
+A function registered with transformers' AttentionInterface receives the queries, keys and values of
+the tokens in a forward pass, and the keyword arguments that the model was called with.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_UNKNOWN = ("softcap", "s_aux", "position_bias")  # what some models want of attention besides
+_UNKNOWN = ("softcap", "s_aux", "position_bias")  # arguments by which some models change attention
 
 
 @contextmanager
 def attending(config: Any, name: str) -> Iterator[None]:
-    """Let models of `config` use the attention that transformers knows as `name`."""
-    own = config._attn_implementation
+    """Within the block, let models of `config` use the attention registered as `name`."""
+    original = config._attn_implementation
     config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = own
+        config._attn_implementation = original
 
 
-def refuse_unknown(wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError where a model wants more of attention than softmax(q k) v in a window."""
-    if unknown := [name for name in _UNKNOWN if wanted.get(name) is not None]:
-        raise ValueError(f"attention with {', '.join(unknown)}")
+def refuse_unknown(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if a model's attention is not plain softmax(q k) v, in a window or not."""
+    if unknown := [name for name in _UNKNOWN if arguments.get(name) is not None]:
+        raise ValueError(f"attention with {', '.join(unknown)} is not supported")

@@ -1,7 +1,7 @@
-"""Logprob and entropy of response tokens in chunks: the full logits never exist at once.
+"""Logprob and entropy of response tokens, in chunks, so that the full logits never exist at once.
 
-Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens, N response
-tokens of all responses laid end to end, H hidden size, V vocabulary, C tokens of a chunk.
+Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens, N packed
+response tokens, H hidden size, V vocabulary, C tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hi
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Saves hidden states and one number a token; the backward pass makes the logits again.
+    """Logprobs that save hidden states and one number per token, not logits.
 
-    Not those of the last chunk, whose memory the backward pass would take first thing.
+    The backward pass recomputes the logits, except those of the last chunk. Its probabilities are
+    saved, because the backward pass would begin by allocating that memory again.
     """
 
     @staticmethod
@@ -51,7 +52,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
+        """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
         hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         grad_weight_VH = torch.zeros_like(weight_VH)
@@ -83,10 +84,10 @@ def chunked_logprobs(
     temperature: float,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log_softmax(logits / temperature) at the targets [N], and the entropy [N] in nats.
+    """Return log_softmax(logits / temperature) at the targets [N], and the entropy [N] in nats.
 
-    logits = hidden @ weight.T + bias, computed in the hidden states' precision, the rest in fp32.
-    Memory beyond the inputs is a few times chunk x V. The entropy carries no gradient.
+    logits = hidden @ weight.T + bias, computed in the hidden states' precision; the rest is in
+    fp32. Memory beyond the inputs is a few times chunk x V. The entropy carries no gradient.
     """
     assert hidden_NH.ndim == 2 and weight_VH.ndim == 2 and targets_N.ndim == 1
     assert len(hidden_NH) == len(targets_N) > 0
@@ -106,15 +107,15 @@ def response_logprobs(
     temperature: float,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob and entropy of each response token under `model`, [B, T] both, 0 where masked.
+    """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
-    `ids_BL` holds prompt and response end to end, padded on the right. With `prompts_B`, the
-    number of each row's prompt, a prompt is computed once for all its responses.
+    `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
+    of each row's prompt, is given, each prompt is computed once for all its responses.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
     hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
-    if torch.is_autocast_enabled(ids_BL.device.type):  # the engine's head is in this precision
+    if torch.is_autocast_enabled(ids_BL.device.type):  # the precision of the engine's head
         hidden_NH = hidden_NH.to(torch.get_autocast_dtype(ids_BL.device.type))
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
@@ -135,7 +136,10 @@ def _logits(
     bias_V: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
-    """Autocast is off here: the backward pass must make the very logits of the forward pass."""
+    """Return logits / temperature, without autocast.
+
+    The backward pass, where autocast is off, must recompute exactly the logits of the forward pass.
+    """
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
     with torch.autocast(hidden_CH.device.type, enabled=False):
         logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)

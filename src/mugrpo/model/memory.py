@@ -1,4 +1,4 @@
-"""Memory that is kept, and memory that ran out: how that is told, and how it ends a run."""
+"""Keeping and returning freed memory; recognizing and reporting that memory ran out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from mugrpo.disk.errors import RunStopped, UsageError
 
-# The CPU's allocator (on Linux, on Windows), CUDA itself, its libraries, and C++ say it in a plain
-# RuntimeError.
+# What a plain RuntimeError says if memory ran out: from the CPU's allocator (on Linux, on Windows),
+# CUDA itself, its libraries, and C++.
 _TEXTS = (
     "can't allocate memory",
     "not enough memory",
@@ -22,14 +22,15 @@ _TEXTS = (
     "bad_alloc",
 )
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of glibc's mallopt
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep memory for its next use that it would give back to the system.
+    """Make this process keep freed memory for reuse instead of returning it to the system.
 
-    glibc gives every large block back at once and gets the next one page by page, each page to be
-    zeroed first: a quarter of the time of an update on a CPU. Other C libraries are left alone.
+    glibc returns every large block at once and gets the next one page by page, each page zeroed
+    first. That takes a quarter of the time of an update on a CPU. Other C libraries are left as
+    they are.
     """
     linux = sys.platform.startswith("linux")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if linux else None
@@ -39,21 +40,21 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Let other processes have the GPU memory that this one has freed."""
+    """Return freed GPU memory, so that other processes can use it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, on the CPU or on another device."""
+    """Return whether `error` means that memory ran out, on the CPU or on another device."""
     if isinstance(error, RuntimeError):
         return isinstance(error, torch.OutOfMemoryError) or any(t in str(error) for t in _TEXTS)
     return isinstance(error, MemoryError)
 
 
 def failure_kind(error: BaseException) -> str | None:
-    """Return how a process tells its parent of `error` (`peer.raise_failure`); None for a crash."""
+    """Return the kind of failure to report for `error` (`peer.raise_failure`), None for a crash."""
     if out_of_memory(error):
         return "memory"
     kinds = {RunStopped: "stopped", UsageError: "refused"}
@@ -62,7 +63,7 @@ def failure_kind(error: BaseException) -> str | None:
 
 @contextmanager
 def out_of_memory_explained(work: str, way_out: str) -> Iterator[None]:
-    """Memory that runs out in the block, which does `work`, becomes one sentence."""
+    """If memory runs out in the block, raise RunStopped, naming `work` and `way_out`."""
     try:
         yield
     except Exception as error:

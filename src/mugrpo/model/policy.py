@@ -1,4 +1,4 @@
-"""The policy: a causal language model with its tokenizer, and the update its weights are at."""
+"""The policy: a causal language model, its tokenizer, and the update that its weights are at."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMBEDDED = {
 }
 
 _WAY_OUT = (
-    "name a directory in Hugging Face form, or a hub id where there is a network (a gated one "
+    "name a directory in Hugging Face form, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
 
@@ -37,10 +37,11 @@ transformers_logging.disable_progress_bar()
 
 
 class Policy:
-    """A model and tokenizer in memory. `update` counts the updates its weights have seen.
+    """A model and its tokenizer in memory.
 
-    Weights are fp32 whatever the precision of the arithmetic. Dropout is off always: the
-    logprobs that are optimized must be those that were sampled from.
+    `update` is the number of updates that its weights have had. Weights are fp32, whatever the
+    precision of the arithmetic. Dropout is always off: the logprobs that are optimized must be
+    those that were sampled from.
     """
 
     def __init__(self, model: Any, tokenizer: Any, options: ModelOptions) -> None:
@@ -49,9 +50,9 @@ class Policy:
         self.precision = options.precision
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
-        self.device: torch.device = model.device  # where it is computed
-        self.ranks: Ranks = ALONE  # among which the weights are shared
-        self.compute: nn.Module | None = None  # from ids to logprobs, of a model shared among ranks
+        self.device: torch.device = model.device  # where it computes
+        self.ranks: Ranks = ALONE  # the ranks that split the weights
+        self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
         size: int = model.get_input_embeddings().weight.shape[0]
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
@@ -65,62 +66,66 @@ class Policy:
         self.model.train(options.gradient_checkpointing)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The arithmetic of forward passes: bf16 autocast, or nothing for fp32."""
+        """Return the context of forward passes: bf16 autocast, or nothing for fp32."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def nonfinite_parameter(self) -> str | None:
-        """The name of a parameter that holds NaN or inf, or None."""
+        """Return the name of a parameter that holds NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(local(parameter)).all():
                 return str(name)
         return None
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face form.
+        """Write model and tokenizer to `folder` in Hugging Face form.
 
-        Of a model that is shared all ranks call it, and the first writes.
+        If ranks split the model, all of them must call this, and the first one writes.
         """
-        whole: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         if self.compute is not None:
-            kept = self.model.state_dict().keys()
+            names = self.model.state_dict().keys()
             for name, tensor in tensors_of(self.model).items():  # tied ones once
-                if name in kept:
-                    together = full(tensor)
+                if name in names:
+                    value = full(tensor)
                     if self.ranks.first:
-                        whole[name] = together.cpu()
+                        tensors[name] = value.cpu()
         if self.ranks.first:
-            self.model.save_pretrained(folder, state_dict=whole or None)
+            self.model.save_pretrained(folder, state_dict=tensors or None)
             self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, path: str | Path, update: int) -> None:
-        """Take the weights of a model of the same architecture: a directory or a hub id.
+        """Load the weights of a model of the same architecture from a directory or a hub id.
 
-        Of a model that is shared all ranks call it, and the first reads.
+        If ranks split the model, all of them must call this, and the first one reads. Raises
+        UsageError if the model cannot be loaded or has another architecture.
         """
         if self.compute is None:
             try:
                 self.model.load_state_dict(_load_model(path).state_dict())
             except RuntimeError as error:
-                raise _another_form(path, _first(error)) from None
+                raise _other_architecture(path, _first_line(error)) from None
         else:
             source = tensors_of(_load_model(path)) if self.ranks.first else None
             if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
-                raise _another_form(path, "names or shapes of weights differ")
+                raise _other_architecture(path, "its weights have other names or shapes")
             fill(self.model, source, self.ranks)
         self.update = update
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Let `model`, a Hugging Face one, compute its activations again in the backward pass."""
-    with warnings.catch_warnings():  # older versions lack its new name
+    """Make the Hugging Face model `model` recompute its activations in the backward pass."""
+    with warnings.catch_warnings():  # older versions do not know the new name of the call
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
-    """The tokenizer of `options`, which names an end-of-sequence token; UsageError otherwise."""
+    """Return the tokenizer of `options`.
+
+    Raises UsageError if it cannot be loaded or names no end-of-sequence token.
+    """
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the tokenizer of {path}"):
@@ -128,32 +133,32 @@ def load_tokenizer(options: ModelOptions) -> Any:
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
             raise UsageError(
-                f"model.eos_token = {options.eos_token!r} is no token of {options.path}"
+                f"model.eos_token = {options.eos_token!r} is not a token of {options.path}"
             )
         tokenizer.eos_token = options.eos_token
     if tokenizer.eos_token_id is None:
         raise UsageError(
-            f"the tokenizer of {options.path} names no end-of-sequence token, so that every "
+            f"the tokenizer of {options.path} names no end-of-sequence token, so every "
             "response would be truncated; name one with --model.eos_token"
         )
     return tokenizer
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
-    """(vocabulary, longest context in tokens or None) of the model, from its config alone."""
+    """Return (vocabulary size, longest context in tokens or None), from the config alone."""
     config = _load_config(options).get_text_config()
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
-    """Return what `Policy.vocabulary` will be, from the model's configs alone.
+    """Return the same vocabulary as `Policy.vocabulary`, from the model's configs alone.
 
-    Raise UsageError if they cannot be read, or the tokenizer is another model's.
+    Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
     """
     config = _load_config(options)
     try:
         generation_config = GenerationConfig.from_pretrained(model_path(options))
-    except OSError:  # there is none
+    except OSError:  # the model has none
         generation_config = GenerationConfig.from_model_config(config)
     size = config.get_text_config().vocab_size
     return vocabulary_of(size, tokenizer, generation_config, options)
@@ -169,11 +174,11 @@ def _load_config(options: ModelOptions) -> Any:
 def load_policy(
     options: ModelOptions, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
 ) -> Policy:
-    """The policy at update 0. Raises UsageError where model or tokenizer cannot be had.
+    """Return the policy at update 0.
 
-    Of several `ranks` the first alone reads weights, into the host's memory; on the others they
-    are anything until they are shared, see `sharding.shard`.
-    On a CPU the process keeps the memory that it frees from here on.
+    If there are several `ranks`, only the first reads weights, into host memory. On the others the
+    weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps
+    freed memory from here on. Raises UsageError if model or tokenizer cannot be loaded.
     """
     path = model_path(options)
     model = _load_model(path) if ranks.first else None
@@ -181,7 +186,7 @@ def load_policy(
     if model is None:
         model = _empty_model(path, names)
     tokenizer = load_tokenizer(options)
-    if ranks.size == 1:  # safetensors hands out unaligned memory; resume is exact
+    if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
     device = options.device
@@ -199,7 +204,7 @@ def load_policy(
 
 
 def _load_model(path: str | Path) -> Any:
-    """The model in fp32, every one of its weights from the files, none left at random."""
+    """Return the model in fp32. Raises UsageError if the files lack any of its weights."""
     text = str(path)
     _refuse_absent(text)
     model: Any
@@ -209,34 +214,37 @@ def _load_model(path: str | Path) -> Any:
             path, dtype=torch.float32, output_loading_info=True
         )
     if absent := sorted(info["missing_keys"]):
-        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are not complete")
+        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
     return model
 
 
 def _empty_model(path: str, names: set[str]) -> Any:
-    """The form of a model that has tensors of these names, in fp32.
+    """Return a model with tensors of these names, in fp32.
 
-    Its weights are memory that is reserved and never written to.
+    Its weights are reserved memory that is never written to.
     """
     with _loading(f"the model {path}"), torch.device("meta"):
         config = AutoConfig.from_pretrained(path)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.to_empty(device="cpu")  # unties
-    if tensors_of(model).keys() != names:  # files may have untied what the config ties
+    model.to_empty(device="cpu")  # unties weights
+    if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
         model.tie_weights()
     return model
 
 
 @contextlib.contextmanager
-def _loading(what: str) -> Iterator[None]:
+def _loading(description: str) -> Iterator[None]:
+    """Turn the errors of loading what is described into a UsageError."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{what} cannot be loaded ({_first(error)}); {_WAY_OUT}") from None
+        raise UsageError(
+            f"{description} cannot be loaded ({_first_line(error)}); {_WAY_OUT}"
+        ) from None
 
 
-def _another_form(path: str | Path, how: str) -> UsageError:
-    return UsageError(f"{path} holds a model of another form ({how})")
+def _other_architecture(path: str | Path, reason: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another architecture ({reason})")
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
@@ -244,44 +252,44 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def _refuse_absent(path: str) -> None:
-    """Raise UsageError for what is neither a directory nor in the form of a hub id."""
+    """Raise UsageError if `path` is neither a directory nor has the form of a hub id."""
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
         raise UsageError(
             f"there is no model directory {path}; name one in Hugging Face form, or a hub id"
         )
 
 
-def _first(error: Exception) -> str:
-    """The first line of what a library has to say."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of a library's error message."""
     return str(error).strip().split("\n")[0]
 
 
 def model_path(options: ModelOptions) -> str:
-    """The directory or hub id of the model; raises UsageError where it is still to be converted."""
+    """Return the model's directory or hub id. Raises UsageError if it must first be converted."""
     if options.path not in PACKAGED:
         return str(EMBEDDED.get(options.path, options.path))
     folder = converted(options.path)
     if not folder.exists():
         raise UsageError(
-            f"the model {options.path} is not converted yet: `mugrpo convert {options.path}` does "
-            "it once"
+            f"the model {options.path} is not converted yet; run `mugrpo convert {options.path}` "
+            "once"
         )
     return str(folder)
 
 
 def model_fingerprint(options: ModelOptions) -> str:
-    """A hash of every file of a model directory; a hub id stands for itself."""
+    """Return a hash of all files of the model's directory, or the hub id itself."""
     folder = Path(model_path(options))
     if not folder.is_dir():
         return options.path
-    found = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
-    files = sorted(path for path in found if path.is_file())
+    paths = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    files = sorted(path for path in paths if path.is_file())
     lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _turn_off_dropout(model: nn.Module) -> None:
-    """Every dropout rate becomes 0, those that modules keep as plain numbers too."""
+    """Set every dropout rate to 0, including rates that modules store as plain numbers."""
     for module in model.modules():
         rates = [n for n, v in vars(module).items() if "drop" in n and isinstance(v, float)]
         for name in rates:

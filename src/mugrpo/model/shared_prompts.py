@@ -1,9 +1,9 @@
-"""The hidden states that tell response tokens: a row at a time, or each prompt computed once.
+"""The hidden states that predict response tokens, row by row or with each prompt computed once.
 
 Suffixes: B responses, U distinct prompts, L prompt and response tokens (right-padded), P prompt
 tokens (right-padded), T response tokens, S response tokens but the last, K prompt and response
-tokens that a response looks at (P + S), N response tokens of all responses laid end to end, M
-tokens that go through the model, laid end to end, H hidden size, Q query heads, D head dimension.
+tokens that a response attends to (P + S), N packed response tokens, M packed tokens of the forward
+pass, H hidden size, Q query heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
 
-_PACKED = "mugrpo_packed"  # the name under which models find `packed_attention`
+_PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
 
 
 def response_places(
     ids_BL: torch.Tensor, prompt_lengths_B: torch.Tensor, mask_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Where the response tokens are in the flattened `ids_BL`, [N]."""
+    """Return the indices of the response tokens in the flattened `ids_BL`, [N]."""
     rows_B1 = torch.arange(len(ids_BL), device=ids_BL.device)[:, None] * ids_BL.shape[1]
     steps_T = torch.arange(mask_BT.shape[1], device=ids_BL.device)
     return (rows_B1 + prompt_lengths_B[:, None] + steps_T)[mask_BT]
@@ -32,9 +32,9 @@ def response_places(
 def plain_hidden(
     model: Any, ids_BL: torch.Tensor, prompt_lengths_B: torch.Tensor, mask_BT: torch.Tensor
 ) -> torch.Tensor:
-    """The hidden state before each response token, [N, H].
+    """Return the hidden state before each response token, [N, H].
 
-    `ids_BL` is padded on the right: a causal model never looks at what follows, so no attention
+    `ids_BL` is padded on the right. A causal model never attends to later tokens, so no attention
     mask is needed and the fast kernels stay usable.
     """
     hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
@@ -50,10 +50,11 @@ def shared_hidden(
     mask_BT: torch.Tensor,
     prompts_B: torch.Tensor,
 ) -> torch.Tensor:
-    """What `plain_hidden` returns, each of the prompts that `prompts_B` numbers computed once.
+    """Return what `plain_hidden` returns, but compute each prompt only once.
 
-    Prompts and responses are laid end to end, without padding; only attention takes them apart. A
-    response's last token tells nothing and is not computed.
+    `prompts_B` is the number of each row's prompt. Prompts and responses are packed without
+    padding; only attention separates them. A response's last token predicts nothing and is not
+    computed.
     """
     assert prompts_B.shape == prompt_lengths_B.shape
     packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B)
@@ -73,16 +74,16 @@ def shared_hidden(
 
 @dataclass(frozen=True)
 class Packing:
-    """Tokens laid end to end, prompts first, and where attention finds them again."""
+    """Packed tokens, prompts first, and the indices by which attention separates them."""
 
     ids: torch.Tensor  # [M]
     positions: torch.Tensor  # [M]
-    prompt: torch.Tensor  # [U, P], where in M a prompt's tokens are, 0 in padding
-    response: torch.Tensor  # [B, S], where in M a response's tokens are, 0 in padding
-    looked: torch.Tensor  # [B, K], where in M is what a response looks at
-    back: torch.Tensor  # [M], where a token is among [U, P] and [B, S], both flattened
+    prompt: torch.Tensor  # [U, P], indices in M of a prompt's tokens, 0 in padding
+    response: torch.Tensor  # [B, S], indices in M of a response's tokens, 0 in padding
+    context: torch.Tensor  # [B, K], indices in M of the tokens that a response attends to
+    back: torch.Tensor  # [M], a token's index in [U, P] and [B, S], flattened and concatenated
     visible: torch.Tensor  # [B, S, K] bool
-    distance: torch.Tensor  # [B, S, K] positions between a token and what it looks at
+    distance: torch.Tensor  # [B, S, K] positions between a token and the one it attends to
     masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by window
 
     @classmethod
@@ -93,7 +94,7 @@ class Packing:
         mask_BT: torch.Tensor,
         prompts_B: torch.Tensor,
     ) -> Packing:
-        """Of rows as `shared_hidden` takes them."""
+        """Pack rows, given as in `shared_hidden`."""
         device = ids_BL.device
         rows_B = torch.arange(len(prompts_B), device=device)
         rows_U = rows_B.new_zeros(int(prompts_B.max()) + 1).scatter(0, prompts_B, rows_B)
@@ -115,7 +116,7 @@ class Packing:
             positions=torch.cat([places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]),
             prompt=prompt_UP,
             response=response_BS,
-            looked=torch.cat([prompt_UP[prompts_B], response_BS], 1),
+            context=torch.cat([prompt_UP[prompts_B], response_BS], 1),
             back=torch.cat([real_UP.flatten(), real_BS.flatten()]).nonzero()[:, 0],
             visible=torch.cat(
                 [
@@ -133,8 +134,11 @@ class Packing:
             ),
         )
 
-    def seen(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Masks of prompts (None: causal) and of responses, for layers that see `window` tokens."""
+    def attention_masks(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return masks of prompts and of responses for layers that attend to `window` tokens.
+
+        `window` None means all tokens. A mask None means plain causal attention.
+        """
         if window is None:
             return None, self.visible[:, None]
         if window not in self.masks:
@@ -157,44 +161,44 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     dropout: float = 0.0,
-    **more: Any,
+    **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of tokens laid end to end, as Hugging Face models call it; [1, M, Q, D].
+    """Compute attention of packed tokens, called by Hugging Face models.
 
-    `query`, `key` and `value` are [1, heads, M, D]. Raises ValueError where the model asks for what
-    is not known here.
+    `query`, `key` and `value` are [1, heads, M, D]; the output is [1, M, Q, D]. Raises ValueError
+    if the model requires a kind of attention that is not supported.
     """
-    refuse_unknown(more)
-    query_MQD, key_MQD, value_MQD = (one[0].transpose(0, 1) for one in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]  # heads that share keys and values
-    of_prompts, of_responses = packing.seen(sliding_window)
+    refuse_unknown(extras)
+    query_MQD, key_MQD, value_MQD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]  # several query heads share keys and values
+    prompt_mask, response_mask = packing.attention_masks(sliding_window)
 
-    def taken(of_tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def gathered(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """[M, heads, D] -> [rows, heads, columns, D]"""
-        chosen = of_tokens.index_select(0, places.flatten())
+        chosen = states.index_select(0, indices.flatten())
         heads, size = chosen.shape[1:]
-        return chosen.view(*places.shape, heads, size).transpose(1, 2)
+        return chosen.view(*indices.shape, heads, size).transpose(1, 2)
 
     def attended(
         queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Flattened [rows, columns], by [Q, D]."""
-        made = F.scaled_dot_product_attention(
-            taken(query_MQD, queries),
-            taken(key_MQD, keys),
-            taken(value_MQD, keys),
+        """Return the output for `queries`, [rows x columns, Q, D]."""
+        output = F.scaled_dot_product_attention(
+            gathered(query_MQD, queries),
+            gathered(key_MQD, keys),
+            gathered(value_MQD, keys),
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
             scale=scaling,
             enable_gqa=grouped,
         )
-        flat: torch.Tensor = made.transpose(1, 2).flatten(0, 1)
+        flat: torch.Tensor = output.transpose(1, 2).flatten(0, 1)
         return flat
 
-    parts = [attended(packing.prompt, packing.prompt, of_prompts)]
+    parts = [attended(packing.prompt, packing.prompt, prompt_mask)]
     if packing.response.numel():
-        parts.append(attended(packing.response, packing.looked, of_responses))
+        parts.append(attended(packing.response, packing.context, response_mask))
     return torch.cat(parts).index_select(0, packing.back)[None], None
 
 
@@ -202,11 +206,12 @@ AttentionInterface.register(_PACKED, packed_attention)
 
 
 def can_share_prompts(model: Any) -> bool:
-    """Whether `shared_hidden` gives what `plain_hidden` gives: tried on tiny rows, in fp32.
+    """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
-    Not so for models that mix tokens by other means than attention, or ask for more of it. Rotary
-    embeddings that depend on the sequence's length would differ only past a length that is not
-    tried; gradient checkpointing would compute again with the model's own attention.
+    It does not for models that mix tokens other than by attention, or whose attention is not
+    supported. Two cases are excluded without a test. Rotary embeddings that depend on the
+    sequence's length would differ only beyond the tested length. Gradient checkpointing would
+    recompute with the model's own attention.
     """
     rope = str(getattr(model.config, "rope_parameters", None))
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
@@ -224,7 +229,7 @@ def can_share_prompts(model: Any) -> bool:
         try:
             prompts_B = torch.tensor([0, 0, 1], device=device)
             shared = _with_gradient(shared_hidden(*case, prompts_B), weight)
-        except Exception:  # whatever a model of another kind has against it
+        except Exception:  # other kinds of models may fail in any way
             return False
     return all(
         a.shape == b.shape and bool((a - b).abs().max() <= 1e-3 * a.abs().max())
@@ -233,7 +238,10 @@ def can_share_prompts(model: Any) -> bool:
 
 
 def _with_gradient(hidden_NH: torch.Tensor, weight: torch.Tensor | None) -> list[torch.Tensor]:
-    """Hidden states, and the gradient of a weighted sum of them: a plain one may be constant."""
+    """Return hidden states and the gradient of a weighted sum of them.
+
+    The plain sum may be constant.
+    """
     if weight is None:
         return [hidden_NH]
     weights_NH = torch.linspace(-1, 2, hidden_NH.numel(), device=hidden_NH.device)

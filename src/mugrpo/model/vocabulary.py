@@ -1,4 +1,4 @@
-"""What an engine must know of a model's tokens, though it may never see the model."""
+"""What an engine needs to know about a model's tokens, even if it never loads the model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def vocabulary_of(
 ) -> Vocabulary:
     """Return the vocabulary of a model with `size` embeddings.
 
-    A response ends at the tokenizer's end-of-sequence token or one of the generation config's, if
-    there is one. Raise UsageError if one of them is outside the embeddings.
+    A response ends at the tokenizer's end-of-sequence token, or at one of the generation config's
+    if there is one. Raises UsageError if one of these tokens is outside the embeddings.
     """
-    more = getattr(generation_config, "eos_token_id", None)
-    ids = more if isinstance(more, list) else [] if more is None else [more]
+    eos_ids = getattr(generation_config, "eos_token_id", None)
+    ids = eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids]
     stop_ids = sorted({tokenizer.eos_token_id, *ids})
     if max(stop_ids) >= size:
         raise UsageError(
             f"the end-of-sequence id {max(stop_ids)} is outside the model's "
-            f"{size} embeddings: the tokenizer of {options.path} is not this model's"
+            f"{size} embeddings: the tokenizer of {options.path} belongs to another model"
         )
     return Vocabulary(size, stop_ids)

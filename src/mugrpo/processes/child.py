@@ -1,7 +1,7 @@
-"""The child's side of a process that another one started (`peer`): its channel, and its end.
+"""The child's side of a peer process (`peer`): its channel to the parent, and how it ends.
 
-It imports the standard library alone, and its neighbor relatively: an interpreter without mugrpo
-loads it too (`engines/worker.py`).
+This module imports only the standard library, and `messages` by a relative import, so that an
+interpreter without mugrpo can load it too (`engines/worker.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 from .messages import Inbox, send, to_json
 
-_HEARTBEAT = 1.0  # seconds between messages, at least, while work makes progress
+_HEARTBEAT = 1.0  # longest time in seconds between messages while work makes progress
 
 
 class Channel:
-    """The conversation with the parent. Its descriptors are the last two words of the command.
+    """The connection to the parent. Its descriptors are the last two arguments of the command.
 
-    From its creation on this process and all that it starts end with the parent, Ctrl-C is the
-    parent's business, and a crash leaves no core.
+    Once it is created, this process and its children end with the parent, Ctrl-C is left to the
+    parent, and a crash leaves no core dump.
     """
 
     def __init__(self) -> None:
@@ -59,22 +59,25 @@ class Channel:
         self._spoke = time.monotonic()
 
     def heartbeat(self) -> None:
-        """Tell the parent that work goes on, if it has heard nothing for a while."""
+        """Tell the parent that work continues, if nothing was sent for `_HEARTBEAT` seconds."""
         if time.monotonic() - self._spoke > _HEARTBEAT:
             self.send({"alive": True})
 
 
 def limit_memory(megabytes: int) -> None:
-    """Limit private writable memory: what a bomb takes, but not what a library maps or reserves."""
+    """Limit this process's private writable memory.
+
+    That stops runaway allocations, but does not count what a library maps or reserves.
+    """
     limit = megabytes << 20
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _end_with(lifeline: socket.socket) -> None:
-    """Have this process's group killed as soon as the parent's end of `lifeline` is closed.
+    """Arrange that this process's group is killed when the parent's end of `lifeline` closes.
 
-    On Linux the kernel does it, even in the middle of a C loop that holds the interpreter's lock,
-    and whichever thread of the parent started this process.
+    On Linux the kernel does it. That works even during a C loop that holds the interpreter's lock,
+    and whichever thread of the parent started this process. Elsewhere a thread waits for it.
     """
     try:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -85,9 +88,9 @@ def _end_with(lifeline: socket.socket) -> None:
         return
     lifeline.setblocking(False)
     with suppress(BlockingIOError):
-        _wait_and_kill(lifeline)  # if the parent ended before
+        _wait_and_kill(lifeline)  # in case the parent has already ended
 
 
 def _wait_and_kill(lifeline: socket.socket) -> None:
-    lifeline.recv(1)  # nothing is ever sent: this is the end
+    lifeline.recv(1)  # nothing is ever sent, so this returns when the parent's end closes
     os.killpg(0, signal.SIGKILL)

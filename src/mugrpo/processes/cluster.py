@@ -1,4 +1,4 @@
-"""Ray, where a run uses it: connected to once, or started on this machine for the run."""
+"""Ray: a connection to a cluster, made once, or a Ray started on this machine for the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Any
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import UsageError
 
-_PATIENCE = 10.0  # seconds for a cluster to take a connection
-_OBJECT_STORE = 1 << 28  # bytes of a Ray that is started here: only messages go through it
+_PATIENCE = 10.0  # seconds that a cluster has to accept a connection
+_OBJECT_STORE = 1 << 28  # bytes, for a Ray started here, which only carries messages
 
 
 def connected(options: RayBackend) -> Any:
-    """The module ray, connected. Raises UsageError where it is missing or no cluster answers.
+    """Return the module ray, connected to the cluster.
 
-    A Ray that is started here ends with the thread that calls this first.
+    A Ray that is started here ends with the thread that first calls this. Raises UsageError if Ray
+    is not installed or no cluster answers.
     """
     return _connected(options.address or os.environ.get("RAY_ADDRESS") or "local")
 
@@ -29,7 +30,7 @@ def connected(options: RayBackend) -> Any:
 @cache
 def _connected(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    started = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    local_options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     _require_listener(address)
     with _handlers_kept():
         try:
@@ -41,7 +42,7 @@ def _connected(address: str) -> Any:
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **(started if address == "local" else {}),
+                **(local_options if address == "local" else {}),
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _no_answer(address, str(error).splitlines()[0]) from None
@@ -49,7 +50,7 @@ def _connected(address: str) -> Any:
 
 
 def _require_listener(address: str) -> None:
-    """Raise UsageError where nobody listens at host:port; Ray itself would wait for minutes."""
+    """Raise UsageError if nothing listens at host:port. Ray itself would wait for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in host:
         try:
@@ -66,41 +67,44 @@ def _no_answer(address: str, reason: str) -> UsageError:
 
 
 def require_room(options: RayBackend, cpus: float, gpus: float) -> None:
-    """Raise UsageError where what is reserved together can never be had at once.
+    """Raise UsageError if this machine's Ray can never provide `cpus` and `gpus` at once.
 
-    A cluster that lacks it may grow: there Ray waits.
+    A cluster may grow, so there Ray waits until they are available.
     """
     ray = connected(options)
-    there = ray.cluster_resources()
+    resources = ray.cluster_resources()
     grows = options.address or os.environ.get("RAY_ADDRESS")
-    for kind, wanted in (("CPU", cpus), ("GPU", gpus)):
-        if wanted > there.get(kind, 0) and not grows:
+    for kind, required in (("CPU", cpus), ("GPU", gpus)):
+        if required > resources.get(kind, 0) and not grows:
             raise UsageError(
-                f"engines and updates want {wanted:g} {kind}s at once, this machine's Ray has "
-                f"{there.get(kind, 0):g}; lower --engine.processes, --distributed.processes, "
-                "--backend.engine_cpus or --backend.rank_cpus, or name a cluster with "
-                "--backend.address"
+                f"engines and updates need {required:g} {kind}s at once, but this machine's Ray "
+                f"has {resources.get(kind, 0):g}; lower --engine.processes, "
+                "--distributed.processes, --backend.engine_cpus or --backend.rank_cpus, or name a "
+                "cluster with --backend.address"
             )
 
 
 def on_gpus(options: RayBackend) -> bool:
-    """Whether engines and ranks reserve GPUs."""
-    there = _gpus_there(options.address or os.environ.get("RAY_ADDRESS") or "local")
-    return there if options.gpus is None else options.gpus
+    """Return whether engines and ranks reserve GPUs."""
+    available = _has_gpus(options.address or os.environ.get("RAY_ADDRESS") or "local")
+    return available if options.gpus is None else options.gpus
 
 
 @cache
-def _gpus_there(address: str) -> bool:
-    """As it is at first: an answer that changed would change what a run computes on."""
+def _has_gpus(address: str) -> bool:
+    """Return whether the cluster has GPUs.
+
+    The first answer is kept: if it changed, so would the devices that a run computes on.
+    """
     return bool(_connected(address).cluster_resources().get("GPU", 0))
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; the run has handled it already."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    """Restore the run's signal handlers after the block. Ray replaces the one for SIGTERM."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""What the run and its processes say to each other: JSON, each message behind its length.
+"""Messages between the run and its processes: JSON, each preceded by its length.
 
-JSON and not pickle: a reward worker has touched what a model wrote, and nothing that it sends may
-run.
+It is JSON rather than pickle because a reward worker handles text written by a model, and nothing
+that it sends may be executed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 _LENGTH = struct.Struct("!Q")
 _TAG = "$mugrpo"
-_LARGEST = 1 << 30  # bytes; more is no message but a stream gone wrong
+_LARGEST = 1 << 30  # bytes; a larger length means a corrupted stream
 
 _FROM_TEXT: dict[str, Any] = {
     "datetime": datetime.datetime.fromisoformat,
@@ -29,43 +29,44 @@ _FROM_TEXT: dict[str, Any] = {
 
 
 def to_json(value: Any) -> str:
-    """`value` as JSON text. Half a surrogate pair is as good a character here as any other.
+    """Return `value` as JSON text. Half a surrogate pair is allowed like any other character.
 
-    Dates, times, Decimal and bytes come back as they were, tuples as lists, numpy's and torch's
-    arrays as lists and numbers, keys of dictionaries as text. Raises TypeError for anything else.
+    `from_json` restores dates, times, Decimal and bytes. Tuples come back as lists, arrays of numpy
+    and torch as lists or numbers, keys of dictionaries as text. Raises TypeError for anything else.
     """
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
 
 def from_json(text: str) -> Any:
+    """Return the value that `to_json` wrote."""
     return json.loads(text, object_hook=_original)
 
 
 def send(channel: socket.socket, text: str) -> None:
-    """Send one message of JSON text."""
+    """Send JSON text as one message."""
     body = text.encode("utf-8", "surrogatepass")
     channel.sendall(_LENGTH.pack(len(body)) + body)
 
 
 class Inbox:
-    """Puts messages together from the bytes that arrive."""
+    """Bytes received from a channel, and the messages assembled from them."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def read(self, channel: socket.socket) -> bool:
-        """Take what `channel` has, waiting for some; False at its end."""
+        """Read what `channel` has, waiting for at least one byte. Return False at its end."""
         arrived = channel.recv(1 << 16)
         self._bytes += arrived
         return bool(arrived)
 
     def message(self) -> Any:
-        """The next whole message, or None."""
+        """Return the next complete message, or None. Raises ValueError if it is too long."""
         if len(self._bytes) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)
         if length > _LARGEST:
-            raise ValueError(f"a message of {length} bytes")
+            raise ValueError(f"a message of {length} bytes is too long")
         end = _LENGTH.size + length
         if len(self._bytes) < end:
             return None
@@ -75,7 +76,7 @@ class Inbox:
 
 
 def printable(text: str, longest: int = 300) -> str:
-    """`text` cut to a sane length, what cannot be printed written as an escape."""
+    """Return `text` cut to `longest` characters, with unprintable ones escaped."""
     cut = text if len(text) <= longest else text[: longest - 3] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
@@ -92,7 +93,7 @@ def _plain(value: Any) -> Any:
             return {_TAG: ["bytes", base64.b64encode(value).decode()]}
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"JSON has no name for a {type(value).__name__}")
+    raise TypeError(f"JSON cannot represent a value of type {type(value).__name__}")
 
 
 def _original(entry: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""A process of ours at the other end of a channel: started, told, heard, ended.
+"""Peer processes: how this process starts one, exchanges messages with it, and ends it.
 
-It runs a program of its own, whose side is `child`; both sides say JSON (`messages`). It ends with
-the process that started it, however that one ends, and so does all that it has started itself.
+A peer runs a program of its own, which uses `child`. Both sides exchange JSON (`messages`). A peer
+and all that it starts end with the process that started it, however that process ends.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from typing import Any, TypeVar
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import Inbox, send
 
-TICK = 0.5  # seconds after which one that waits for a word is given its turn
-_ENDING = 5.0  # seconds for a process that has closed its channel to end by itself
+TICK = 0.5  # seconds after which a caller that waits for a message gets control back
+_ENDING = 5.0  # seconds that a process has to end by itself after closing its channel
 _STDERR = 2
 
 P = TypeVar("P", bound="Peer")
 
 
 class PeerLost(Exception):
-    """The peer has ended, or is given up because it takes or says nothing."""
+    """The peer has ended, or counts as lost because it reads or sends nothing."""
 
     def __init__(self, text: str, ended: str | None = None) -> None:
         super().__init__(text)
-        self.ended = ended  # how, if it has
+        self.ended = ended  # how it ended, or None if it has not
 
 
 _peers: weakref.WeakSet[Peer] = weakref.WeakSet()
 
 
 class Peer:
-    """Such a process on this machine."""
+    """A peer process on this machine."""
 
     def __init__(
         self,
@@ -53,20 +53,20 @@ class Peer:
         environment: Mapping[str, str],
         log: Path | None = None,
     ) -> None:
-        """Start `command`, with the descriptors of `child.Channel` behind it, and send `setup`.
+        """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
-        What it prints goes to `log`, or to this process's stderr. `environment` is added to this
-        process's. Raise OSError if the command cannot be run.
+        Its output goes to `log`, or to this process's stderr. `environment` is added to this
+        process's environment. Raises OSError if the command cannot be run.
         """
-        self.silence: float | None = silence  # seconds that it may say nothing; None: any number
-        self._spoke = time.monotonic()  # either side, last
+        self.silence: float | None = silence  # longest silence in seconds; None for no limit
+        self._spoke = time.monotonic()  # when either side last sent a message
         self._inbox = Inbox()
         self._owner = os.getpid()
         self._ended: str | None = None
         self._channel, theirs = socket.socketpair()
-        self._lifeline, held = socket.socketpair()  # no word is ever said there, see `child`
-        with theirs, held:
-            descriptors = theirs.fileno(), held.fileno()
+        self._lifeline, their_lifeline = socket.socketpair()  # never carries data, see `child`
+        with theirs, their_lifeline:
+            descriptors = theirs.fileno(), their_lifeline.fileno()
             try:
                 with open(log, "ab") if log else nullcontext(_STDERR) as out:
                     self.process = subprocess.Popen(
@@ -82,55 +82,58 @@ class Peer:
                 self._hang_up()
                 raise
         _peers.add(self)
-        with suppress(PeerLost):  # it ended at once: whoever hears it learns how
+        with suppress(PeerLost):  # if it has already ended, `hear` says how
             self.send(setup)
 
     @property
     def ours(self) -> bool:
-        """Whether this process started it, and is not a fork of the one that did."""
+        """Whether this very process started the peer, rather than one that it was forked from."""
         return self._owner == os.getpid()
 
     @property
     def due(self) -> float:
-        """The time, as time.monotonic() has it, at which it has said nothing for too long."""
+        """The time, by time.monotonic(), at which the peer has been silent for too long."""
         return math.inf if self.silence is None else self._spoke + self.silence
 
     def send(self, text: str) -> None:
-        """Send a message, JSON. Its silence counts from here. Raise PeerLost if it is not taken."""
+        """Send a message, which is JSON text, and restart the clock of the peer's silence.
+
+        Raises PeerLost if the peer does not read it.
+        """
         self._spoke = time.monotonic()
         try:
             self._channel.settimeout(self.silence)
             send(self._channel, text)
         except TimeoutError:
-            raise PeerLost(f"has taken nothing for {self.silence:g} s") from None
+            raise PeerLost(f"has read nothing for {self.silence:g} s") from None
         except OSError:
             raise self._lost() from None
 
     def hear(self, patience: float = TICK) -> Any:
-        """Return its next message, or None if it says nothing for `patience` seconds.
+        """Return the peer's next message, or None if it sends nothing for `patience` seconds.
 
-        Raise PeerLost once it has ended, or has said nothing for `silence` seconds.
+        Raises PeerLost if it has ended, or has sent nothing for `silence` seconds.
         """
         try:
             while (message := self._inbox.message()) is None:
                 if not wait([self._channel], patience):
                     if time.monotonic() >= self.due:
-                        raise PeerLost(f"has said nothing for {self.silence:g} s")
+                        raise PeerLost(f"has sent nothing for {self.silence:g} s")
                     return None
                 if not self._inbox.read(self._channel):
                     raise self._lost()
         except OSError:
             raise self._lost() from None
-        except ValueError:  # no message of ours
+        except ValueError:  # not a valid message
             ended = self.end()
             raise PeerLost(f"ended with {ended}", ended) from None
         self._spoke = time.monotonic()
         return message
 
     def end(self) -> str:
-        """Kill it with all that it started. Return how it ended, which may have been before.
+        """Kill the peer and all that it started. Return how it ended, now or earlier.
 
-        A fork of the process that started it only lets go of it.
+        In a fork of the process that started it, only close the connection.
         """
         self._hang_up()
         if self._ended is None:
@@ -138,9 +141,9 @@ class Peer:
         return self._ended
 
     def _lost(self) -> PeerLost:
-        """Note how a process that closed its channel has ended."""
-        until = time.monotonic() + _ENDING
-        while self._ended is None and _runs(self.process.pid) and time.monotonic() < until:
+        """Wait for a process that has closed its channel to end. Return an error that says how."""
+        deadline = time.monotonic() + _ENDING
+        while self._ended is None and _runs(self.process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         ended = self.end()
         return PeerLost(f"ended with {ended}", ended)
@@ -151,29 +154,29 @@ class Peer:
 
 
 def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
-    """Wait until some of `peers` say something, end, or have been silent for too long.
+    """Wait until some of `peers` send a message, end, or have been silent for too long.
 
-    Return those, or none after `patience` seconds.
+    Return these, or an empty list after `patience` seconds.
     """
-    until = min((peer.due for peer in peers), default=math.inf)
-    patience = min(patience, max(0.0, until - time.monotonic()))
-    assert patience < math.inf, "nothing to wait for"
-    heard = wait([peer._channel for peer in peers], patience)
+    deadline = min((peer.due for peer in peers), default=math.inf)
+    patience = min(patience, max(0.0, deadline - time.monotonic()))
+    assert patience < math.inf, "without a deadline or patience, this would wait forever"
+    readable = wait([peer._channel for peer in peers], patience)
     now = time.monotonic()
-    return [peer for peer in peers if peer._channel in heard or peer.due <= now]
+    return [peer for peer in peers if peer._channel in readable or peer.due <= now]
 
 
 def raise_failure(message: dict[str, Any]) -> None:
-    """Raise what stopped the peer's work if that is no crash: memory, the model or its options."""
+    """Raise the failure that `message` reports, if any: out of memory, a stop, or a refusal."""
     kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
     if (kind := message.get("failed")) is not None:
         raise kinds[kind](message["text"])
 
 
 def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Ask a process with a session of its own, and all that it started, to end.
+    """Ask a process that leads its own session, and all that it started, to end.
 
-    Kill what has not after `patience` seconds.
+    Kill them if the process has not ended after `patience` seconds.
     """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
@@ -184,18 +187,18 @@ def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def kill_with_all(process: subprocess.Popen[bytes]) -> str:
-    """Kill a process with a session of its own, and all that it started.
+    """Kill a process that leads its own session, and all that it started.
 
-    Return how it ended, which may have been before.
+    Return how it ended, now or earlier.
     """
-    with suppress(ProcessLookupError):  # before the wait: until then its number is no other's
+    with suppress(ProcessLookupError):  # before waiting: until then no other process can get its id
         os.killpg(process.pid, signal.SIGKILL)
     status = process.wait()
     return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a child runs. Its status stays to be waited for."""
+    """Return whether a child process runs, without consuming its exit status."""
     with suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     return False
@@ -207,4 +210,6 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
-os.register_at_fork(after_in_child=_end_all)  # lest a fork keep them when their parent ends
+os.register_at_fork(
+    after_in_child=_end_all
+)  # or else a fork would keep peers alive after their parent ends

@@ -1,4 +1,4 @@
-"""The processes that make an update together, one to a GPU or a share of the CPU's cores."""
+"""Ranks: the processes of an update, each with a GPU or a share of the CPU's cores."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mugrpo.disk.errors import UsageError
 
 T = TypeVar("T")
 
-TIMEOUT = datetime.timedelta(minutes=30)  # a rank may be loading, or writing a checkpoint
+TIMEOUT = datetime.timedelta(minutes=30)  # another rank may be loading, or writing a checkpoint
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
-DRIVER = "MUGRPO_DRIVER"  # the process that started the ranks, and holds the run
+DRIVER = "MUGRPO_DRIVER"  # names the process that started the ranks and holds the run
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the update; alone where nothing else is said."""
+    """This process's place among the ranks of an update; by default it is alone."""
 
     rank: int = 0
     size: int = 1
@@ -36,51 +36,53 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this is the first rank, the one that writes."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether this process is the run itself, no rank that a run has started."""
+        """Whether this process is the run itself, rather than a rank that a run started."""
         return self.size == 1 and not self.driven
 
     def all(self, value: T) -> list[T]:
-        """Everybody's value, by rank. Values travel pickled, among this run's own processes."""
+        """Return the values of all ranks, by rank, pickled between this run's own processes."""
         if self.size == 1:
             return [value]
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found  # type: ignore[return-value]
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
 
     def from_first(self, value: T | None) -> T:
-        """The first's value, which the others need not have. It travels pickled."""
-        found = [value]
+        """Return the first rank's value, which is pickled. Other ranks may pass None."""
+        box = [value]
         if self.size > 1:
-            dist.broadcast_object_list(found, src=0)
-        return found[0]  # type: ignore[return-value]
+            dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]
 
     def any(self, condition: bool) -> bool:
+        """Return whether `condition` holds on any rank."""
         return any(self.all(condition))
 
     def wait(self) -> None:
-        """Until everybody is here."""
+        """Wait until all ranks have called this."""
         self.all(None)
 
     def turns(self, costs: Sequence[float]) -> list[tuple[int, bool]]:
-        """The pieces of work that this rank does, and whether each counts.
+        """Return the pieces of work that this rank does, and whether each counts.
 
-        The dearest goes first to the rank that is least busy. All ranks have as many, because they
-        gather weights together: one that has fewer does the cheapest again, which does not count.
+        `costs` has the cost of each piece. The most expensive piece left goes to the least busy
+        rank. All ranks must do equally many, because they gather weights together: a rank with
+        fewer repeats the cheapest piece, and those repeats do not count.
         """
-        taken: list[list[int]] = [[] for _ in range(self.size)]
+        parts: list[list[int]] = [[] for _ in range(self.size)]
         busy = [0.0] * self.size
         for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
             rank = min(range(self.size), key=lambda r: (busy[r], r))
-            taken[rank].append(piece)
+            parts[rank].append(piece)
             busy[rank] += costs[piece]
         cheapest = min(range(len(costs)), key=costs.__getitem__, default=0)
-        idle = max(map(len, taken)) - len(taken[self.rank])
-        return [*((piece, True) for piece in sorted(taken[self.rank])), *[(cheapest, False)] * idle]
+        idle = max(map(len, parts)) - len(parts[self.rank])
+        return [*((piece, True) for piece in sorted(parts[self.rank])), *[(cheapest, False)] * idle]
 
 
 ALONE = Ranks()
@@ -88,10 +90,10 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(command: str) -> Iterator[Ranks]:
-    """The ranks that torchrun started, this process among them; alone without torchrun.
+    """Join the ranks that torchrun started, and yield this process's place among them.
 
-    A rank that waits for another one longer than TIMEOUT ends with an error. Raises UsageError for
-    a command that is not for ranks.
+    Without torchrun the process is alone. A rank that waits longer than TIMEOUT for another one
+    ends with an error. Raises UsageError if `command` cannot run in ranks.
     """
     if driver := os.environ.get(DRIVER):
         threading.Thread(target=_end_with, args=[driver], daemon=True).start()
@@ -107,30 +109,30 @@ def joined(command: str) -> Iterator[Ranks]:
     dist.init_process_group(backend, timeout=TIMEOUT)
     ranks = Ranks(dist.get_rank(), size, driven=driver is not None)
     yield ranks
-    ranks.wait()  # not where a rank failed: then the others do not come
+    ranks.wait()  # skipped if this rank failed: the others may never come
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # gloo's threads abort some processes that end in the ordinary way
+    os._exit(0)  # gloo's threads abort some processes that exit normally
 
 
 def driver_name() -> str:
-    """This process's number and when it began: nobody else's, ever."""
+    """Return this process's id and start time, which no other process ever has."""
     return f"{os.getpid()} {_began(os.getpid())}"
 
 
 def said_by_ranks(logs: Iterable[Path]) -> str | None:
-    """What a rank that ended in an ordinary way has said of it."""
-    said = [
+    """Return the last error message in the ranks' logs, or None if no rank wrote one."""
+    sentences = [
         s
         for log in logs
         if log.is_file()
         for s in _SENTENCE.findall(log.read_text(errors="replace"))
     ]
-    return str(said[-1]) if said else None
+    return str(sentences[-1]) if sentences else None
 
 
 def _end_with(driver: str) -> None:
-    """End this process when the run that started it is gone, however it went."""
+    """End this process when the run that started it has ended, however it ended."""
     pid, began = driver.split(" ")
     while _began(int(pid)) == began:
         time.sleep(0.1)
@@ -138,7 +140,7 @@ def _end_with(driver: str) -> None:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks; "" once it has ended."""
+    """Return when a process began, in the kernel's ticks, or "" if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: finish or drop the current unit of work, save, say how to resume."""
+"""SIGTERM and Ctrl-C stop a run between units of work, so that it can save its state and resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECOND_SIGNAL_STATUS = 130  # what a shell reports for a process ended by Ctrl-
 
 
 class StopFlag:
-    """Set by a signal, read between units of work."""
+    """A flag that a signal sets and the run checks between units of work."""
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
@@ -27,9 +27,9 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(*, patient: bool = False) -> Iterator[StopFlag]:
-    """Within the block the first SIGTERM or SIGINT sets the flag, a second one quits at once.
+    """Within the block, a first SIGTERM or SIGINT sets the flag and a second one exits at once.
 
-    Not where it is `patient`: a rank may be sent the same signal by several.
+    If `patient`, a second signal does nothing: a rank may get the same signal from several senders.
     """
     flag = StopFlag()
 

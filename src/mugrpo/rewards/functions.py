@@ -1,4 +1,4 @@
-"""Reward functions with TRL's signature: found, called, and held to their contract."""
+"""Reward functions with TRL's signature: loading, calling, and checking what they return."""
 
 from __future__ import annotations
 
@@ -22,38 +22,43 @@ _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "l
 
 
 class BrokenContractError(Exception):
-    """A function's rewards are no list of numbers, one a completion."""
+    """A function did not return a list of numbers, one for each completion."""
 
 
 def place_of(function: str) -> tuple[str, str, bool]:
-    """(module or file, name, whether it is a file) of "module:function" or "file.py:function"."""
+    """Split "module:function" or "file.py:function".
+
+    Return (module or file, name of the function, whether it is a file).
+    """
     place, _, name = function.rpartition(":")
     return place, name, place.endswith(".py") or os.sep in place
 
 
 def load_function(function: str) -> Callable[..., Any]:
-    """The function that `function` names; raises UsageError with what went wrong on the way."""
+    """Return the function that `function` names. Raises UsageError if it cannot be loaded."""
     place, name, in_file = place_of(function)
     try:
         module = _file_module(Path(place).resolve()) if in_file else _named_module(place)
     except BaseException as error:
         text = printable(f"{type(error).__name__}: {error}")
         raise UsageError(f"the reward {function}: {place} cannot be imported: {text}") from None
-    found = getattr(module, name, None)
-    if found is None:
+    loaded = getattr(module, name, None)
+    if loaded is None:
         raise UsageError(f"the reward {function}: {place} has no {name}")
-    if not callable(found):
-        raise UsageError(f"the reward {function}: {name} is a {type(found).__name__}, no function")
-    return found  # type: ignore[no-any-return]
+    if not callable(loaded):
+        raise UsageError(
+            f"the reward {function}: {name} is of type {type(loaded).__name__}, not a function"
+        )
+    return loaded  # type: ignore[no-any-return]
 
 
 @cache
 def _file_module(file: Path) -> Any:
-    """The module in `file`, which finds its neighbours as a script does."""
+    """Load the module in `file`. As a script does, it can import modules from its own folder."""
     folder = str(file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = f"rewards_in_{file.stem}"  # a file may be called math.py and must not become it
+    name = f"rewards_in_{file.stem}"  # a file named math.py must not replace the module math
     specification = importlib.util.spec_from_file_location(name, file)
     assert specification is not None and specification.loader is not None, file
     module = importlib.util.module_from_spec(specification)
@@ -69,30 +74,33 @@ def _named_module(name: str) -> Any:
 
 
 class RewardFunction:
-    """A loaded function, callable on answers; an async one runs on `runner`'s event loop."""
+    """A loaded function that judges answers. An async one runs on the event loop of `runner`."""
 
     def __init__(self, label: str, function: Callable[..., Any], runner: asyncio.Runner) -> None:
         self.label = label
         self._function = function
         self._runner = runner
-        self._takes = _parameters(function)
+        self._parameters = _parameters(function)
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """One reward, or None, for each of `items`; raises BrokenContractError, or as it does."""
+        """Return a reward, or None for no reward, for each of `items`.
+
+        Raises BrokenContractError if the function returns anything else, and what it raises itself.
+        """
         arguments: dict[str, Any] = {
             "prompts": [item["prompt"] for item in items],
             "completions": [_completion(item) for item in items],
             "completion_ids": [item["ids"] for item in items],
             **_columns(items),
             "trainer_state": None,
-            "log_extra": _dropped,
-            "log_metric": _dropped,
+            "log_extra": _ignore,
+            "log_metric": _ignore,
         }
-        if self._takes is not None:
-            arguments = {name: arguments[name] for name in self._takes if name in arguments}
+        if self._parameters is not None:
+            arguments = {name: arguments[name] for name in self._parameters if name in arguments}
         rewards = self._function(**arguments)
         if inspect.isawaitable(rewards):
-            rewards = self._runner.run(_awaited(rewards))
+            rewards = self._runner.run(_wait_for(rewards))
         return self._checked(rewards, items)
 
     def _checked(self, rewards: Any, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -110,20 +118,23 @@ class RewardFunction:
             number = None if reward is None else _number(reward)
             if reward is not None and number is None:
                 raise BrokenContractError(
-                    f"`{self.label}` gave {printable(repr(reward), 60)} as reward {index} of "
-                    f"{len(items)} (problem {printable(item['id'], 60)}): a reward is a finite "
-                    "number, or None for no reward"
+                    f"`{self.label}` returned {printable(repr(reward), 60)} as reward {index} of "
+                    f"{len(items)} (problem {printable(item['id'], 60)}); a reward must be a "
+                    "finite number, or None for no reward"
                 )
             checked.append(number)
         return checked
 
 
 def _number(reward: Any) -> float | None:
-    """An int or float, or numpy's or torch's scalar of one, as a finite float; else None."""
+    """Return `reward` as a float, or None if it is not a finite number.
+
+    Numbers are int, float, and scalars of numpy and torch, but not bool.
+    """
     if not isinstance(reward, int | float) and hasattr(reward, "item"):
         try:
             reward = reward.item()
-        except (ValueError, RuntimeError):  # an array of several
+        except (ValueError, RuntimeError):  # an array of several numbers
             return None
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return None
@@ -140,14 +151,14 @@ def _completion(item: Mapping[str, Any]) -> str | list[dict[str, str]]:
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Each column as a list; the reference answers are one where the data has none so called."""
+    """Return each column as a list, and reference answers as "answer" if no column is named so."""
     rows = [{"answer": item["answer"], **item["columns"]} for item in items]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names if name not in _NOT_COLUMNS}
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The names that `function` takes by keyword; None: any."""
+    """Return the names of the arguments that `function` takes, or None if it takes any keyword."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -157,9 +168,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(parameter.name for parameter in parameters)
 
 
-def _dropped(*_: Any, **__: Any) -> None:
-    """What stands for TRL's logging here."""
+def _ignore(*_: Any, **__: Any) -> None:
+    """Take the place of TRL's logging functions and do nothing."""
 
 
-async def _awaited(rewards: Any) -> Any:
+async def _wait_for(rewards: Any) -> Any:
     return await rewards

@@ -1,4 +1,4 @@
-"""Answers become scores, judged in worker processes."""
+"""Scoring answers by the rewards of a run, in worker processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from mugrpo.rewards.pool import Pool
 
 
 class Grader:
-    """Judges answers by `rewards`, in worker processes that start at the first answer.
+    """A judge of answers by `rewards`, in worker processes that start at the first answer.
 
-    The reward is the weighted sum of those that gave a number. The status is the first verifier's;
-    where all are functions, RIGHT from a reward of `right_at` on. Raises UsageError where a reward
-    cannot be had: no such function, math-verify not installed.
+    The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
+    of the first verifier. If all rewards are functions, it is RIGHT for a reward of at least
+    `right_at`. Raises UsageError if a reward is not available: no such file, or math-verify not
+    installed.
     """
 
     def __init__(
         self, rewards: tuple[RewardOption, ...], workers: WorkerOptions, *, right_at: float = 1.0
     ) -> None:
         if not rewards:
-            raise UsageError("no reward is named: name one or several, rewards = ['math']")
+            raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
         for reward in rewards:
-            _check_it_is_there(reward)
+            _require_available(reward)
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
         self._batch_size = workers.batch_size
@@ -38,20 +39,20 @@ class Grader:
         self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
     def start(self) -> None:
-        """Load the rewards now, to learn whether they can be; else the first answer does it."""
+        """Load the rewards now rather than at the first answer, to learn early if that fails."""
         self._pool.start()
 
     def scores(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        """The score of each answer, in their order; answers are taken as workers come free.
+        """Yield the score of each answer, in order. Answers are consumed as workers become free.
 
-        Raises UsageError for a reward that cannot be loaded and for a column that a function
-        cannot be sent, RunStopped for a function whose rewards are no list of numbers.
+        Raises UsageError if a reward cannot be loaded or a column cannot be sent to a function,
+        RunStopped if a function does not return a list of numbers.
         """
         for outcomes in self._pool.run(self._calls(answers)):
             yield from map(self._score, outcomes)
 
     def close(self) -> None:
-        """End every worker; a later call of `scores` starts new ones."""
+        """End all workers. A later call of `scores` starts new ones."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -82,16 +83,16 @@ class Grader:
             return Score(status, None, {"reason": outcome["failure"]})
         values: dict[str, float | None] = outcome["values"]
         parts = {**values, **({"answer": outcome["answer"]} if "answer" in outcome else {})}
-        given = [self._weights[name] * value for name, value in values.items() if value is not None]
-        if not given:
+        terms = [self._weights[name] * value for name, value in values.items() if value is not None]
+        if not terms:
             return Score(Status.SKIPPED, None, parts)
-        reward = sum(given)
+        reward = sum(terms)
         right = Status.RIGHT if reward >= self._right_at else Status.WRONG
         return Score(Status(outcome.get("status", right)), reward, parts)
 
 
-def _check_it_is_there(reward: RewardOption) -> None:
-    """What can be told without loading anything."""
+def _require_available(reward: RewardOption) -> None:
+    """Raise UsageError if, without loading anything, `reward` is known to be unavailable."""
     if isinstance(reward, FunctionOptions):
         place, _, in_file = place_of(reward.function)
         if in_file and not Path(place).is_file():
@@ -103,6 +104,7 @@ def _check_it_is_there(reward: RewardOption) -> None:
 
 
 def _unsendable(problem: str, columns: Mapping[str, Any]) -> str:
+    """Return the error message for a problem with a column that has no JSON form."""
     for name, value in columns.items():
         try:
             to_json(value)

@@ -1,14 +1,14 @@
-"""Equality of mathematical answers by math-verify, and what strictness refuses of it.
+"""Equality of mathematical answers by math-verify, and the matches that strict mode rejects.
 
-The strict form reads the last box and all of it, or else the text as math-verify does, and takes
-back a match where
+Strict mode reads all of the last box. Without a box, it reads the text as math-verify does. It
+rejects a match of math-verify if
 
-- a side of a chain of equalities is another value: x=7=12 for 12, or 2x=12 (x is 6);
-- a set stands for a tuple or an interval, or the other way: {1,2} for (1,2);
+- a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
+- a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
 - two numbers agree only because both are small: 0.0000002 for 0.0000001;
 - two words have the same letters: seat for east;
 - numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
-- two equations agree only in having no solution.
+- two equations agree only in that neither has a solution.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ except ModuleNotFoundError as error:
         f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
     ) from None
 
-LONGEST_TEXT = 4000  # characters at the end of a response that are read
+LONGEST_TEXT = 4000  # only so many characters at the end of a response are read
 
-_FAR = 1e-3  # relative difference of two numbers that are not the same, however small both are
+_FAR = 1e-3  # relative difference above which two numbers differ, however small both are
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _GAP = r"(?:\s|\\[,;:! ]|\\q?quad|~)"
 _SPACED_THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{_GAP}\d{{3}})+)(?!\d)")
@@ -46,17 +46,17 @@ _SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)"
 _MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
 _LAST_DOT = re.compile(r"(?<!\.)\.\s*$")
 _WORD = re.compile(r"(?:\\text\{)?\s*([A-Za-z]{4,})\s*\}?")
-_NO_EQUALITY = ("\\", "<", ">", "!", ":")  # before "=", they make another sign of it
+_NO_EQUALITY = ("\\", "<", ">", "!", ":")  # before "=" these form another sign
 
 
 def _ordinary() -> tuple[type[Exception], ...]:
-    """Every exception but MemoryError, RecursionError and a bare RuntimeError."""
+    """Return all exception types except MemoryError, RecursionError and RuntimeError itself."""
     direct = [c for c in Exception.__subclasses__() if c not in (MemoryError, RuntimeError)]
     return (*direct, *(c for c in RuntimeError.__subclasses__() if c is not RecursionError))
 
 
-# math-verify takes any exception for "not equal". What it catches is looked up in its modules, so
-# from here on it lets pass what says nothing of the answer: out of memory, out of stack.
+# math-verify treats any exception as "not equal". It looks up `Exception` in its modules, so this
+# replacement stops it from catching what says nothing about the answer: out of memory or stack.
 _module: Any
 for _module in (grader, parser, sys.modules[parser.latex2sympy.__module__]):
     _module.Exception = _ordinary()
@@ -65,7 +65,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read in a text: math-verify's values, and the piece of text they come from."""
+    """An answer read in a text: math-verify's values, and the piece of text they come from."""
 
     values: list[Any]
     text: str
@@ -76,54 +76,54 @@ class Reading:
 
 
 class Mathematics:
-    """Whether the last `LONGEST_TEXT` characters of a text answer what the reference says.
+    """The verifier that compares the last `LONGEST_TEXT` characters of a text with the reference.
 
-    Raises ValueError for a reference that math-verify cannot read.
+    Calling it raises ValueError if math-verify cannot read the reference.
     """
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._reference = lru_cache(maxsize=256)(self._read_reference)
-        self(r"$\frac{1}{2}$", "0.5")  # what is loaded at the first answer is loaded now
+        self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify loads at its first use
 
     def __call__(self, text: str, reference: str) -> Verdict:
-        wanted = self._reference(reference)
-        read = self._read(text[-LONGEST_TEXT:])
-        if read is None:
+        target = self._reference(reference)
+        answer = self._read(text[-LONGEST_TEXT:])
+        if answer is None:
             return Verdict(Status.NO_ANSWER)
-        right = _equal(wanted.values, read.values)
-        if right and self._strict and read.text != wanted.text:
-            right = not _loose(wanted, read)
-        return Verdict(Status.RIGHT if right else Status.WRONG, read.text)
+        right = _equal(target.values, answer.values)
+        if right and self._strict and answer.text != target.text:
+            right = not _loose(target, answer)
+        return Verdict(Status.RIGHT if right else Status.WRONG, answer.text)
 
     def _read(self, text: str) -> Reading | None:
         return _read_strictly(text) if self._strict else _read_text(text)
 
     def _read_reference(self, reference: str) -> Reading:
         marked = any(mark in reference for mark in ("$", r"\boxed", r"\(", r"\["))
-        read = self._read(reference if marked else rf"\boxed{{{reference}}}")
-        read = read or _read_text(reference)
-        if read is None:
+        reading = self._read(reference if marked else rf"\boxed{{{reference}}}")
+        reading = reading or _read_text(reference)
+        if reading is None:
             raise ValueError(f"math-verify cannot read the reference answer {reference!r}")
-        return read
+        return reading
 
 
 def _read_text(text: str) -> Reading | None:
-    """What math-verify finds in a text."""
+    """Return what math-verify finds in a text."""
     values = parse(text, parsing_timeout=None)
     return Reading(values, str(values[-1]).strip()) if values else None
 
 
 def _read_whole(mathematics: str) -> Reading | None:
-    """A piece of LaTeX, all of it: where it makes no sense, no number is picked out of it."""
+    """Read a piece of LaTeX as a whole. If it makes no sense, do not pick a number out of it."""
     boxed = rf"\boxed{{{mathematics}}}"
-    how = [LatexExtractionConfig(boxed_match_priority=0)]
-    values = parse(boxed, how, extraction_mode="first_match", parsing_timeout=None)
+    extraction = [LatexExtractionConfig(boxed_match_priority=0)]
+    values = parse(boxed, extraction, extraction_mode="first_match", parsing_timeout=None)
     return Reading(values, mathematics.strip()) if values else None
 
 
 def _read_strictly(text: str) -> Reading | None:
-    """The last box; without one, what math-verify finds in the text."""
+    """Read the last box, or if there is none, what math-verify finds in the text."""
     text = _MINUS_APART.sub(r"\1 -", text.replace("\N{MINUS SIGN}", "-"))
     dollar = "" if "$" in text or r"\(" in text or r"\[" in text else "$"
     text = _SCIENTIFIC.sub(rf"{dollar}\1 \\cdot 10^{{\2}}{dollar}", text)
@@ -136,7 +136,7 @@ def _read_strictly(text: str) -> Reading | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""What is in the last \boxed{...} that is closed, or None: "12" of "\boxed{1}\boxed{12}"."""
+    r"""Return what is in the last closed \boxed{...}, or None: "12" of "\boxed{1}\boxed{12}"."""
     for start in reversed([match.end() for match in _BOX.finditer(text)]):
         depth = 1
         for end in range(start, len(text)):
@@ -150,20 +150,20 @@ def _joined(thousands: re.Match[str]) -> str:
     return thousands[1] + "".join(re.findall(r"\d{3}", thousands[2]))
 
 
-def _equal(wanted: list[Any], found: list[Any]) -> bool:
-    return bool(verify(wanted, found, timeout_seconds=None))
+def _equal(target: list[Any], answer: list[Any]) -> bool:
+    return bool(verify(target, answer, timeout_seconds=None))
 
 
-def _loose(wanted: Reading, read: Reading) -> bool:
-    """Whether a match that math-verify found is one that strictness takes back."""
-    if _SIDE_BY_SIDE.search(read.text) and not _SIDE_BY_SIDE.search(wanted.text):
+def _loose(target: Reading, reading: Reading) -> bool:
+    """Return whether strict mode rejects this match of math-verify."""
+    if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
-    if not _bases(read) <= _bases(wanted) | {"10"} or _other_word(wanted, read):
+    if not _bases(reading) <= _bases(target) | {"10"} or _other_word(target, reading):
         return True
-    gold, answer = wanted.value, read.value
+    gold, answer = target.value, reading.value
     if isinstance(gold, str) or isinstance(answer, str):
         return False
-    if not _consistent(gold, answer, _sides(read.text)):
+    if not _consistent(gold, answer, _sides(reading.text)):
         return True
     zeros = [_zero(gold), _zero(answer)]
     if None not in zeros:
@@ -175,19 +175,22 @@ def _loose(wanted: Reading, read: Reading) -> bool:
     return _shape(gold) != _shape(answer) or _far(gold, answer)
 
 
-def _bases(read: Reading) -> set[str]:
-    return set(_BASE.findall(read.text))
+def _bases(reading: Reading) -> set[str]:
+    return set(_BASE.findall(reading.text))
 
 
-def _other_word(wanted: Reading, read: Reading) -> bool:
-    """Whether both are words of four letters or more (fewer may be a product), spelt otherwise."""
-    words = [_WORD.fullmatch(reading.text) for reading in (wanted, read)]
-    spelt = {word[1].casefold() for word in words if word is not None}
-    return None not in words and len(spelt) == 2
+def _other_word(target: Reading, answer: Reading) -> bool:
+    """Return whether both are words, but different ones.
+
+    Words have at least four letters, as fewer may be a product. Case does not matter.
+    """
+    words = [_WORD.fullmatch(reading.text) for reading in (target, answer)]
+    spellings = {word[1].casefold() for word in words if word is not None}
+    return None not in words and len(spellings) == 2
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of a chain of equalities: "x", "f(a=1)", "12" of "x=f(a=1)=12"."""
+    """Split a chain of equalities into its sides: "x", "f(a=1)", "12" of "x=f(a=1)=12"."""
     sides, depth = [""], 0
     for before, character in zip(" " + text, text, strict=False):
         depth += (character in "{([") - (character in "})]")
@@ -199,13 +202,15 @@ def _sides(text: str) -> list[str]:
 
 
 def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
-    """Whether all sides of a chain have its last value, but for a name on the left."""
+    """Return whether all sides of a chain have the value of the last, except a name on the left."""
     if isinstance(answer, sympy.FiniteSet):
         relations = [entry for entry in answer.args if grader.is_relation(entry)]
         named = [entry.lhs for entry in relations if grader.is_assignment_relation(entry)]
         one_name = len({str(name).partition("_")[0] for name in named}) == 1  # x_1 and x_2 are x
-        theirs = isinstance(gold, sympy.FiniteSet) and any(map(grader.is_relation, gold.args))
-        return theirs or not relations or (one_name and len(named) == len(relations))
+        gold_relations = isinstance(gold, sympy.FiniteSet) and any(
+            map(grader.is_relation, gold.args)
+        )
+        return gold_relations or not relations or (one_name and len(named) == len(relations))
     if len(sides) == 1:
         return True
     first, *middle, last = (_read_whole(side) for side in sides)
@@ -216,14 +221,14 @@ def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
     return grader.is_equation(gold) or _name(first) or _equal(last.values, first.values)
 
 
-def _name(read: Reading) -> bool:
-    """Whether this may stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
-    if read.text.replace(" ", "").isalpha():
+def _name(reading: Reading) -> bool:
+    """Return whether this can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
+    if reading.text.replace(" ", "").isalpha():
         return True
-    if isinstance(read.value, str):
-        return not any(map(str.isdigit, read.text))
-    value = read.value
-    if isinstance(value, sympy.Interval):  # how (x, y) is read
+    if isinstance(reading.value, str):
+        return not any(map(str.isdigit, reading.text))
+    value = reading.value
+    if isinstance(value, sympy.Interval):  # math-verify reads (x, y) as one
         value = sympy.Tuple(value.start, value.end)
     if isinstance(value, sympy.Basic):
         value = value.replace(lambda part: isinstance(part, AppliedUndef), lambda part: Dummy())
@@ -232,18 +237,19 @@ def _name(read: Reading) -> bool:
 
 
 def _zero(value: Any) -> Any:
-    """What an equation says to be zero; None for what is no equation of numbers."""
+    """Return lhs - rhs of an equation of numbers, or None if `value` is not one."""
     if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
         return value.lhs - value.rhs
     return None
 
 
 def _bare(value: Any) -> Any:
+    """Return the right side of an equation, and anything else unchanged."""
     return grader.take_last_relation(value).rhs if grader.is_equation(value) else value
 
 
 def _shape(value: Any) -> tuple[int, int]:
-    """How many sets of several and how many tuples and intervals there are in `value`."""
+    """Return the number of sets of several elements, and of tuples and intervals, in `value`."""
     if not isinstance(value, sympy.Basic):
         return 0, 0
     parts = list(sympy.preorder_traversal(value))
@@ -252,7 +258,7 @@ def _shape(value: Any) -> tuple[int, int]:
 
 
 def _far(gold: Any, answer: Any) -> bool:
-    """Whether two numbers that were found equal differ much for their size; no percentages."""
+    """Return whether two numbers that match differ much for their size. Percentages never do."""
     for value in (gold, answer):
         if not getattr(value, "is_number", False) or value.has(sympy.UnevaluatedExpr):
             return False

@@ -1,8 +1,7 @@
-"""A pool of worker processes that can be killed: one call at a time each, with a deadline.
+"""A pool of worker processes that can be killed. Each handles one call at a time, with a deadline.
 
-One thread runs it all: what is ready is dispatched, then it waits for whichever worker answers
-first or reaches its deadline. A worker that is killed is replaced at once, and the others go on
-while its successor loads.
+A single thread dispatches calls to idle workers, then waits until a worker answers or reaches its
+deadline. A killed worker is replaced at once, and the others continue while the new one loads.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import Peer, PeerLost, audible
 
-STARTING_SECONDS = 120.0  # for the imports of reward functions, which may be torch
-LOOK_AHEAD = 512  # calls under way or waiting for an earlier one's answer
+STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
+LOOK_AHEAD = 512  # calls in progress, waiting, or done but behind an earlier call
 
 
 @dataclass(eq=False)
 class Call:
-    """Items that go to a worker together, and what came of each, None until it is known."""
+    """Items that are sent to a worker together, and their outcomes, None until known."""
 
     items: Sequence[str]  # JSON
     outcomes: list[dict[str, Any] | None]
-    first: int = 0  # of the items here, among the outcomes
+    first: int = 0  # index of the first item's outcome
 
     @classmethod
     def of(cls, items: Sequence[str]) -> Call:
@@ -40,17 +39,18 @@ class Call:
     def complete(self) -> bool:
         return None not in self.outcomes
 
-    def enter(self, outcomes: Sequence[dict[str, Any]]) -> None:
+    def record(self, outcomes: Sequence[dict[str, Any]]) -> None:
         self.outcomes[self.first : self.first + len(self.items)] = outcomes
 
     def one_by_one(self) -> list[Call]:
+        """Return a call for each item, sharing this call's outcomes."""
         return [
             Call([item], self.outcomes, self.first + index) for index, item in enumerate(self.items)
         ]
 
 
 class Worker(Peer):
-    """A process that judges. Nothing is expected of one that is idle."""
+    """A process that judges. An idle one may stay silent for any time."""
 
     def __init__(self, setup: str) -> None:
         command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
@@ -65,45 +65,47 @@ class Worker(Peer):
 
 
 class Pool:
-    """Workers that judge items by `rewards` (their options as JSON would have them)."""
+    """Workers that judge items by `rewards`, given by their options as JSON values."""
 
     def __init__(self, rewards: Sequence[dict[str, Any]], options: WorkerOptions) -> None:
         self._setup = to_json({"rewards": rewards, "memory_mb": options.memory_mb})
         self._options = options
         self._workers: list[Worker] = []
-        self._proven = False  # whether a worker was ever ready
+        self._proven = False  # whether any worker has ever been ready
         self._running = False
 
     def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
-        """What came of each call's items, in the order of the calls.
+        """Yield the outcomes of each call's items, in the order of the calls.
 
-        That is a worker's result, or {"failure": reason, "timeout": bool}. Where a call of several
-        items fails, each item is tried alone. Calls are taken as workers come free. Raises
-        UsageError where the rewards cannot be loaded, RunStopped for a broken contract.
+        An outcome is a worker's result, or {"failure": reason, "timeout": bool}. If a call of
+        several items fails, each item is tried alone. Calls are consumed as workers become free.
+        Raises UsageError if the rewards cannot be loaded, RunStopped if a contract is broken.
         """
-        assert not self._running, "the answers of one call of scores are still being read"
+        assert not self._running, "an earlier `run` of this pool has not ended"
         self._running = True
         self._forget_in_a_fork()
         source = iter(calls)
-        under_way: deque[Call] = deque()
+        in_progress: deque[Call] = deque()
         waiting: deque[Call] = deque()
         exhausted = False
         try:
-            self._attend(waiting, patience=0.0)  # some may have died since
+            self._attend(waiting, patience=0.0)  # workers may have died since the last run
             while True:
                 self._start_missing()
-                while not exhausted and len(waiting) < self._idle() and len(under_way) < LOOK_AHEAD:
+                while (
+                    not exhausted and len(waiting) < self._idle() and len(in_progress) < LOOK_AHEAD
+                ):
                     items = next(source, None)
                     if items is None:
                         exhausted = True
                     else:
-                        under_way.append(call := Call.of(items))
+                        in_progress.append(call := Call.of(items))
                         waiting.append(call)
                 self._dispatch(waiting)
-                while under_way and under_way[0].complete:
-                    yield [outcome for outcome in under_way.popleft().outcomes if outcome]
+                while in_progress and in_progress[0].complete:
+                    yield [outcome for outcome in in_progress.popleft().outcomes if outcome]
                     self._dispatch(waiting)
-                if exhausted and not under_way:
+                if exhausted and not in_progress:
                     return
                 self._attend(waiting)
         finally:
@@ -112,7 +114,7 @@ class Pool:
                 self._retire(worker)
 
     def start(self) -> None:
-        """Start the workers and wait until one has loaded the rewards, or raise as `run` does."""
+        """Start the workers and wait until one has loaded the rewards. Raises as `run` does."""
         self._forget_in_a_fork()
         self._start_missing()
         while not any(worker.ready for worker in self._workers):
@@ -120,7 +122,7 @@ class Pool:
             self._start_missing()
 
     def close(self) -> None:
-        """End every worker."""
+        """End all workers."""
         while self._workers:
             self._workers.pop().end()
 
@@ -128,7 +130,7 @@ class Pool:
         return sum(worker.idle for worker in self._workers)
 
     def _forget_in_a_fork(self) -> None:
-        """In a fork of the process that started the workers, forget them: they are not its own."""
+        """In a fork, forget the workers: they belong to the process that started them."""
         self._workers = [worker for worker in self._workers if worker.ours]
 
     def _start_missing(self) -> None:
@@ -147,7 +149,7 @@ class Pool:
                 self._lose(worker, lost, waiting)
 
     def _attend(self, waiting: deque[Call], patience: float = math.inf) -> None:
-        """Wait for answers and deadlines, and enter what came of them."""
+        """Wait for an answer or a deadline, and handle all that have come."""
         for worker in audible(self._workers, patience):
             try:
                 message = worker.hear(0.0)
@@ -163,24 +165,24 @@ class Pool:
         if "refused" in message:
             self._stop(message["refused"])
         elif "broken" in message:
-            raise RunStopped(f"{message['broken']}; mend it, and resume with --force besides")
+            raise RunStopped(f"{message['broken']}; fix it, then resume with --force added")
         elif "ready" in message:
             worker.ready = self._proven = True
         else:
-            assert call is not None, "an answer that nobody asked for"
+            assert call is not None, "a worker answered without a call"
             if message.get("spent"):
                 self._retire(worker)
             if "results" in message:
-                call.enter(message["results"])
+                call.record(message["results"])
             else:
                 self._fail(call, message["failure"], waiting)
 
     def _lose(self, worker: Worker, lost: PeerLost, waiting: deque[Call]) -> None:
-        """Note that a worker died, or has not answered in time."""
+        """Handle a worker that died or did not answer in time."""
         self._retire(worker)
         call, late = worker.call, lost.ended is None
         if call is not None and late:
-            reason = f"not done {self._options.timeout:g} seconds after its dispatch"
+            reason = f"not finished within {self._options.timeout:g} seconds"
             self._fail(call, reason, waiting, timeout=True)
         elif call is not None:
             self._fail(call, f"the worker died ({lost.ended})", waiting)
@@ -195,11 +197,11 @@ class Pool:
         if len(call.items) > 1:
             waiting.extendleft(reversed(call.one_by_one()))
         else:
-            call.enter([{"failure": printable(reason), "timeout": timeout}])
+            call.record([{"failure": printable(reason), "timeout": timeout}])
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, reason: str) -> None:
         self.close()
-        raise RunStopped(why) if self._proven else UsageError(why)
+        raise RunStopped(reason) if self._proven else UsageError(reason)
 
     def _retire(self, worker: Worker) -> None:
         self._workers.remove(worker)

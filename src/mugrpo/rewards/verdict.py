@@ -1,4 +1,4 @@
-"""What a verifier says of an answer."""
+"""Verdicts of verifiers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mugrpo.disk.records import Status
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """RIGHT, WRONG or NO_ANSWER, and the answer that was read in the text."""
+    """A verifier's verdict: RIGHT, WRONG or NO_ANSWER, and the answer that was read in the text."""
 
     status: Status
     answer: str | None = None

@@ -1,6 +1,6 @@
-"""Verifiers: pure functions of (text, reference answer) that give a verdict.
+"""Verifiers: pure functions of (text, reference answer) that return a verdict.
 
-They may take for ever or take all memory, so they are called in worker processes only.
+They may never return, or use up all memory, so only worker processes call them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.records import Status
 from mugrpo.rewards.verdict import Verdict, Verifier
 
-# Grouped or plain digits, a fraction, an exponent; not inside a word or another number.
+# Grouped or plain digits, a fraction, an exponent. Not inside a word or another number.
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?"
 )
@@ -28,7 +28,7 @@ _MINUS = str.maketrans("\N{MINUS SIGN}", "-")
 
 
 def make_verifier(options: RewardOption) -> Verifier:
-    """The verifier that `options` describes; raises UsageError where math-verify is missing."""
+    """Return the verifier that `options` describes. Raises UsageError if math-verify is missing."""
     match options:
         case MathOptions():
             from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
@@ -44,45 +44,46 @@ def make_verifier(options: RewardOption) -> Verifier:
 
 
 def exact(text: str, reference: str, *, ignore_case: bool) -> Verdict:
-    """Whether `text` is `reference`, but for blanks around it; blanks alone are no answer."""
+    """Judge whether `text` is `reference`, up to surrounding blanks. Blanks alone are no answer."""
     answer = text.strip()
     return _verdict(_same(answer, reference, ignore_case), answer or None)
 
 
 def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
-    """Whether the last decimal number in `text` is within `tolerance` x max(1, |reference|).
+    """Judge whether the last decimal number in `text` is close enough to the reference.
 
-    Thousands may be grouped by commas. Differences are exact: large integers do not blur.
-    Raises ValueError for a reference that is no number.
+    It may differ by up to `tolerance` x max(1, |reference|). Thousands may be grouped by commas.
+    Differences are exact, so large integers are not rounded. Raises ValueError if the reference is
+    not a number.
     """
-    wanted = _numbers(reference)
-    if not wanted:
-        raise ValueError(f"the reference answer {reference!r} is no number")
-    found = _numbers(text)
-    if not found:
+    targets = _numbers(reference)
+    if not targets:
+        raise ValueError(f"the reference answer {reference!r} is not a number")
+    numbers = _numbers(text)
+    if not numbers:
         return _verdict(False, None)
-    with_room = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)
+    context = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)
     try:
-        number, target = _decimal(found[-1]), _decimal(wanted[-1])
-        difference = with_room.abs(with_room.subtract(number, target))
-        allowed = with_room.multiply(Decimal(tolerance), max(Decimal(1), abs(target)))
-    except InvalidOperation:  # an exponent beyond all bounds
-        return _verdict(False, found[-1])
-    return _verdict(difference <= allowed, found[-1])
+        number, target = _decimal(numbers[-1]), _decimal(targets[-1])
+        difference = context.abs(context.subtract(number, target))
+        allowed = context.multiply(Decimal(tolerance), max(Decimal(1), abs(target)))
+    except InvalidOperation:  # an exponent out of range
+        return _verdict(False, numbers[-1])
+    return _verdict(difference <= allowed, numbers[-1])
 
 
 def has_number(reference: str) -> bool:
-    """Whether `numeric` can compare with `reference`."""
+    """Return whether `numeric` can compare with `reference`."""
     return bool(_numbers(reference))
 
 
 def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
-    """Whether `pattern`'s last match in `text`, or the match's first group, is `reference`."""
+    """Judge whether the last match of `pattern` in `text`, or its first group, is `reference`."""
     last = deque(pattern.finditer(text), maxlen=1)
-    found = last[0][1 if pattern.groups else 0] if last else None
-    if found is None:
+    answer = last[0][1 if pattern.groups else 0] if last else None
+    if answer is None:
         return _verdict(False, None)
-    return _verdict(_same(found.strip(), reference, ignore_case=False), found.strip())
+    return _verdict(_same(answer.strip(), reference, ignore_case=False), answer.strip())
 
 
 def _verdict(right: bool, answer: str | None) -> Verdict:
@@ -98,7 +99,7 @@ def _same(answer: str, reference: str, ignore_case: bool) -> bool:
 
 
 def _numbers(text: str) -> list[str]:
-    return [found for found in _NUMBER.findall(text.translate(_MINUS)) if found.strip("+-")]
+    return [match for match in _NUMBER.findall(text.translate(_MINUS)) if match.strip("+-")]
 
 
 def _decimal(text: str) -> Decimal:

@@ -1,9 +1,9 @@
-"""The main of a worker process: loads the rewards, then judges what it is handed.
+"""The program of a reward worker: loads the rewards, then judges the items that it receives.
 
     python -P -m mugrpo.rewards.worker SOCKET LIFELINE
 
-It reads and writes on the socket alone. It ends when the run that started it does, even inside a
-hot loop, has a limit on its memory, and leaves every deadline to the run (`processes.child`).
+It communicates only through the socket. It ends when the run that started it ends, even during a
+busy loop (`processes.child`). Its memory is limited. Deadlines are the run's task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 class Judge:
-    """The rewards of a run, loaded."""
+    """The loaded rewards of a run."""
 
     def __init__(self, options: Sequence[RewardOption]) -> None:
         runner = asyncio.Runner()
@@ -53,7 +53,11 @@ class Judge:
         ]
 
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """{"results": one an item}, {"failure": ...} or {"broken": ...} for a broken contract."""
+        """Judge `items` by all rewards and return the answer to send.
+
+        It is {"results": one per item}, {"failure": ...}, or {"broken": ...} if a function broke
+        its contract.
+        """
         results: list[dict[str, Any]] = [{"values": {}} for _ in items]
         for label, judge in self._judges:
             try:
@@ -71,7 +75,7 @@ class Judge:
 
 
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
-    """Enter a verifier's verdict; the first verifier's is the status."""
+    """Record a verifier's verdict in `result`. The status is that of the first verifier."""
     result["values"][label] = float(verdict.right)
     result.setdefault("status", verdict.status.value)
     if verdict.answer is not None:
@@ -79,7 +83,10 @@ def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
 
 
 def _failure(label: str, error: BaseException) -> dict[str, Any]:
-    """What became of a call; after a MemoryError the process is not to be used again."""
+    """Return the answer for a call that failed.
+
+    "spent" means that the process must not be used again, as after a MemoryError.
+    """
     try:
         text = str(error)
     except Exception:

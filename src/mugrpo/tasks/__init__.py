@@ -1,4 +1,4 @@
-"""Tasks by name."""
+"""The task of a run, built from its options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from mugrpo.tasks.base import Task
 
 
 def make_task(options: NamedOptions) -> Task:
-    """The task that `options` describes."""
+    """Return the task that `options` describes."""
     if isinstance(options, DatasetOptions):
-        from mugrpo.tasks.dataset import Dataset  # here, so that reward workers start lighter
+        from mugrpo.tasks.dataset import (
+            Dataset,
+        )  # imported here, so that reward workers start faster
 
         return Dataset(options)
     if isinstance(options, LettersOptions):

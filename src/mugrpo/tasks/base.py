@@ -1,4 +1,4 @@
-"""What a task is: problems to train on, problems to evaluate on, and verdicts on responses."""
+"""The interface of a task: problems to train and evaluate on, and verdicts on responses."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ class Task(Protocol):
     """A verifiable task. Two calls with the same options must give the same problems."""
 
     def train_problems(self) -> Sequence[Problem]:
-        """Problems to train on, ids unique."""
+        """Return the problems to train on. Their ids are unique."""
         ...
 
     def eval_problems(self) -> Sequence[Problem]:
-        """Held-out problems: none of them is a training problem."""
+        """Return the held-out problems, which are disjoint from the training problems."""
         ...
 
     def prepare(self) -> None:
-        """Load what judging needs, to learn before all work whether it can be had.
+        """Load what judging needs, so that a failure shows before any work is done.
 
-        Raises UsageError where it cannot.
+        Raises UsageError if it cannot be loaded.
         """
         ...
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        """The verdicts on `answers`, in their order.
+        """Yield the score of each of `answers`, in order.
 
-        An answer that cannot be judged has Status.ERROR or Status.TIMEOUT with the reason in
-        `parts["reason"]`. Raises RunStopped where the judge itself is broken.
+        An answer that cannot be judged has Status.ERROR or Status.TIMEOUT, with the reason in
+        `parts["reason"]`. Raises RunStopped if the judge itself is broken.
         """
         ...
 
     def close(self) -> None:
-        """End the processes it started, if any."""
+        """End the processes that the task started, if any."""
         ...

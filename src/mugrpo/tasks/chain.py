@@ -1,11 +1,11 @@
-"""The embedded task: a chain of small sums, answered by a scratchpad of running sums modulo 10.
+"""The first embedded task: a chain of small sums, answered by running sums modulo 10.
 
     prompt    3+2-1=
     response  3+2=5,5-1=4
 
-The reward is 1 when the last state is right, else 0; the way there is not judged. With eight
-terms a response has 41 characters: long enough that one wrong early step spoils the answer and
-that stale prefixes matter, small enough for two CPU cores.
+The reward is 1 if the last state is right, else 0. The steps before it are not judged. With eight
+terms a response has 41 characters. That is long enough that a wrong early step spoils the answer
+and that stale prefixes matter, and small enough for two CPU cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAST_STATE = re.compile(r"=(\d)$")
 
 
 def running_states(prompt: str) -> list[int]:
-    """The state after each term of `prompt`: "3+2-1=" gives [3, 5, 4]."""
+    """Return the running sum after each term of `prompt`: [3, 5, 4] for "3+2-1="."""
     state, states = 0, []
     for sign, digit in re.findall(r"([+-]?)(\d)", prompt):
         state = (state + (-1 if sign == "-" else 1) * int(digit)) % MODULUS
@@ -33,9 +33,10 @@ def running_states(prompt: str) -> list[int]:
 
 
 def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0) -> str:
-    """A scratchpad for `prompt`; with `rng`, each step is wrong with probability `wrong_steps`.
+    """Return a response to `prompt`.
 
-    A wrong step replaces its result by another digit, and the chain goes on from there.
+    If `rng` is given, each step is wrong with probability `wrong_steps`: another digit replaces its
+    result, and the chain continues from there.
     """
     terms = re.findall(r"([+-]?)(\d)", prompt)
     state, steps = int(terms[0][1]), []
@@ -49,19 +50,22 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
 
 
 class Chain(EmbeddedTask):
-    """The chain task under `options`; asking for more problems than there are is a UsageError."""
+    """The chain task under `options`.
+
+    Raises UsageError if more problems are requested than exist.
+    """
 
     options: ChainOptions
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         for answer in answers:
-            found = _LAST_STATE.search(answer.text)
-            if found is None:
+            match = _LAST_STATE.search(answer.text)
+            if match is None:
                 yield Score(Status.NO_ANSWER, 0.0)
                 continue
-            right = found[1] == answer.problem.answer
+            right = match[1] == answer.problem.answer
             status = Status.RIGHT if right else Status.WRONG
-            yield Score(status, float(right), {"answer": found[1]})
+            yield Score(status, float(right), {"answer": match[1]})
 
     def draw(self, rng: random.Random) -> str:
         digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]
@@ -72,5 +76,5 @@ class Chain(EmbeddedTask):
 
     def too_few(self) -> tuple[str, str]:
         terms, most = self.options.terms, self.options.max_digit
-        described = f"chains of {terms} terms with digits up to {most}"
-        return described, "raise task.terms or task.max_digit"
+        kind = f"chains of {terms} terms with digits up to {most}"
+        return kind, "raise task.terms or task.max_digit"

@@ -1,4 +1,4 @@
-"""Your own problems: rows of a file or of the hub, mapped to problems, judged by rewards."""
+"""Problems of your own: rows of a file or of a hub data set, whose answers rewards judge."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 class Dataset:
-    """The problems of a data set under `options`.
+    """A task with the problems of a data set under `options`.
 
-    Raises UsageError, naming file and line, for rows that are no problems.
+    Raises UsageError, naming file and line, if a row is not a valid problem.
     """
 
     def __init__(self, options: DatasetOptions) -> None:
@@ -51,35 +51,37 @@ class Dataset:
     @cached_property
     def _split(self) -> tuple[list[Problem], list[Problem]]:
         options = self.options
-        asked = self._problems(options.data, options.split)
+        pairs = self._problems(options.data, options.split)
         if options.eval_data is not None or options.eval_split is not None:
             data, split = options.eval_data or options.data, options.eval_split
             if split is None and not is_local(data):
                 split = options.split
-            held_out, train = self._problems(data, split), asked
+            held_out, train = self._problems(data, split), pairs
         else:
             cut = int(options.eval_share * 2**64)
-            if cut:  # a small data set holds one out at least
-                cut = max(cut, 1 + min(hash_ for hash_, _ in asked))
-            held_out = [pair for pair in asked if pair[0] < cut]
-            train = [pair for pair in asked if pair[0] >= cut]
+            if cut:  # even a small data set holds out at least one
+                cut = max(cut, 1 + min(hash_ for hash_, _ in pairs))
+            held_out = [pair for pair in pairs if pair[0] < cut]
+            train = [pair for pair in pairs if pair[0] >= cut]
         held_out = sorted(held_out, key=lambda pair: pair[0])[: options.eval_problems]
         train = train[: options.train_problems]
         evaluated = {hash_ for hash_, _ in held_out}
-        if both := [problem for hash_, problem in train if hash_ in evaluated]:
+        if overlap := [problem for hash_, problem in train if hash_ in evaluated]:
             raise UsageError(
-                f"{len(both)} problems are among the held-out ones and among those to train on "
-                f"(the first: {both[0].id!r}); choose another task.eval_data or task.eval_split"
+                f"{len(overlap)} problems are in both the held-out and the training problems "
+                f"(the first: {overlap[0].id!r}); choose another task.eval_data or task.eval_split"
             )
         if not train:
             raise UsageError(f"{options.data}: no problem is left to train on; lower eval_share")
         return [problem for _, problem in train], [problem for _, problem in held_out]
 
     def _problems(self, data: str, split: str | None) -> list[tuple[int, Problem]]:
-        """(hash of the prompt as the data has it, problem), in the order of the rows."""
+        """Return (hash of the prompt in its original form, problem) of each row, in order."""
         subset, revision = self.options.subset, self.options.revision
         sources = (self.options.data, self.options.eval_data or self.options.data)
-        if is_local(data) and not all(map(is_local, sources)):  # these are of the other one
+        if is_local(data) and not all(
+            map(is_local, sources)
+        ):  # these options are for the other source
             subset = revision = None
         rows = read_rows(data, split=split, subset=subset, revision=revision)
         problems: dict[str, tuple[int, Problem]] = {}
@@ -91,17 +93,17 @@ class Dataset:
                 repeated.append(f"{identity!r} ({place})")
             problems.setdefault(identity, pair)
         if repeated and self.options.duplicates == "error":
-            more = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
-            what = "problem" if self.options.id_column is None else "id"
+            rest = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
+            kind = "problem" if self.options.id_column is None else "id"
             raise UsageError(
-                f"{data} has the same {what} twice: {', '.join(repeated[:3])}{more}; mend the "
-                "data, or take the first of each with --task.duplicates drop"
+                f"{data} has the same {kind} twice: {', '.join(repeated[:3])}{rest}; fix the "
+                "data, or keep the first of each with --task.duplicates drop"
             )
         return list(problems.values())
 
     def _problem(self, place: str, row: dict[str, Any]) -> tuple[int, Problem]:
         options = self.options
-        asked = _prompt(_cell(place, row, options.prompt_column, "prompt_column"), place)
+        prompt = _prompt(_cell(place, row, options.prompt_column, "prompt_column"), place)
         answer = ""
         if options.answer_column is not None:
             answer = self._answer(place, row, options.answer_column)
@@ -109,51 +111,53 @@ class Dataset:
             cell = _cell(place, row, options.id_column, "id_column")
             identity = _text(cell, place, options.id_column)
         else:
-            identity = hashlib.sha256(_canonical([asked, answer])).hexdigest()[:16]
+            identity = hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
-        problem = Problem(identity, self._dressed(asked, place), answer, columns)
-        return stable_hash(asked), problem
+        problem = Problem(identity, self._with_template(prompt, place), answer, columns)
+        return stable_hash(prompt), problem
 
     def _answer(self, place: str, row: dict[str, Any], column: str) -> str:
         text = _text(_cell(place, row, column, "answer_column"), place, column)
         if self.options.answer_pattern is not None:
-            found = re.search(self.options.answer_pattern, text)
-            if found is None or not found[1]:
+            match = re.search(self.options.answer_pattern, text)
+            if match is None or not match[1]:
                 raise UsageError(
-                    f"{place}: task.answer_pattern = {self.options.answer_pattern!r} finds nothing "
-                    f"in {_shown(text)}"
+                    f"{place}: task.answer_pattern = {self.options.answer_pattern!r} matches "
+                    f"nothing in {_shown(text)}"
                 )
-            text = found[1].strip()
+            text = match[1].strip()
         numeric = any(isinstance(reward, NumericOptions) for reward in self.options.rewards)
         if numeric and not has_number(text):
             raise UsageError(
                 f"{place}: column {column!r} is {_shown(text)}, which the reward numeric cannot "
-                "compare with; choose another reward, or task.answer_pattern"
+                "compare with; choose another reward, or set task.answer_pattern"
             )
         return text
 
-    def _dressed(self, asked: str | list[Message], place: str) -> str | tuple[Message, ...]:
-        """The prompt with the recipe's template and system prompt."""
+    def _with_template(self, prompt: str | list[Message], place: str) -> str | tuple[Message, ...]:
+        """Return `prompt` with the run's prompt template and system prompt applied."""
         template, system = self.options.prompt_template, self.options.system_prompt
-        if isinstance(asked, str):
-            text = template.replace("{prompt}", asked)
+        if isinstance(prompt, str):
+            text = template.replace("{prompt}", prompt)
             if system is None:
                 return text
             return ({"role": "system", "content": system}, {"role": "user", "content": text})
-        messages = [dict(message) for message in asked]
+        messages = [dict(message) for message in prompt]
         users = [message for message in messages if message["role"] == "user"]
         if template != "{prompt}":
             if not users:
-                raise UsageError(f"{place}: no user message to put task.prompt_template around")
+                raise UsageError(
+                    f"{place}: the prompt has no user message to apply task.prompt_template to"
+                )
             users[-1]["content"] = template.replace("{prompt}", users[-1]["content"])
         if system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         return tuple(messages)
 
 
-def stable_hash(asked: str | list[Message]) -> int:
-    """64 bits that depend on the data's own prompt alone: what decides the split."""
-    return int.from_bytes(hashlib.sha256(_canonical(asked)).digest()[:8], "big")
+def stable_hash(prompt: str | list[Message]) -> int:
+    """Return a 64-bit hash of the prompt in its original form, which decides the split."""
+    return int.from_bytes(hashlib.sha256(_canonical(prompt)).digest()[:8], "big")
 
 
 def _canonical(value: Any) -> bytes:
@@ -172,11 +176,14 @@ def _cell(place: str, row: dict[str, Any], column: str, option: str) -> Any:
 
 
 def _prompt(value: Any, place: str) -> str | list[Message]:
-    """A prompt as it stands in the data: text, or a conversation that a model can answer."""
+    """Check a prompt of the data: text, or a conversation that a model can answer.
+
+    Raises UsageError, naming `place`, for anything else.
+    """
     if isinstance(value, str):
         if not value.strip():
             raise UsageError(f"{place}: the prompt is empty")
-        return _whole(value, place)
+        return _tokenizable(value, place)
     if not isinstance(value, list | tuple) or not value:
         raise UsageError(
             f"{place}: the prompt is {_shown(value)}; it must be text, or a list of "
@@ -194,29 +201,34 @@ def _prompt(value: Any, place: str) -> str | list[Message]:
                 f"{place}: message {number} of the prompt has role {message.get('role')!r}; it "
                 f"must be one of {', '.join(_ROLES)}"
             )
-        messages.append({"role": message["role"], "content": _whole(message["content"], place)})
+        messages.append(
+            {"role": message["role"], "content": _tokenizable(message["content"], place)}
+        )
     if messages[-1]["role"] not in ("user", "tool"):
         last = messages[-1]["role"]
-        raise UsageError(f"{place}: the prompt ends with the turn of the {last}; nothing is asked")
+        raise UsageError(
+            f"{place}: the prompt ends with the turn of the {last}; its last turn must be the "
+            "user's or a tool's"
+        )
     return messages
 
 
-def _whole(text: str, place: str) -> str:
-    """`text`, unless it has half a surrogate pair, which no tokenizer can read."""
+def _tokenizable(text: str, place: str) -> str:
+    """Return `text`. Raises UsageError if it has half a surrogate pair: no tokenizer reads it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
             f"{place}: character {error.start} is half a surrogate pair "
-            f"({text[error.start]!r}), which is no text; mend the data"
+            f"({text[error.start]!r}), which is not text; fix the data"
         ) from None
     return text
 
 
 def _text(value: Any, place: str, column: str) -> str:
-    """An answer or id: text, or a number as it is written."""
+    """Return an answer or id as text. Raises UsageError if it is neither text nor a number."""
     if isinstance(value, str) and value.strip():
-        return _whole(value, place)
+        return _tokenizable(value, place)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, float | Decimal) and math.isfinite(value):

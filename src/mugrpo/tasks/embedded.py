@@ -1,4 +1,4 @@
-"""What the embedded tasks share: problems that are drawn, and a split by a hash of the prompt."""
+"""What embedded tasks share: randomly generated problems, and a split by a hash of the prompt."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mugrpo.config.tasks import EmbeddedOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
 
-_HELD_OUT_SHARE = 8  # one prompt in so many is never trained on
+_HELD_OUT_SHARE = 8  # one prompt in this many is held out
 
 
 def held_out(prompt: str) -> bool:
-    """Whether `prompt` is kept for evaluation, by a stable hash of its text."""
+    """Return whether `prompt` is kept for evaluation, by a stable hash of its text."""
     return hashlib.sha256(prompt.encode()).digest()[0] % _HELD_OUT_SHARE == 0
 
 
 class EmbeddedTask(ABC):
-    """Problems that are drawn, the same ones at every call, and need no worker to be judged."""
+    """A task that generates its problems, always the same ones, and judges answers by itself."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self.options = options
@@ -42,17 +42,21 @@ class EmbeddedTask(ABC):
 
     @abstractmethod
     def draw(self, rng: random.Random) -> str:
-        """A prompt."""
+        """Return a random prompt."""
 
     @abstractmethod
-    def answer(self, prompt: str) -> str: ...
+    def answer(self, prompt: str) -> str:
+        """Return the reference answer to `prompt`."""
 
     @abstractmethod
     def too_few(self) -> tuple[str, str]:
-        """What gives few different prompts, and the way out of it."""
+        """Return (what the prompts are, how to get more different ones), for an error message."""
 
     def _problems(self, count: int, *, evaluation: bool) -> list[Problem]:
-        """`count` different prompts of one side of the split; UsageError where there are fewer."""
+        """Return problems with `count` different prompts of one side of the split.
+
+        Raises UsageError if there are not enough.
+        """
         rng = random.Random(f"{self.options.name} {self.options.seed} {evaluation}")
         prompts: dict[str, None] = {}  # insertion-ordered set
         for _ in range(200 * count):
@@ -62,8 +66,8 @@ class EmbeddedTask(ABC):
             if held_out(prompt) == evaluation:
                 prompts[prompt] = None
         side = "eval" if evaluation else "train"
-        described, way_out = self.too_few()
+        kind, way_out = self.too_few()
         raise UsageError(
-            f"task.{side}_problems = {count}, but {described} give about {len(prompts)} different "
+            f"task.{side}_problems = {count}, but {kind} give about {len(prompts)} different "
             f"{side} problems; ask for fewer, or {way_out}"
         )

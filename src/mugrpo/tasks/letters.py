@@ -3,8 +3,8 @@
     prompt    hgbaccgd:
     response  abccdggh
 
-The reward is 1 when the whole response is right, else 0. Unlike the chain's, responses are of
-several lengths, and a letter follows from the prompt more than from the letter before it.
+The reward is 1 if the whole response is right, else 0. Unlike in the chain task, responses vary in
+length, and a letter follows from the prompt more than from the letter before it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ END = ":"
 
 
 def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: float = 0.0) -> str:
-    """The answer to `prompt`; with `rng`, each letter is wrong with probability `wrong_steps`.
+    """Return a response to `prompt`.
 
-    A wrong letter is another one of those that are left, where there is another; what is left goes
-    on in order.
+    If `rng` is given, each letter is wrong with probability `wrong_steps`: a different one of the
+    remaining letters, if there is one, takes its place. The remaining letters continue in order.
     """
-    left, answer = sorted(prompt.removesuffix(END)), []
-    while left:
-        others = [letter for letter in left if letter != left[0]]
+    remaining, answer = sorted(prompt.removesuffix(END)), []
+    while remaining:
+        others = [letter for letter in remaining if letter != remaining[0]]
         wrong = rng is not None and others and rng.random() < wrong_steps
-        chosen = rng.choice(others) if rng and wrong else left[0]
-        left.remove(chosen)
+        chosen = rng.choice(others) if rng and wrong else remaining[0]
+        remaining.remove(chosen)
         answer.append(chosen)
     return "".join(answer)
 
 
 class Letters(EmbeddedTask):
-    """The letters task under `options`; asking for more problems than there are is a UsageError."""
+    """The letters task under `options`.
+
+    Raises UsageError if more problems are requested than exist.
+    """
 
     options: LettersOptions
 

@@ -1,4 +1,4 @@
-"""Rows of a data set, each with the place to name when something is wrong with it."""
+"""Rows of a data set, each with its place, which error messages name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from mugrpo.disk.errors import UsageError
 
-Row = tuple[str, dict[str, Any]]  # ("problems.jsonl, line 3", column -> value)
+Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
 _FORMATS = (".jsonl", ".parquet", ".csv")
 
@@ -28,17 +28,17 @@ def read_rows(
     subset: str | None = None,
     revision: str | None = None,
 ) -> list[Row]:
-    """The rows of a local file by its ending (.jsonl, .parquet, .csv), or of a data set on the hub.
+    """Return the rows of a local file (.jsonl, .parquet, .csv) or of a data set on the hub.
 
-    Raises UsageError, naming file and line, for what cannot be read, and where there are no rows.
+    Raises UsageError, naming file and line, if a row cannot be read or there are none.
     """
     path = Path(data)
     if os.path.isdir(path):
-        raise UsageError(f"{data} is a directory; name one {', '.join(_FORMATS)} file in it")
+        raise UsageError(f"{data} is a directory; name a file in it ({', '.join(_FORMATS)})")
     if is_local(data):
-        if named := next(filter(None, (split, subset, revision)), None):
+        if option := next(filter(None, (split, subset, revision)), None):
             raise UsageError(
-                f"{data} is a local file, which has no split, subset or revision; leave {named!r} "
+                f"{data} is a local file, which has no split, subset or revision; leave {option!r} "
                 "out, and name held-out problems of your own with task.eval_data"
             )
         rows = list(_file_rows(path))
@@ -50,7 +50,7 @@ def read_rows(
 
 
 def is_local(data: str) -> bool:
-    """Whether `data` is a file here (be it missing), and no data set on the hub."""
+    """Return whether `data` names a local file, existing or not, rather than a hub data set."""
     return os.path.exists(data) or Path(data).suffix.lower() in _FORMATS
 
 
@@ -59,7 +59,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise UsageError(
-            f"{path}: the ending {path.suffix or '(none)'} tells no format; it must be one of "
+            f"{path}: the file extension {path.suffix or '(none)'} is unknown; it must be one of "
             f"{', '.join(_FORMATS)}"
         )
     try:
@@ -79,7 +79,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
-    """(number from 1, first byte in the file, text) of each line; a byte order mark is left out."""
+    """Yield (number from 1, offset in bytes, text) of each line, without a byte order mark."""
     start = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -110,7 +110,7 @@ def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, An
     except ValueError as error:
         offset = start + len(text[: getattr(error, "pos", 0)].encode())
         raise UsageError(
-            f"{path}, line {number} is no JSON at byte {offset} of the file "
+            f"{path}, line {number} is not JSON at byte {offset} of the file "
             f"({getattr(error, 'msg', error)}); every line must be one JSON object"
         ) from None
     if not isinstance(row, dict):
@@ -123,10 +123,10 @@ def _json_object(text: str, path: Path, number: int, start: int) -> dict[str, An
 
 def _csv_rows(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
-    whole = "".join(text for _, _, text in _lines(path))
-    reader = csv.reader(io.StringIO(whole, newline=""), strict=True)
+    content = "".join(text for _, _, text in _lines(path))
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     header: list[str] = []
-    line = 1  # that the next row begins on
+    line = 1  # the first line of the next row
     try:
         for values in reader:
             place, line = f"{path}, line {line}", reader.line_num + 1
@@ -134,8 +134,8 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 continue
             if not header:
                 header = values
-                if twice := [name for name in header if header.count(name) > 1]:
-                    raise UsageError(f"{place} names the column {twice[0]!r} twice; rename one")
+                if repeated := [name for name in header if header.count(name) > 1]:
+                    raise UsageError(f"{place} names the column {repeated[0]!r} twice; rename one")
                 continue
             if len(values) != len(header):
                 raise UsageError(
@@ -143,7 +143,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 )
             yield place, dict(zip(header, values, strict=True))
     except csv.Error as error:
-        raise UsageError(f"{path}, line {line} is no CSV ({error})") from None
+        raise UsageError(f"{path}, line {line} is not CSV ({error})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -160,20 +160,20 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -> Iterator[Row]:
     if data.count("/") > 1 or data.startswith((".", "~", "/")):
-        raise UsageError(f"there is no data file {data}, and it is no data set id on the hub")
+        raise UsageError(f"there is no data file {data}, and it is not a data set id on the hub")
     try:
         import datasets
     except ImportError:
         raise UsageError(
-            f"{data} is no local file, and data sets on the hub need one more package: "
+            f"{data} is not a local file, and data sets on the hub need one more package: "
             "pip install 'mugrpo[hub]'"
         ) from None
     datasets.disable_progress_bars()
     try:
         table = datasets.load_dataset(data, subset, split=split, revision=revision)
-    except Exception as error:  # its own, the hub's and the network's: all say what is wrong
+    except Exception as error:  # of datasets, the hub or the network
         raise UsageError(
-            f"{data} is no local file, and as a data set on the hub it cannot be loaded "
+            f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
             "with --task.data; a gated data set needs `hf auth login` first"
         ) from None
