@@ -8,8 +8,8 @@ class UsageError(ValueError):
 
 
 class RunStopped(Exception):
-    """The run stops but can be resumed. Exit status 3, with the command that resumes it."""
+    """A stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 
 
 class Interrupted(RunStopped):
-    """A signal stopped the run."""
+    """A stop by a signal."""

@@ -166,7 +166,7 @@ class ShardSet:
 
 
 class RowReader:
-    """Reads rows of a ShardSet by (shard, row), with at most a few row groups in memory."""
+    """A reader of a ShardSet's rows by (shard, row), with at most a few row groups in memory."""
 
     def __init__(self, shards: ShardSet, cached_row_groups: int = 4) -> None:
         self._shards = shards

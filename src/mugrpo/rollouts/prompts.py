@@ -17,7 +17,7 @@ from mugrpo.disk.records import Problem
 
 
 class PromptEncoder:
-    """Encodes problems under `options`, in at most `limit` tokens (None for no limit).
+    """An encoder of problems under `options`, in at most `limit` tokens (None for no limit).
 
     Raises UsageError if the chat form is chosen but the tokenizer has no template, and if an id is
     outside the model's vocabulary.
@@ -41,7 +41,7 @@ class PromptEncoder:
                 )
 
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the prompt ids of `problem`, [P]: the last ones if `overlong` is "truncate"."""
+        """Return the prompt ids of `problem`, [P]; the last `limit` if `overlong` is "truncate"."""
         ids = self._ids(problem, self.text(problem))
         if self.options.overlong == "truncate" and self.limit is not None:
             ids = ids[-self.limit :]
@@ -65,7 +65,7 @@ class PromptEncoder:
             return list(problems)
         fitting, longest = [], 0
         for problem, text in zip(problems, texts, strict=True):
-            # A token is at least one ASCII character, so most texts need not be encoded here.
+            # A token covers at least one ASCII character, so most texts need not be encoded here.
             short = text.isascii() and len(text) + self._added < limit
             length = 0 if short else len(self._ids(problem, text))
             longest = max(longest, length)

@@ -18,7 +18,7 @@ Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 
 
 class Sampler:
-    """Samples groups of rollouts: `group_size` responses to each problem.
+    """A sampler of groups of rollouts: `group_size` responses to each problem.
 
     `stage` is the stage's number or "evaluation"; together with `seed` it decides the random
     numbers. `policy_step` is the number of updates that the engine's weights have received. The

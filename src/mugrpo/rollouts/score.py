@@ -17,11 +17,11 @@ from mugrpo.tasks.base import Task
 
 
 class Scorer:
-    """Scores rollouts of `problems` with `task`.
+    """A scorer of rollouts of `problems`, with `task` as the judge.
 
     `options` says how truncated responses and failures count. `max_new_tokens` is the length to
-    which the penalty on long responses refers. `judge` is the fingerprint of what decides the
-    scores, see `scored`. `check` is called between rollouts and may raise to stop.
+    which the penalty on long responses refers. `judge` is the fingerprint of all that decides
+    the scores, see `scored`. `check` is called between rollouts and may raise to stop.
     """
 
     def __init__(
