@@ -221,7 +221,7 @@ def test_a_file_that_no_manifest_lists_is_a_stranger_and_is_not_read(rollouts):
     fresh = ShardSet(rollouts.folder, "rollouts")
     assert fresh.strangers() == [stranger]
     assert 2 not in fresh and fresh.numbers() == [0, 1]
-    with pytest.raises(RunStopped, match=r"shard-00002\.parquet is not in its manifest"):
+    with pytest.raises(RunStopped, match=r"shard-00002\.parquet is not listed in its manifest"):
         fresh.open(2)
 
 

@@ -86,7 +86,7 @@ def test_a_directory_with_something_else_is_refused_and_left_as_it_is(
     (folder / "chapter").write_text("text")
     config = write_config(tmp_path)
     for words in (["train", config, "--run-dir", folder], ["train", folder], ["repair", folder]):
-        refused(command(*words), f"{folder} is not a run", "it holds chapter", "--run-dir")
+        refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
     assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]
 
 
@@ -110,7 +110,7 @@ def test_a_newer_format_is_refused_by_its_number(run_dir: Path, command: Command
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", '{"seed": 0}'])
 def test_a_config_json_of_something_else_is_refused(run_dir: Path, command: Command, text: str):
     (run_dir / "config.json").write_bytes(text.encode("latin-1"))
-    refused(command("train", run_dir), f"{run_dir}/config.json is no run's config.json")
+    refused(command("train", run_dir), f"{run_dir}/config.json is not the config.json of a run")
 
 
 def test_leftovers_are_removed_wherever_the_run_lies(tmp_path: Path, reference: Path):
@@ -134,7 +134,9 @@ def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path, command: Comman
 @pytest.mark.parametrize("key", ["config", "provenance"])
 def test_a_config_json_without_its_parts_is_refused(run_dir: Path, command: Command, key: str):
     edited(run_dir / "config.json", **{key: None})
-    refused(command("train", run_dir), f"{run_dir}/config.json is no run's config.json", key)
+    refused(
+        command("train", run_dir), f"{run_dir}/config.json is not the config.json of a run", key
+    )
 
 
 def test_a_run_that_cannot_be_written_to_is_refused(

@@ -146,8 +146,8 @@ def test_the_budget_is_halved_until_it_fits_and_stays_there():
     assert asked == [1000, 500, 250] and budget.lowered and budget.tokens == 250
     assert told == [
         f"memory ran out in a micro-batch of 2 responses ({now:,} tokens): it is computed again "
-        f"with micro_batch_tokens {half} instead of {now}, which stays; the gradient is the same "
-        "but for rounding"
+        f"with micro_batch_tokens {half} instead of {now}, from now on; the gradient differs only "
+        "by rounding"
         for now, half in ((1000, 500), (500, 250))
     ]
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
@@ -190,8 +190,8 @@ def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help(
     with pytest.raises(RunStopped) as caught:
         budget.fitted(work)
     assert str(caught.value) == (
-        "memory ran out in a micro-batch of a single response (60 tokens), which no "
-        "--optimizer.micro_batch_tokens (now 30) makes smaller; lower "
+        "memory ran out in a micro-batch of a single response (60 tokens), which a lower "
+        "--optimizer.micro_batch_tokens (now 30) cannot split; lower "
         "--optimizer.logprob_chunk_tokens (now 1024) or --rollouts.max_new_tokens, or turn on "
         "--model.gradient_checkpointing (with --force)"
     )

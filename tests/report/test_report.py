@@ -157,7 +157,7 @@ def test_a_note_about_a_broken_file_is_escaped_too(tmp_path):
     write_config(root)
     (root / "metrics.jsonl").write_text('"</ul><script>"\n')
     page = report(root)
-    assert any("is no metrics line" in note for note in page.of("li"))
+    assert any("is not a metrics line" in note for note in page.of("li"))
 
 
 def test_long_responses_and_prompts_are_cut_with_a_note(tmp_path):

@@ -174,7 +174,7 @@ def test_a_template_that_fails_on_a_prompt_is_told_before_anything_is_sampled(li
     encode = encoder(limit, tokenizer, form="chat", overlong=overlong)
     assert encode.fitting([SIX, TWO]) == [SIX, TWO]
     assert refusal(encode, SIX, Problem("c7", TURNS, "4")) == (
-        "the chat template fails on problem 'c7' (one turn only); mend it, or name another with "
+        "the chat template fails on problem 'c7' (one turn only); fix it, or name another with "
         "--prompt.chat_template"
     )
 

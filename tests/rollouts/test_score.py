@@ -151,8 +151,8 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
         "allows; 2 of them: error: boom. "
     )
     assert sentence.endswith(
-        "Mend the reward, or raise --rewards.failure_limit; shards of rollouts stay (where a "
-        "reward's file or options change, add --force)"
+        "Fix the reward, or raise --rewards.failure_limit; shards of rollouts stay (add --force "
+        "if a reward's file or options change)"
     )
     assert "\n" not in sentence
     assert not folder.scores.folder.exists() and 0 not in folder.scores

@@ -1,15 +1,15 @@
-"""The ways a command ends other than well. The command line turns them into exit statuses."""
+"""The errors that end a command. The command line turns each of them into an exit status."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Bad input: one or two sentences that name the place and the way out. Exit status 2."""
+    """Bad input. One or two sentences name the place and the way out. Exit status 2."""
 
 
 class RunStopped(Exception):
-    """A run that cannot go on now but can be resumed. Exit status 3, with the sentence to type."""
+    """A stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 
 
 class Interrupted(RunStopped):
-    """A signal asked the run to stop."""
+    """A stop by a signal."""

@@ -1,8 +1,9 @@
-"""metrics.jsonl: one flat JSON object an event. It is the truth; everything else is drawn from it.
+"""metrics.jsonl: one flat JSON object per event. Every report and chart is derived from it.
 
-Every line has `kind` ("refresh", "update", "evaluation") and `update` (updates made before it, or
-by it for kind "update"). Keys that begin with `time/` are seconds and the only ones that differ
-between a run and its killed and resumed twin.
+Every line has a `kind` ("refresh", "update", "stage_end", "evaluation") and `update`, the number of
+updates made so far, including the update that a line of kind "update" describes. Keys that begin
+with `time/` are in seconds. They are the only values that differ between an uninterrupted run and
+the same run killed and resumed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
 
 
 class MetricsLog:
-    """The metrics file at `path`, open for appending; lines past `update` are cut first.
+    """The metrics file at `path`, open for appending. Lines past `update` are removed first.
 
-    `also` is called with what is appended. With no path it keeps nothing: a rank that does not
-    write.
+    `also` is called with the kind, update and values of every line written. Without a path nothing
+    is kept: that is the log of a rank that does not write.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class MetricsLog:
         return (kind, update) in self._seen
 
     def append(self, kind: str, update: int, **values: Any) -> None:
-        """Write one line. A number that is not finite becomes null: JSON has no name for it."""
+        """Append one line. A number that is not finite becomes null: JSON has no name for it."""
         passing(f"before a line of {kind}", self._path)
         self._seen.add((kind, update))
         line = _encode({"kind": kind, "update": update, **values})
@@ -60,7 +61,10 @@ class MetricsLog:
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:
-        """Write one line, in the place of `kind` at `update`; False where it stands already."""
+        """Write one line, in place of the line of this `kind` and `update` if there is one.
+
+        Return False if the very same line is there already.
+        """
         if not self.has(kind, update):
             self.append(kind, update, **values)
             return True
@@ -74,27 +78,27 @@ class MetricsLog:
         return True
 
     def sync(self) -> None:
-        """Make every line durable: called before a checkpoint that rests on them is published."""
+        """Make every line durable. Call this before publishing a checkpoint that relies on them."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
 
     def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Write `lines` in place of the file and open it for more."""
+        """Replace the file's content with `lines` and open it for appending."""
         kept = list(lines)
         with publish_file(self._path) as file:
             for line in kept:
                 file.write(_encode(line))
         self._seen = set(map(_key, kept))
-        # Unbuffered, so that nothing waits to be written when the disk is full.
+        # Unbuffered, so that no line is left waiting to be written if the disk is full.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file in order; a last line cut short by a kill is passed over.
+    """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    Raises RunStopped, naming the line, where one is no metrics line.
+    Raises RunStopped, naming the line, if a line is not a metrics line.
     """
     if not path.exists():
         return
@@ -106,7 +110,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                     event["kind"], event["update"]
                 except (ValueError, TypeError, KeyError) as error:
                     raise RunStopped(
-                        f"{path}, line {number} is no metrics line ({error}); remove that line"
+                        f"{path}, line {number} is not a metrics line ({error}); remove that line"
                     ) from None
                 yield event
 

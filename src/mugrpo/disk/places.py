@@ -1,4 +1,4 @@
-"""Places in a run at which a test may kill it. A run passes them and goes on."""
+"""Named places in a run at which a test can kill it. An ordinary run just passes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ watchers: list[Callable[[str, str], None]] = []
 
 
 def passing(place: str, what: object = "") -> None:
-    """Tell the watchers that the process is at `place`, with `what` (a path, say) in hand."""
+    """Tell the watchers that the process is at `place`, working on `what` (a path, for example)."""
     for watch in watchers:
         watch(place, str(what))

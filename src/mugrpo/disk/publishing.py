@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all, and what a full disk says.
+"""Publish files and folders atomically, and report a full disk in one sentence.
 
-Publishing is: write `name.tmp.PID`, fsync, rename, fsync the folder. So a name without `.tmp.` is
-whole.
+To publish is to write `name.tmp.PID`, fsync it, rename it and fsync its folder. So a path without
+`.tmp.` in its name is complete.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SUMS = "sha256.json"
 
 
 def remove_unfinished(root: Path) -> list[Path]:
-    """Remove what publishing left behind when it was killed. Only under the lock."""
+    """Remove and return what killed processes left unpublished. The caller holds the run's lock."""
     removed = []
     for path in sorted(root.rglob("*.tmp.*")):
-        if path.suffix[1:].isdigit() and path.exists():  # not within one removed before
+        if path.suffix[1:].isdigit() and path.exists():  # not inside a folder just removed
             shutil.rmtree(path) if path.is_dir() else path.unlink()
             removed.append(path)
     return removed
 
 
 def set_aside(path: Path) -> None:
-    """Give a bad file or folder a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
+    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
     aside, number = path.with_name(f"{path.name}.bad"), 1
     while aside.exists():
         number += 1
@@ -43,7 +43,10 @@ def set_aside(path: Path) -> None:
 
 @contextmanager
 def publish_file(path: Path) -> Iterator[IO[bytes]]:
-    """Write `path` so that it appears whole or not at all; a full disk is a RunStopped."""
+    """Yield a file to write; it becomes `path` in one rename if the block succeeds.
+
+    Raises RunStopped if the disk is full.
+    """
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     with full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +62,10 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
-    """Fill the yielded folder; it becomes `path` in one rename when the block ends well."""
+    """Yield an empty folder to fill; it becomes `path` in one rename if the block succeeds.
+
+    A folder that is already at `path` is replaced. Raises RunStopped if the disk is full.
+    """
     unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
     try:
         with full_disk_explained(path):
@@ -79,14 +85,14 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 
 def seal_folder(folder: Path) -> None:
-    """Write down the checksum of every file in `folder`, before it is published."""
+    """Store the checksum of every file in `folder`. Call this before the folder is published."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = {str(file.relative_to(folder)): sha256_of(file) for file in files}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
 def sealed_folder_fault(folder: Path) -> str | None:
-    """What is wrong with a folder that was sealed, or None."""
+    """Return what is wrong with a sealed folder, or None."""
     try:
         sums = dict(json.loads((folder / SUMS).read_text()))
     except (OSError, ValueError, TypeError):
@@ -105,7 +111,7 @@ def publish_json(path: Path, value: Any) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Make a file's content, or the names within a folder, durable."""
+    """Make a file's content, or a folder's list of names, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,9 +126,10 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """A full disk in the block becomes one sentence; what was half written is removed.
+    """Raise RunStopped, in one sentence, if the disk fills up in the block.
 
-    Libraries wrap the system's error in their own (safetensors does), so its text counts too.
+    The half-written files are removed. Libraries such as safetensors wrap the system's error in
+    their own, so the error's text counts too.
     """
     try:
         yield
@@ -135,8 +142,8 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         remove_unfinished(folder)
         free = shutil.disk_usage(folder).free
         raise RunStopped(
-            f"the disk is full: {path} needs more than the {needed:,} bytes written of it, "
-            f"{free:,} bytes are free now; make room"
+            f"the disk is full: {path} needs more than the {needed:,} bytes already written, "
+            f"and {free:,} bytes are free now; make room"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the framework: plain records that every layer shares. No torch here.
+"""The plain records that every layer shares: problems, rollouts, scores. No torch here.
 
 P prompt tokens, T response tokens.
 """
@@ -18,10 +18,10 @@ Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a co
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its reference answer. `id` is unique within a data set.
+    """A question with its reference answer. `id` is unique within a data set.
 
-    `prompt` is text, or a conversation in the order of its turns. `columns` are the data set's
-    other columns, as they were read: what reward functions are called with.
+    `prompt` is text, or the turns of a conversation in order. `columns` holds the other columns of
+    the data set, as they were read; reward functions are called with them.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Problem:
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped a response."""
+    """Why a response ended."""
 
     STOP = "stop"  # the end-of-sequence token was sampled; it is the response's last id
     LENGTH = "length"  # max_new_tokens reached: the response is truncated
@@ -39,39 +39,39 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response as it is judged."""
+    """A response in the form that is judged."""
 
     problem: Problem
     text: str  # decoded, without special tokens
-    ids: Sequence[int]  # as sampled, with the end-of-sequence token where there is one
+    ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
 
 
 class Status(StrEnum):
-    """What became of a rollout's scoring. A failure is a status, never a reward of 0."""
+    """The outcome of scoring a rollout. A failure is a status, never a reward of 0."""
 
     RIGHT = "right"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
     TRUNCATED = "truncated"
-    SKIPPED = "skipped"  # no reward function had a reward to give
+    SKIPPED = "skipped"  # no reward function gave it a reward
     TIMEOUT = "timeout"
     ERROR = "error"
 
     @property
     def failed(self) -> bool:
-        """True where scoring broke down; too many of them stop a run."""
+        """Whether scoring itself broke down. Too many failures stop a run."""
         return self in (Status.TIMEOUT, Status.ERROR)
 
     @property
     def rewarded(self) -> bool:
-        """False where no reward is known: the rollout is left out of its group's statistics."""
+        """Whether the reward is known. Otherwise its group's statistics leave the rollout out."""
         return not (self.failed or self is Status.SKIPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """What names a group: a problem and the epoch in which the run has drawn it."""
+    """The key of a group: a problem, and the epoch in which the run draws it."""
 
     problem_id: str
     occurrence: int
@@ -79,18 +79,18 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response with everything optimization needs to know of its making."""
+    """A sampled response, with everything that optimization needs to know about its sampling."""
 
     problem_id: str
     occurrence: int
     sample: int  # index within the group, 0..G-1
     seed: int  # unsigned 64 bits, see schedule.rollout_seed
     prompt_ids: NDArray[np.int32]  # [P]
-    response_ids: NDArray[np.int32]  # [T], with the end-of-sequence token where one was sampled
+    response_ids: NDArray[np.int32]  # [T], with the end-of-sequence token if it was sampled
     behavior_logprobs: NDArray[np.float32]  # [T], log_softmax(logits / temperature) at each id
     finish_reason: FinishReason
     temperature: float
-    policy_step: int  # updates the behavior policy had seen
+    policy_step: int  # updates that the behavior policy had received
 
     @property
     def group(self) -> GroupKey:
@@ -101,8 +101,9 @@ class Rollout:
 class Score:
     """The verdict on one rollout.
 
-    `reward` is None exactly where not `status.rewarded`; `parts` says more (a failure's reason, the
-    components of a composed reward) and must be JSON.
+    `reward` is None if `status.rewarded` is false, and only then; anything else is a ValueError.
+    `parts` holds the details (the reason for a failure, the components of a composed reward) and
+    must be JSON.
     """
 
     status: Status
@@ -113,5 +114,5 @@ class Score:
         if self.status.rewarded == (self.reward is None):
             raise ValueError(
                 f"a score with status {self.status.value!r} has reward {self.reward!r}: a reward "
-                "is None exactly where none is known (skipped, timeout, error)"
+                "is None if it is not known (skipped, timeout, error), and only then"
             )

@@ -1,22 +1,22 @@
-"""Every path of a run, and its lock. No other file spells a path.
+"""The paths of a run, and its lock. No other file spells out a path.
 
     RUN/
-      config.json                         resolved config and what it was started with
-      lock                                who works here now
-      metrics.jsonl                       one flat object an update, evaluation or refresh
+      config.json                         resolved config and provenance
+      lock                                the process that holds the run
+      metrics.jsonl                       one flat object per update, evaluation or refresh
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
-      stages/000/reference_logprobs/...   and others that an objective needs, beside the rollouts
+      stages/000/reference_logprobs/...   and other logprobs that an objective needs
       stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
-      samples/update-000064.json          a few rollouts of an update, with every token's ratio
-      nonfinite/update-000017.json        what was in an update that was not applied
-      handed_over/update-000064/          weights for engines in processes of their own
-      logs/engine-0.log                   what such a process printed
-      bakeoff/stage-000/METHOD/           runs of other methods on the stage's rollouts
+      samples/update-000064.json          a few rollouts of an update, token by token
+      nonfinite/update-000017.json        the loss and groups of an update that was not applied
+      handed_over/update-000064/          weights for engines that run in processes of their own
+      logs/engine-0.log                   output of such a process
+      bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
-What is there under its name is whole (`publishing`), and what a manifest does not list does not
+A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
 exist.
 """
 
@@ -54,7 +54,7 @@ class RunDir:
         return self.root / "stages" / f"{stage:03d}"
 
     def shards(self, stage: int, kind: str) -> Path:
-        """The folder of a stage's "rollouts", "scores", "plan", or logprobs by their name."""
+        """Return a stage's folder of "rollouts", "scores", "plan", or of logprobs by their name."""
         return self.stage(stage) / kind
 
     def checkpoint(self, update: int) -> Path:
@@ -64,20 +64,23 @@ class RunDir:
         return self.root / "handed_over" / f"update-{update:06d}"
 
     def log(self, name: str) -> Path:
-        """Of a process by its name."""
+        """Return the log file of the process called `name`."""
         return self.root / "logs" / f"{name}.log"
 
     def rank_logs(self) -> Path:
-        """Of the processes that make updates together."""
+        """Return the log folder of the ranks."""
         return self.root / "logs" / "ranks"
 
     @property
     def stop_request(self) -> Path:
-        """There while the processes that make updates together are asked to stop."""
+        """A file that exists while the ranks are asked to stop."""
         return self.root / "logs" / "stop"
 
     def checkpoint_updates(self) -> list[int]:
-        """Updates with a published checkpoint, ascending. The folder's names are the only truth."""
+        """Return the updates that have a published checkpoint, in ascending order.
+
+        The names of the folders decide; there is no other record.
+        """
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
         updates = [int(name[7:]) for name in names if name[7:].isdigit()]
         return sorted(u for u in updates if self.checkpoint(u).name in names)
@@ -87,15 +90,15 @@ class RunDir:
         return max(self.checkpoint_updates(), default=0)
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
-        """What the checkpoint after `update` updates says of stages that ended early."""
+        """Return `Schedule.starts`, as the checkpoint after `update` updates stores it."""
         try:
             stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
             return tuple(int(start) for start in stored["starts"])
         except (OSError, ValueError, KeyError, TypeError):
-            return (0,)  # before the first, or damaged: then it is not loaded either
+            return (0,)  # no checkpoint yet, or a damaged one, which is not loaded either
 
     def stages(self) -> list[int]:
-        """The stages that something lies there of."""
+        """Return the numbers of the stages that have a folder."""
         names = [p.name for p in (self.root / "stages").glob("*") if p.is_dir()]
         return sorted(int(name) for name in names if name.isdigit())
 
@@ -103,7 +106,7 @@ class RunDir:
         return self.root / "evaluations" / f"update-{update:06d}"
 
     def bakeoff(self, stage: int) -> Path:
-        """Where methods are compared on the stage; each has a run of its own below it."""
+        """Return the folder in which methods are compared on a stage: it has a run per method."""
         return self.root / "bakeoff" / f"stage-{stage:03d}"
 
     def samples(self, update: int) -> Path:
@@ -113,15 +116,15 @@ class RunDir:
         return self.root / "nonfinite" / f"update-{update:06d}.json"
 
     def shard_folders(self) -> list[tuple[Path, str]]:
-        """(folder, kind of shards) of every stage, in stage order."""
+        """Return (folder, kind of its shards) for every folder of shards, in stage order."""
         manifests = sorted(self.root.glob("stages/*/*/manifest.json"))
         folders = [manifest.parent for manifest in manifests]
         return [(folder, folder.name) for folder in folders if folder.parent.name.isdigit()]
 
     def read_config(self) -> dict[str, Any] | None:
-        """The stored config.json, or None where this is no run yet.
+        """Return the stored config.json, or None if this is not a run yet.
 
-        Raises UsageError where the folder holds something else, or a format this version does
+        Raises UsageError if the folder holds something else, or a format that this version does
         not know.
         """
         if self.root.exists() and not self.root.is_dir():
@@ -133,46 +136,46 @@ class RunDir:
             strangers = [n for n in strangers if n != "lock" and ".tmp." not in n]
             if strangers:
                 raise UsageError(
-                    f"{self.root} is not a run (it has no config.json) and not empty (it holds "
-                    f"{strangers[0]}); name an empty or new directory with --run-dir"
+                    f"{self.root} is not a run (it has no config.json) but holds "
+                    f"{strangers[0]}; name an empty or new directory with --run-dir"
                 )
             return None
         try:
             stored: dict[str, Any] = json.loads(self.config.read_text())
-            found = stored["format"]
+            version = stored["format"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{self.config} is no run's config.json ({error}); name another --run-dir"
+                f"{self.config} is not the config.json of a run ({error}); name another --run-dir"
             ) from None
-        if found != FORMAT:
+        if version != FORMAT:
             raise UsageError(
-                f"{self.root} has run format {found}, this version of mugrpo reads format "
-                f"{FORMAT}; use the version that wrote it or another --run-dir"
+                f"{self.root} has run format {version}, but this version of mugrpo reads "
+                f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
             )
         for key in ("config", "provenance"):
             if not isinstance(stored.get(key), dict):
                 raise UsageError(
-                    f"{self.config} is no run's config.json (it has no {key}); name another "
-                    "--run-dir"
+                    f"{self.config} is not the config.json of a run (it has no {key}); name "
+                    "another --run-dir"
                 )
         return stored
 
     def is_untouched(self) -> bool:
-        """Whether nothing has been made in this run yet, so that its config binds nobody."""
-        made = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
-        return not any(path.is_file() for folder in made for path in folder.rglob("*"))
+        """Return whether the run holds no results yet, so that its config may still change."""
+        folders = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
+        return not any(path.is_file() for folder in folders for path in folder.rglob("*"))
 
     def evaluation_folders(self) -> list[Path]:
-        found = (self.root / "evaluations").glob("update-*")
-        return sorted(folder for folder in found if folder.name[7:].isdigit())
+        folders = (self.root / "evaluations").glob("update-*")
+        return sorted(folder for folder in folders if folder.name[7:].isdigit())
 
     @contextmanager
     def locked(self) -> Iterator[list[str]]:
-        """Hold the run for this process; yields notices of what a previous crash left behind.
+        """Lock the run for this process; yield notices of what an earlier crash left behind.
 
-        The kernel frees the lock when a process dies, so a stale one never blocks. Raises
-        UsageError naming the holder where another process works here. (flock: on NFS only as
-        good as the server's.)
+        The kernel frees the lock when a process dies, so a stale lock never blocks. Raises
+        UsageError, naming the holder, if another process has the lock. (The lock is an flock: on
+        NFS it is only as good as the server's.)
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -188,16 +191,18 @@ class RunDir:
             except BlockingIOError:
                 raise UsageError(
                     f"{self.root} is locked by {_text(file) or 'another process'}; wait "
-                    "for it, end it, or use another --run-dir"
+                    "for that process, end it, or use another --run-dir"
                 ) from None
-            left = _text(file)
+            crashed = _text(file)
             file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             holder = f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n"
             with full_disk_explained(self._lock):
                 file.write(holder.encode())
             passing("removal of unfinished")
-            notices = [f"the last process here ({left}) ended without unlocking"] if left else []
+            notices = (
+                [f"the last process here ({crashed}) ended without unlocking"] if crashed else []
+            )
             notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
             try:
                 yield notices

@@ -1,11 +1,11 @@
-"""Records to parquet and back, with a manifest and a checksum: the only contract between halves.
+"""Records as parquet shards with a manifest and checksums: all that the two halves share.
 
 A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
 
     {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}}}
 
-A shard exists where the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
-elsewhere can be trained on: write them with `write_rollouts` or with these columns:
+A shard exists if the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
+elsewhere can be trained on if they are written with `write_rollouts`, or with these columns:
 
     problem_id string · occurrence int32 · sample int32 · seed uint64 · prompt_ids list<int32>
     response_ids list<int32> · behavior_logprobs list<float32> · finish_reason string
@@ -50,11 +50,14 @@ SCORE_SCHEMA = pa.schema(
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 PLAN_SCHEMA = pa.schema([("batch", pa.int32()), ("shard", pa.int32()), ("row", pa.int32())])
 
-_ROW_GROUP = 256  # rows decoded together when a few are asked for
+_ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 
 
 class ShardSet:
-    """The shards in one folder, of one kind ("rollouts", "scores", "plan")."""
+    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", or a name of logprobs.
+
+    Raises RunStopped if the manifest is unreadable, UsageError if it lists another kind.
+    """
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -70,7 +73,7 @@ class ShardSet:
         return sorted(self._entries)
 
     def entry(self, shard: int) -> dict[str, Any]:
-        """What the manifest says of `shard`: rows, bytes, sha256, and its writer's notes."""
+        """Return the manifest's entry for `shard`: rows, bytes, sha256, and the writer's notes."""
         return self._entries[shard]
 
     def entries(self) -> list[dict[str, Any]]:
@@ -80,7 +83,7 @@ class ShardSet:
         return self.folder / f"shard-{shard:05d}.parquet"
 
     def write(self, shard: int, table: pa.Table, **notes: Any) -> None:
-        """Publish `table` as `shard`; only then does the manifest list it, with `notes`."""
+        """Publish `table` as `shard`, then list it in the manifest together with `notes`."""
         path = self.path(shard)
         floats = [f.name for f in table.schema if f.type == pa.list_(pa.float32())]
         integers = [f.name for f in table.schema if f.type == pa.list_(pa.int32())]
@@ -105,12 +108,12 @@ class ShardSet:
         self._publish_manifest()
 
     def forget(self, shard: int) -> None:
-        """Take `shard` out of the manifest, so that it is made again."""
+        """Remove `shard` from the manifest, so that it is made again."""
         del self._entries[shard]
         self._publish_manifest()
 
     def fault(self, shard: int) -> str | None:
-        """What is wrong with the listed `shard`'s file, or None."""
+        """Return what is wrong with the file of a listed shard, or None."""
         path, entry = self.path(shard), self._entries[shard]
         if not path.exists():
             return "is missing"
@@ -121,20 +124,20 @@ class ShardSet:
         return None
 
     def strangers(self) -> list[Path]:
-        """Files beside the listed shards. They are reported and never read."""
+        """Return the files that the manifest does not list. They are reported and never read."""
         known = {self.path(shard).name for shard in self._entries} | {self.manifest.name}
         return sorted(p for p in self.folder.glob("*") if p.name not in known)
 
     def open(self, shard: int) -> pq.ParquetFile:
-        """The verified file of `shard`. Raises RunStopped where its checksum does not match."""
+        """Return the verified file of `shard`. Raises RunStopped if it is missing or damaged."""
         if shard not in self._verified:
             if shard not in self._entries:
                 raise RunStopped(
-                    f"{self.path(shard)} is not in its manifest; it must be made again"
+                    f"{self.path(shard)} is not listed in its manifest; it has to be made again"
                 )
             if fault := self.fault(shard):
                 raise RunStopped(
-                    f"{self.path(shard)} {fault}; `mugrpo repair` marks it to be made again"
+                    f"{self.path(shard)} {fault}; run `mugrpo repair` to have it made again"
                 )
             self._verified.add(shard)
         return pq.ParquetFile(self.path(shard))
@@ -150,8 +153,8 @@ class ShardSet:
                 entry["rows"], entry["bytes"], entry["sha256"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunStopped(
-                f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, and its "
-                "shards are made again"
+                f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "
+                "its shards are made again"
             ) from None
         if kind != self.kind:
             raise UsageError(f"{self.manifest} lists {kind}, not {self.kind}")
@@ -163,7 +166,7 @@ class ShardSet:
 
 
 class RowReader:
-    """Rows of a ShardSet by (shard, row), at most a few row groups in memory."""
+    """A reader of a ShardSet's rows by (shard, row), with at most a few row groups in memory."""
 
     def __init__(self, shards: ShardSet, cached_row_groups: int = 4) -> None:
         self._shards = shards
@@ -172,7 +175,7 @@ class RowReader:
         self._limit = cached_row_groups
 
     def rows(self, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
-        """The rows at `places`, (shard, row) each, as column dictionaries, in that order."""
+        """Return the row of each (shard, row) in `places`, in that order: {column: value}."""
         return [
             self._row_group(shard, row // _ROW_GROUP)[row % _ROW_GROUP] for shard, row in places
         ]
@@ -188,12 +191,16 @@ class RowReader:
 
 
 def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
-    """Publish `rollouts` as `shard`; raises ValueError where a rollout contradicts itself."""
+    """Publish `rollouts` as `shard`.
+
+    Raises ValueError if a rollout is empty, or has more ids than logprobs or fewer.
+    """
     for r in rollouts:
         if len(r.response_ids) != len(r.behavior_logprobs) or len(r.response_ids) == 0:
             raise ValueError(
                 f"rollout {r.problem_id}/{r.occurrence}/{r.sample}: {len(r.response_ids)} response "
-                f"ids with {len(r.behavior_logprobs)} logprobs; it needs as many, and at least one"
+                f"ids with {len(r.behavior_logprobs)} logprobs; a response needs "
+                "at least one id, and one logprob for each"
             )
     columns = {name: [getattr(r, name) for r in rollouts] for name in ROLLOUT_SCHEMA.names}
     tokens = sum(len(r.response_ids) for r in rollouts)
@@ -202,7 +209,7 @@ def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **
 
 
 def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
-    """The rollouts of `shard`, in order, a row group in memory at a time."""
+    """Yield the rollouts of `shard` in order, with one row group in memory at a time."""
     file = shards.open(shard)
     for number in range(file.num_row_groups):
         for row in _rows(file.read_row_group(number)):
@@ -210,7 +217,7 @@ def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
 
 
 def read_lengths(shards: ShardSet, shard: int) -> Iterator[tuple[str, int, int]]:
-    """The problem's id and the tokens of prompt and response of each rollout of `shard`."""
+    """Yield (problem id, prompt tokens, response tokens) for each rollout of `shard`."""
     table = shards.open(shard).read(["problem_id", "prompt_ids", "response_ids"])
     lengths = (pc.list_value_length(table[f"{part}_ids"]) for part in ("prompt", "response"))
     return zip(*(c.to_pylist() for c in (table["problem_id"], *lengths)), strict=True)
@@ -221,7 +228,7 @@ def rollout_from_row(row: dict[str, Any]) -> Rollout:
 
 
 def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes: Any) -> None:
-    """Publish `scores`, one for each rollout of the rollout shard of the same number."""
+    """Publish `scores`: one for each rollout of the rollout shard with the same number."""
     columns = {
         "status": [s.status.value for s in scores],
         "reward": [s.reward for s in scores],
@@ -233,7 +240,7 @@ def write_scores(shards: ShardSet, shard: int, scores: Sequence[Score], **notes:
 def write_logprobs(
     shards: ShardSet, shard: int, logprobs: Sequence[NDArray[np.float32]], **notes: Any
 ) -> None:
-    """Publish the logprobs of rollouts' responses, a row a rollout."""
+    """Publish the logprobs of rollouts' responses, one row per rollout."""
     shards.write(
         shard, pa.Table.from_pydict({"logprobs": logprobs}, schema=LOGPROB_SCHEMA), **notes
     )
@@ -244,7 +251,7 @@ def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
 
 
 def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
-    """The statuses of a shard of scores alone."""
+    """Return the statuses in a shard of scores, without reading the rest."""
     return [Status(value) for value in shards.open(shard).read(["status"])["status"].to_pylist()]
 
 
@@ -253,7 +260,7 @@ def score_from_row(row: dict[str, Any]) -> Score:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows of `table`; list columns become numpy arrays (views of one buffer a column)."""
+    """Return the rows of `table`. Lists become numpy arrays: views of one buffer per column."""
     columns: dict[str, Sequence[Any]] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -271,10 +278,10 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 def write_plan(
     shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]], **notes: Any
 ) -> None:
-    """Publish the batch plan of a stage: for each batch the (shard, row) of its rollouts.
+    """Publish the batch plan of a stage: the (shard, row) of every rollout of each batch.
 
-    Whole groups side by side; filters, refills and sampling choose rows here and never change a
-    shard. Raises ValueError for a batch without rows.
+    A group's rollouts stand side by side. Filters, refills and sampling choose rows in the plan and
+    never change a shard. Raises ValueError if a batch has no rows.
     """
     if not all(batches):
         raise ValueError("a batch of the plan has no rows: an update needs at least one group")
@@ -285,7 +292,7 @@ def write_plan(
 
 
 def read_plan(shards: ShardSet) -> list[list[tuple[int, int]]]:
-    """The (shard, row) of each batch's rollouts, batch after batch."""
+    """Return the plan: for each batch, the (shard, row) of its rollouts."""
     table = shards.open(0).read()
     batch, shard, row = (table.column(name).to_numpy() for name in PLAN_SCHEMA.names)
     cuts = np.flatnonzero(np.diff(batch)) + 1

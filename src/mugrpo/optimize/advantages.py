@@ -1,7 +1,7 @@
-"""Rewards become advantages. P problems, G responses per group; all [P, G], in float64.
+"""Compute advantages from rewards. P problems, G responses per group; all [P, G], in float64.
 
-Responses with `valid_PG` false (their reward is not known, or masked) take no part in their group's
-statistics and get 0.
+A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0, and its
+group's statistics leave it out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ def group(
 ) -> torch.Tensor:
     """A = (R - mean) / (std + eps) over each group's valid responses.
 
-    DeepSeekMath, arXiv 2402.03300, section 4.1, with the unbiased standard deviation and 1e-4 as in
-    TRL (verl adds 1e-6). `eps_inside`: / sqrt(var + eps), off-policy GRPO, arXiv 2505.22257. std
-    "none": A = R - mean, Dr. GRPO, arXiv 2503.20783. A group whose valid rewards are all equal,
-    compared exactly, or with fewer than two, is all 0.
+    This is DeepSeekMath's (arXiv 2402.03300, section 4.1), by default with the unbiased standard
+    deviation and eps = 1e-4 as in TRL (verl adds 1e-6). With `eps_inside`, the divisor is
+    sqrt(var + eps), as in off-policy GRPO (arXiv 2505.22257). With std "none", A = R - mean, as in
+    Dr. GRPO (arXiv 2503.20783). A group gets 0 throughout if its valid rewards are all equal,
+    compared exactly, or if it has fewer than two.
     """
     advantages_PG = _centered(rewards_PG, valid_PG)
     if std == "none":
@@ -36,7 +37,11 @@ def group(
 
 
 def shifted(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, baseline: float) -> torch.Tensor:
-    """A = R - baseline (TOPR, arXiv 2503.14286: unshifted, negatives would have no gradient)."""
+    """A = R - baseline, the same baseline for every problem.
+
+    Without the shift, wrong responses with a reward of 0 would have no gradient in TOPR (arXiv
+    2503.14286).
+    """
     return (rewards_PG.double() - baseline).masked_fill(~valid_PG, 0.0)
 
 
@@ -46,7 +51,7 @@ def asymre(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, delta: float) ->
 
 
 def varied(rewards_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
-    """Whether a group has two valid rewards that differ, compared exactly: [P] bool."""
+    """Return whether each group has valid rewards that differ, compared exactly: [P] bool."""
     assert rewards_PG.shape == valid_PG.shape and rewards_PG.ndim == 2
     highest_P = rewards_PG.masked_fill(~valid_PG, -torch.inf).max(-1).values
     lowest_P = rewards_PG.masked_fill(~valid_PG, torch.inf).min(-1).values
@@ -54,7 +59,7 @@ def varied(rewards_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
 
 
 def _centered(rewards_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
-    """R - mean of the valid ones; exactly 0 where they are all equal."""
+    """Return R - mean over each group's valid responses; exactly 0 if their rewards are equal."""
     rewards_PG = rewards_PG.double()
     total_P1 = rewards_PG.masked_fill(~valid_PG, 0.0).sum(-1, keepdim=True)
     mean_P1 = total_P1 / valid_PG.sum(-1, keepdim=True).clamp(min=1)

@@ -1,6 +1,6 @@
-"""Responses become micro-batches. B responses, L tokens, T response tokens.
+"""Collate responses into micro-batches. B responses, L tokens, T response tokens.
 
-Their numbers are padded tensors; how the model computes them is the layout's (see `cut`).
+A micro-batch holds padded tensors; its layout says how the model computes them (see `cut`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mugrpo.optimize.experience import Responses
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Responses that go through the model together."""
+    """The responses that go through the model together."""
 
-    places: list[int]  # of the responses in the update
+    places: list[int]  # the responses' places in the update
     ids: torch.Tensor  # [B, L] int64, prompt and response, right-padded
     prompt_lengths: torch.Tensor  # [B] int64
     mask: torch.Tensor  # [B, T] bool, true on response tokens
     behavior_logprobs: torch.Tensor  # [B, T] float32
     advantages: torch.Tensor  # [B] float32
-    varied: torch.Tensor  # [B] bool, true where the group's rewards are not all equal
-    stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs kept beside the rollouts
-    layout: Layout  # what computing it takes
-    prompts: torch.Tensor | None  # [B] int64, number of a row's prompt where prompts are shared
+    varied: torch.Tensor  # [B] bool, true if the group's rewards are not all equal
+    stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs stored beside the rollouts
+    layout: Layout  # how the model computes them
+    prompts: torch.Tensor | None  # [B] int64, numbers of the prompts if they are shared
 
 
 def collate(
@@ -38,7 +38,7 @@ def collate(
 ) -> MicroBatch:
     """Return the micro-batch of the responses at `places`.
 
-    If prompts may be shared (`share`), they are if that is cheaper.
+    With `share`, responses to the same prompt share it if that is cheaper.
     """
     chosen = [responses.rollouts[place] for place in places]
     shapes = [shape_of(rollout) for rollout in chosen]
@@ -52,7 +52,7 @@ def collate(
         name: _padded([logprobs[place] for place in places]).to(device)
         for name, logprobs in responses.stored.items()
     }
-    way = layout(shapes, share=share)
+    cheapest = layout(shapes, share=share)
     numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(s.prompt for s in shapes))}
     prompts_B = torch.tensor([numbers[shape.prompt] for shape in shapes], device=device)
     return MicroBatch(
@@ -64,13 +64,17 @@ def collate(
         advantages=responses.advantages[places].to(device, torch.float32),
         varied=responses.varied[places].to(device),
         stored=stored,
-        layout=way,
-        prompts=prompts_B if way.shared else None,
+        layout=cheapest,
+        prompts=prompts_B if cheapest.shared else None,
     )
 
 
 def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """Tokens that went through the model, padding not counted; and what that is a part of."""
+    """Return the tokens that went through the model without padding, and two shares.
+
+    `padding_share` is the share of padding in all that went through the model,
+    `shared_prompt_share` the share of tokens that sharing prompts saved.
+    """
     computed = sum(batch.layout.computed for batch in batches)
     padded = sum(batch.layout.padded for batch in batches)
     alone = sum(int(batch.prompt_lengths.sum() + batch.mask.sum()) for batch in batches)

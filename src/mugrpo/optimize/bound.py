@@ -1,7 +1,7 @@
-"""The policy-improvement bound of off-policy GRPO (arXiv 2505.22257, theorem 1), estimated.
+"""Estimate the policy-improvement bound of off-policy GRPO (arXiv 2505.22257, theorem 1).
 
-P groups, G responses per group (padded, padding does not count); logarithms of sequence ratios
-w = prod_t policy / behavior, all [P, G].
+P groups, G responses per group (padded; padding does not count). The log ratios are those of whole
+responses, w = prod_t policy / behavior, all [P, G].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from mugrpo.optimize import advantages
 
-EPS = 1e-4  # of the bound's s = sqrt(var + eps), whatever the update's own advantage is
+EPS = 1e-4  # in the bound's s = sqrt(var + eps), whatever advantage the update uses
 
 NAMES = (
     "variance_weight",
@@ -25,7 +25,7 @@ NAMES = (
 
 
 def shortfall(log_ratios: torch.Tensor) -> torch.Tensor:
-    """max(0, 1 - w) in float64: its mean under the behavior policy is the total variation TV."""
+    """Return max(0, 1 - w) in float64, whose mean under the behavior policy is total variation."""
     return (-log_ratios.double().expm1()).clamp(min=0)
 
 
@@ -38,23 +38,25 @@ def improvement_bound(
     *,
     eps: float = EPS,
 ) -> dict[str, float | None]:
-    """Both lower bounds on J(pi) - J(pi_k) and their terms, means over groups x.
+    """Return both lower bounds on J(pi) - J(pi_k) and their terms, as means over groups x.
 
         A = (R - mean) / s,  s = sqrt(var + eps): the group's mean and population variance
         L = E_x E_alpha[w A]                                                   bound/surrogate
         J(pi) - J(pi_k) >= L - 2 E_x[(1-s)/s TV_x(pi, alpha)] - 2 E_x TV_x(pi_k, alpha)   /stated
         J(pi) - J(pi_k) >= L -   E_x[(1-s)/s TV_x(pi, alpha)] -   E_x TV_x(pi_k, alpha)  /factor_one
 
-    for rewards in [0, 1]. The first is the paper's. Both follow from its identity, group by group,
+    for rewards in [0, 1]. The first bound is the paper's. Both follow from the paper's identity,
+    which holds for each group,
 
         L - (J(pi) - J(pi_k)) = (1-s)/s (J(pi) - J(alpha)) + (J(pi_k) - J(alpha)),
 
-    as |J(p) - J(q)| <= TV(p, q). alpha is the behavior policy, pi_k the proximal one, and every
-    expectation over alpha a mean over a group's counted responses. A group takes part where its
-    counted rewards are not all equal, compared exactly, and all those responses were computed.
+    because |J(p) - J(q)| <= TV(p, q). TV is total variation, alpha the behavior policy, pi_k the
+    proximal policy. Every expectation over alpha is a mean over a group's counted responses. A
+    group takes part if its counted rewards are not all equal, compared exactly, and all of those
+    responses were computed.
 
-    All are None where no group does, or where a counted reward is outside [0, 1]; a number is None
-    where it is not finite: w may overflow.
+    All values are None if no group takes part, or if a counted reward is outside [0, 1]. A single
+    value is None if it is not finite, because w may overflow.
     """
     shape = rewards_PG.shape
     assert len(shape) == 2 and log_ratios_PG.shape == proximal_log_ratios_PG.shape == shape
@@ -83,5 +85,5 @@ def improvement_bound(
         surrogate - 2 * weighted - 2 * proximal,
         surrogate - weighted - proximal,
     )
-    found = zip(NAMES, values, strict=True)
-    return {name: value if math.isfinite(value) else None for name, value in found}
+    named = zip(NAMES, values, strict=True)
+    return {name: value if math.isfinite(value) else None for name, value in named}

@@ -1,4 +1,4 @@
-"""How many tokens a micro-batch may hold, and what is done where memory does not hold it."""
+"""Limit the tokens of a micro-batch, and retry with fewer if memory runs out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class MicroBatchTooLarge(Exception):
-    """Memory ran out in a micro-batch of so many responses, which cost so many tokens."""
+    """Memory ran out in a micro-batch: its number of responses, and its cost in tokens."""
 
     def __init__(self, responses: int, tokens: int) -> None:
         super().__init__(responses, tokens)
@@ -27,7 +27,7 @@ class MicroBatchTooLarge(Exception):
 
 @contextmanager
 def computing(batch: MicroBatch) -> Iterator[None]:
-    """Memory that runs out in the block, which computes `batch`, becomes MicroBatchTooLarge."""
+    """Raise MicroBatchTooLarge if memory runs out in the block, which computes `batch`."""
     try:
         yield
     except Exception as error:
@@ -37,12 +37,12 @@ def computing(batch: MicroBatch) -> Iterator[None]:
 
 
 class TokenBudget:
-    """Tokens of a micro-batch at most: `optimizer.micro_batch_tokens` until memory runs out.
+    """The most tokens a micro-batch may hold: `optimizer.micro_batch_tokens` until memory runs out.
 
-    `notify` is told of every change. A lower budget stays for as long as the run is open; a resumed
-    run begins with the configured one again. It changes the order in which a gradient is summed,
-    so rounding, and nothing else: from where memory ran out, a killed and resumed run need not
-    agree with an uninterrupted one in the last bits.
+    `notify` is called with a sentence about every change. A lowered budget stays until the process
+    ends; a resumed run starts with the configured budget again. The budget decides the order in
+    which a gradient is summed, so it affects rounding and nothing else. After memory has run out, a
+    run that is killed and resumed may therefore differ from an uninterrupted one in the last bits.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TokenBudget:
         *,
         alone: bool = True,
     ) -> None:
-        """Not `alone`, of one rank among several: then it stays as it is."""
+        """Without `alone`, the budget is that of one rank among several, and never lowered."""
         self.options = options
         self.alone = alone
         self.notify = notify
@@ -63,28 +63,28 @@ class TokenBudget:
         return self.tokens < self.options.micro_batch_tokens
 
     def fitted(self, work: Callable[[int], T]) -> T:
-        """What `work` returns for a budget of tokens, done anew with less where it is too much.
+        """Return `work(tokens)`. Retry with fewer tokens if it raises MicroBatchTooLarge.
 
-        So `work` must begin from nothing. Raises RunStopped where less would not help, or is not
-        to be tried.
+        `work` must start from scratch every time. Raises RunStopped if fewer tokens would not help
+        or may not be tried.
         """
         while True:
             try:
                 return work(self.tokens)
             except MicroBatchTooLarge as error:
                 responses, tokens = error.responses, error.tokens
-            # Outside of the handler: the error's traceback holds on to what was computed.
+            # Outside the handler, because the error's traceback keeps what was computed alive.
             gc.collect()
             torch.cuda.empty_cache()
             self._lower(responses, tokens)
 
     def _lower(self, responses: int, tokens: int) -> None:
-        """Half of what the micro-batch cost, or of the budget: either cuts it in two."""
+        """Halve the smaller of budget and micro-batch, which splits the micro-batch in two."""
         now, chunk = self.tokens, self.options.logprob_chunk_tokens
         if responses == 1:
             raise RunStopped(
                 f"memory ran out in a micro-batch of a single response ({tokens:,} tokens), which "
-                f"no --optimizer.micro_batch_tokens (now {now}) makes smaller; lower "
+                f"a lower --optimizer.micro_batch_tokens (now {now}) cannot split; lower "
                 f"--optimizer.logprob_chunk_tokens (now {chunk}) or --rollouts.max_new_tokens, or "
                 "turn on --model.gradient_checkpointing (with --force)"
             )
@@ -102,5 +102,5 @@ class TokenBudget:
         self.tokens = min(now, tokens) // 2
         self.notify(
             f"{ran_out}: it is computed again with micro_batch_tokens {self.tokens} instead of "
-            f"{now}, which stays; the gradient is the same but for rounding"
+            f"{now}, from now on; the gradient differs only by rounding"
         )

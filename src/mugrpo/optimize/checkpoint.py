@@ -1,4 +1,4 @@
-"""Checkpoints: published whole, sealed with checksums, the oldest removed when asked."""
+"""Save checkpoints: published atomically, sealed with checksums, old ones removed on request."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
 ) -> None:
-    """Publish the trainer's checkpoint, then keep the newest `keep` (0: all) and the `needed`.
+    """Publish the trainer's checkpoint, then remove all but the newest `keep` and the `needed`.
 
-    `starts` says where stages began that ended early, see `schedule`: what comes after this
-    checkpoint is begun from it, whatever came of that before.
-    Raises RunStopped, naming the last good one, where a weight is not finite.
+    `keep` 0 keeps all. `starts` is `Schedule.starts`: it is stored so that a run resumed from this
+    checkpoint knows where its stages began. Raises RunStopped, naming the last good checkpoint, if
+    a weight is not finite.
     """
     ranks = trainer.policy.ranks
     if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):
@@ -49,15 +49,15 @@ def save_checkpoint(
     for update in updates[:-keep] if keep else []:
         if update not in needed:
             folder = run_dir.checkpoint(update)
-            doomed = folder.with_name(f"{folder.name}.tmp.{os.getpid()}")
-            os.rename(folder, doomed)  # so that a kill leaves no half checkpoint under its name
+            unfinished = folder.with_name(f"{folder.name}.tmp.{os.getpid()}")
+            os.rename(folder, unfinished)  # a kill leaves no partial checkpoint under its name
             passing("old checkpoint")
-            shutil.rmtree(doomed)
+            shutil.rmtree(unfinished)
 
 
 @contextmanager
 def _published_by_the_first(path: Path, ranks: Ranks) -> Iterator[Path]:
-    """A folder that all ranks write into; the first publishes it, and then all go on."""
+    """Yield a folder that all ranks write into. The first rank publishes it; the others wait."""
     if ranks.first:
         with publish_folder(path) as folder:
             ranks.all(str(folder))

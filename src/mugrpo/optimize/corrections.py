@@ -1,7 +1,8 @@
-"""Weights where the engine sampled from other probabilities than the trainer's model has.
+"""Weights that correct for an engine whose probabilities differ from the trainer's.
 
-w = exp(trainer_behavior_logprobs - behavior_logprobs): the same weights, through the trainer and
-through the engine. Not the policy's movement since, which is the ratio's. [B, T], no gradient.
+w = exp(trainer_behavior_logprobs - behavior_logprobs): the same model weights, computed by the
+trainer and by the engine. How far the policy has moved since is not in w but in the importance
+ratio. All [B, T], without gradient.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ def truncated(
     cap: float,
     level: Level,
 ) -> torch.Tensor:
-    """min(w, cap): truncated importance sampling. TRL's "token_truncate", "sequence_truncate",
-    without a lower bound."""
+    """min(w, cap): truncated importance sampling.
+
+    Equals TRL's "token_truncate" and "sequence_truncate" without their lower bound.
+    """
     return _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level).clamp(max=cap)
 
 
@@ -36,8 +39,10 @@ def masked(
     interval: tuple[float, float],
     level: Level,
 ) -> torch.Tensor:
-    """w within the interval, else 0: masked importance sampling. TRL's "token_mask",
-    "sequence_mask"."""
+    """w if it is within the interval, else 0: masked importance sampling.
+
+    Equals TRL's "token_mask" and "sequence_mask".
+    """
     low, high = interval
     weights_BT = _weights(trainer_behavior_logprobs, behavior_logprobs, mask, level)
     return weights_BT.masked_fill((weights_BT < low) | (weights_BT > high), 0.0)

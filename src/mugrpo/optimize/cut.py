@@ -1,7 +1,7 @@
-"""The cut of an update's responses into micro-batches, by counting what goes through the model.
+"""Cut an update's responses into micro-batches, by the tokens that go through the model.
 
-A micro-batch is computed in the cheaper of two ways: each response behind its own copy of the
-prompt, padded; or each distinct prompt once and its responses on top of it, laid end to end.
+A micro-batch is computed in the cheaper of two ways: each response after its own copy of the
+prompt, padded; or each distinct prompt once, and the responses to it packed after it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from mugrpo.disk.records import Rollout
 
-# A shared prompt's keys and values are copied for each response. Of what a token takes on its way
-# through a layer (about 20 numbers kept for each of the hidden state's) a copy is two to three.
+# A shared prompt's keys and values are copied for each response. For each number of the hidden
+# state, a token keeps about 20 numbers in a layer; its copied keys and values are two to three.
 _COPY = 1 / 8
 
 
 class Shape(NamedTuple):
-    """What the cut has to know of a response."""
+    """What the cut needs to know about a response."""
 
     prompt: bytes
     prompt_length: int
@@ -27,44 +27,44 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How responses are computed together, in tokens."""
+    """How responses are computed together, and what that costs in tokens."""
 
-    shared: bool
-    computed: int  # go through the model and are no padding
-    padded: int  # go through the model
+    shared: bool  # whether responses share prompts
+    computed: int  # tokens through the model, without padding
+    padded: int  # tokens through the model, with padding
     copied: int  # tokens of shared prompts, once for each response
 
     @property
     def cost(self) -> float:
-        """Tokens through the model, or as good as."""
+        """Tokens through the model; copies count as the share of a token that they cost."""
         return self.padded + _COPY * self.copied
 
 
 def shape_of(rollout: Rollout) -> Shape:
-    """Return what the cut has to know of `rollout`."""
+    """Return what the cut needs to know about `rollout`."""
     prompt = rollout.prompt_ids
     return Shape(prompt.tobytes(), len(prompt), len(rollout.response_ids))
 
 
 def layout(shapes: Sequence[Shape], *, share: bool) -> Layout:
-    """Return the cheaper way to compute responses together; prompts are shared if they may be."""
+    """Return the cheapest way to compute responses together; `share` allows sharing prompts."""
     prompts = [shape.prompt_length for shape in shapes]
     responses = [shape.response_length for shape in shapes]
-    whole = max(p + r for p, r in zip(prompts, responses, strict=True))
-    plain = Layout(False, sum(prompts) + sum(responses), len(shapes) * whole, 0)
+    longest = max(p + r for p, r in zip(prompts, responses, strict=True))
+    plain = Layout(False, sum(prompts) + sum(responses), len(shapes) * longest, 0)
     if not share:
         return plain
     distinct = {shape.prompt: shape.prompt_length for shape in shapes}
-    # The last token of a response tells nothing.
+    # No token follows the last one of a response, so that one need not be computed.
     computed = sum(distinct.values()) + sum(responses) - len(shapes)
     shared = Layout(True, computed, computed, len(shapes) * max(prompts))
     return min(plain, shared, key=lambda way: way.cost)
 
 
 def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]:
-    """Cut responses into micro-batches that cost `budget` at most; return their places in `shapes`.
+    """Return micro-batches that cost at most `budget` tokens, as lists of places in `shapes`.
 
-    A single response over the budget stands alone.
+    A response that is over the budget by itself gets a micro-batch of its own.
     """
     if share:
         return split_by_prompt(shapes, budget)
@@ -72,9 +72,9 @@ def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut `lengths`, longest first, so that their number x the longest <= budget; return places.
+    """Cut `lengths`, longest first, into parts with number x longest <= `budget`.
 
-    Equal lengths keep their order.
+    Return the parts as lists of places in `lengths`. Equal lengths keep their order.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
@@ -87,9 +87,10 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def split_by_prompt(shapes: Sequence[Shape], budget: int) -> list[list[int]]:
-    """Cut responses, those of one prompt side by side, longest first; return places in `shapes`.
+    """Cut responses into parts that keep the responses to a prompt together, longest first.
 
-    A prompt's responses are cut only if they are over the budget by themselves.
+    Return the parts as lists of places in `shapes`. The responses to a prompt are split only if
+    they are over the budget by themselves.
     """
 
     def fits(part: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""What is told of every update: ratios by advantage sign, fractions, divergences, entropy."""
+"""The metrics of every update: ratios by advantage sign, fractions, divergences, entropy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Values = dict[str, float | None]
 
 
 class TokenStatistics:
-    """Collects the response tokens of an update's micro-batches; a few numbers a token.
+    """A few numbers for each response token of an update, and the metrics that follow from them.
 
-    `fractions` names the objective's metrics.
+    `fractions` names the metrics that the loss returns.
     """
 
     def __init__(self, fractions: Sequence[str]) -> None:
         self._fractions = fractions
         self._places: list[int] = []  # the computed responses' places in the update
-        self._sequences: list[torch.Tensor] = []  # log ratio of each of them
-        self._proximal: list[torch.Tensor] = []  # that of the proximal policy
+        self._sequences: list[torch.Tensor] = []  # log ratio of each computed response
+        self._proximal: list[torch.Tensor] = []  # the same for the proximal policy
         self._parts: dict[str, list[torch.Tensor]] = {}
 
     def add(
@@ -50,7 +50,7 @@ class TokenStatistics:
             self._parts.setdefault(name, []).append(tensor[batch.mask].float().cpu())
 
     def together(self, ranks: Ranks) -> TokenStatistics:
-        """Those of all ranks."""
+        """Return the statistics of all ranks together."""
         if ranks.size == 1:
             return self
         joined = TokenStatistics(self._fractions)
@@ -65,9 +65,10 @@ class TokenStatistics:
         return joined
 
     def effective_sample_share(self) -> float:
-        """(sum w)^2 / (n sum w^2) of the ratios w of the n responses that were computed; 1 of none.
+        """Return (sum w)^2 / (n sum w^2), w the sequence ratios of the n computed responses.
 
-        Kish's effective sample size as a share: 1 where all weigh the same, 1/n where one does.
+        This is Kish's effective sample size as a share: 1 if all ratios are equal, 1/n if a single
+        one outweighs the rest. It is 1 if no response was computed.
         """
         if not self._sequences:
             return 1.0
@@ -78,7 +79,7 @@ class TokenStatistics:
     def bound(self, responses: Responses) -> Values:
         """Return the bound on the improvement over the proximal policy, see `improvement_bound`.
 
-        A proximal policy that is not stored is the policy itself.
+        If no proximal policy is stored, it is the policy itself.
         """
         sizes = list(responses.group_sizes)
         computed = torch.zeros(sum(sizes), dtype=torch.bool)
@@ -102,14 +103,16 @@ class TokenStatistics:
         )
 
     def values(self, update_tokens: int) -> Values:
-        """The update's metrics.
+        """Return the update's metrics.
 
         Fractions are of all `update_tokens` response tokens. Ratios, divergences and entropy are
-        over the tokens that were computed: those of groups with reward variance, where the
-        objective needs no others. None where there are none. KL and total variation are
-        estimated on the behavior policy's own samples: kl_behavior = mean(r - 1 - log r)
-        estimates KL(behavior || policy) a token, tv_token = mean(max(0, 1 - r)), and tv_sequence
-        = mean(max(0, 1 - w)) over the computed responses, w their tokens' product of r.
+        over the computed tokens, which are those of groups with reward variance unless the
+        objective needs others; they are None if there are no such tokens. KL and total variation
+        are estimated on the behavior policy's own samples:
+
+            kl_behavior = mean(r - 1 - log r), which estimates KL(behavior || policy) per token
+            tv_token = mean(max(0, 1 - r))
+            tv_sequence = mean(max(0, 1 - w)) over the computed responses, w = prod_t r_t
         """
         tokens = {name: torch.cat(parts) for name, parts in self._parts.items()}
         log_ratio = tokens.pop("log_ratio", torch.empty(0))
@@ -138,7 +141,7 @@ def _mean(values: torch.Tensor) -> float | None:
 
 
 def _quantile(values: torch.Tensor, share: float) -> float | None:
-    """The smallest value that at least `share` of `values` do not exceed."""
+    """Return the smallest value that at least `share` of `values` do not exceed."""
     if not len(values):
         return None
     rank = max(1, -int(-share * len(values) // 1))  # ceil(share x n), from 1

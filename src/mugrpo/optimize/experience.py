@@ -1,4 +1,4 @@
-"""What an update trains on: scored rollouts, and the advantages that follow from them."""
+"""What an update trains on: scored rollouts and their advantages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mugrpo.optimize import advantages
 
 @dataclass(frozen=True)
 class Experience:
-    """Whole groups, their rollouts side by side."""
+    """Scored rollouts in whole groups. The rollouts of a group stand side by side."""
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]  # one for each rollout
-    # name -> logprobs [T] of each rollout, what the objective needs of other policies
+    # name -> [T] for each rollout: logprobs under other policies that the objective needs
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
 
 
@@ -33,10 +33,11 @@ class Responses:
     advantages: torch.Tensor  # [R] float64
     varied: torch.Tensor  # [R] bool, true if the group's rewards are not all equal
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
-    # [R] float64, 0 if not known; [R] bool: counts in the group's statistics; responses of a group
+    # [R] float64, 0 if unknown
     rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    # [R] bool, true if the response counts in its group's statistics
     counted: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    group_sizes: Sequence[int] = ()
+    group_sizes: Sequence[int] = ()  # responses of each group, in order
 
 
 def with_advantages(experience: Experience, config: RunConfig) -> Responses:

@@ -1,4 +1,4 @@
-"""The forward pass that training uses: logprobs of a micro-batch, or of stored rollouts."""
+"""The forward pass of training: logprobs of a micro-batch, or of stored rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mugrpo.optimize.experience import Responses
 def batch_logprobs(
     policy: Policy, batch: MicroBatch, config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprobs and entropy of the batch's response tokens under `policy` now, [B, T]."""
+    """Return logprobs and entropy of the batch's response tokens under `policy`, both [B, T]."""
     compute = policy.compute or partial(response_logprobs, policy.model)
     with policy.autocast():
         return compute(
@@ -37,7 +37,7 @@ def batch_logprobs(
 
 
 def shares_prompts(policy: Policy, config: RunConfig) -> bool:
-    """Whether responses to a prompt may share it; what the model can do is tried once."""
+    """Return whether responses may share their prompt. The model's ability is tested once."""
     if not config.optimizer.share_prompts:
         return False
     if policy.can_share_prompts is None:
@@ -53,17 +53,18 @@ def rollout_logprobs(
     budget: TokenBudget | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> list[NDArray[np.float32]]:
-    """The logprobs of each rollout's response under `policy`, in the order of `rollouts`.
+    """Return the logprobs of each rollout's response under `policy`, in the order of `rollouts`.
 
-    `check` is called before each micro-batch; without a `budget` they are of the configured size.
+    `check` is called before each micro-batch. Without a `budget`, micro-batches have the configured
+    size.
     """
     share = shares_prompts(policy, config)
     shapes = [shape_of(rollout) for rollout in rollouts]
-    nothing = torch.zeros(len(rollouts))
-    responses = Responses(rollouts, nothing, nothing.bool())
+    zeros = torch.zeros(len(rollouts))
+    responses = Responses(rollouts, zeros, zeros.bool())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
-        found: dict[int, NDArray[np.float32]] = {}
+        by_place: dict[int, NDArray[np.float32]] = {}
         for places in cut(shapes, tokens, share=share):
             check()
             batch = collate(
@@ -72,7 +73,7 @@ def rollout_logprobs(
             with computing(batch):
                 logprobs_BT, _ = batch_logprobs(policy, batch, config)
             for place, logprobs_T in zip(places, logprobs_BT.float().cpu().numpy(), strict=True):
-                found[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
-        return [found[place] for place in range(len(rollouts))]
+                by_place[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
+        return [by_place[place] for place in range(len(rollouts))]
 
     return (budget or TokenBudget(config.optimizer)).fitted(computed)

@@ -1,4 +1,4 @@
-"""A policy whose weights, gradients and optimizer state are shared among ranks: FSDP2."""
+"""Share a policy's weights, gradients and optimizer state among ranks, with FSDP2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mugrpo.model.shared_prompts import can_share_prompts
 
 
 class _Logprobs(nn.Module):
-    """The model from token ids to logprobs, so that head and embeddings are gathered once."""
+    """The model from token ids to logprobs, so that head and embeddings are gathered only once."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -36,26 +36,26 @@ class _Logprobs(nn.Module):
 
 
 def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
-    """Share the weights that the first of the policy's ranks has among all, see `cut_over`.
+    """Share the weights that the first rank has among all of the policy's ranks, see `cut_over`.
 
-    Whether prompts can be shared, where that is wanted, is tried before. Raises UsageError on all
-    ranks where one has made a model of another form of the same files.
+    With `share_prompts`, the model's ability to share prompts is tested first. Raises UsageError on
+    all ranks if one of them has built a different model from the same files.
     """
     ranks, model = policy.ranks, policy.model
     forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
     if any(form != forms[0] for form in forms):
         raise UsageError(
-            "the model's files and its config.json do not agree on its weights, so that it cannot "
-            "be shared among processes: load it with transformers, save it, and name the new folder"
+            "the model's files and its config.json do not agree on its weights, so it cannot be "
+            "shared among processes; load it with transformers, save it, and name the new folder"
         )
-    able = share_prompts and ranks.first and can_share_prompts(model)
-    policy.can_share_prompts = ranks.from_first(able)
+    ability = share_prompts and ranks.first and can_share_prompts(model)
+    policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
     mesh = init_device_mesh(policy.device.type, (ranks.size,))
-    whole = _Logprobs(model)
-    cut_over(mesh, whole, model, policy.precision, options)
+    module = _Logprobs(model)
+    cut_over(mesh, module, model, policy.precision, options)
     fill(model, source, ranks)
-    policy.compute = whole
+    policy.compute = module
 
 
 def cut_over(
@@ -65,17 +65,17 @@ def cut_over(
     precision: str,
     options: DistributedOptions,
 ) -> None:
-    """Share the weights of `whole`, which computes with `model`, over `mesh`: every block of the
-    model is gathered when it is computed.
+    """Share the weights of `whole`, which computes with `model`, among the ranks of `mesh`.
 
-    The gradient of a parameter is the sum of the ranks' gradients. In bf16 weights are gathered,
-    and computed with, in bf16; gradients are summed in fp32.
+    Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
+    of the ranks' gradients. With precision bf16, weights are gathered and used in bf16, and
+    gradients are summed in fp32.
     """
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     cut = partial(
         fully_shard,
         mesh=mesh,
-        mp_policy=half if precision == "bf16" else MixedPrecisionPolicy(),
+        mp_policy=mixed if precision == "bf16" else MixedPrecisionPolicy(),
         offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
     )
     for block in blocks_of(model):
@@ -84,7 +84,7 @@ def cut_over(
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other
 
 
 def _kept_on_the_cpu() -> OffloadPolicy:
@@ -92,14 +92,14 @@ def _kept_on_the_cpu() -> OffloadPolicy:
 
 
 def release(policy: Policy) -> None:
-    """Leave parameters with their ranks after a forward pass that no backward pass follows."""
+    """Free the gathered parameters after a forward pass that no backward pass follows."""
     compute: Any = policy.compute
     if compute is not None:
         compute.reshard()
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks: the list of modules with the most parameters."""
+    """Return the model's repeated blocks: the ModuleList with the most parameters."""
     lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
     assert lists, f"{type(model).__name__} has no list of blocks"
     return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

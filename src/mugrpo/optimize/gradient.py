@@ -1,4 +1,4 @@
-"""The heart: the gradient of one update's loss.
+"""The heart of training: the gradient of one update's loss.
 
     responses with a gradient -> micro-batches -> for each: logprobs -> loss -> backward
 
@@ -27,18 +27,18 @@ from mugrpo.optimize.fsdp import release
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
 
-# Sees a micro-batch, its logprobs and the objective's metrics, both [B, T].
+# Called with a micro-batch, its logprobs and the loss's metrics, both [B, T].
 Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What is known of an update once its gradient is there."""
+    """What an update's forward and backward passes leave behind, besides the gradient itself."""
 
     loss: float
     batches: Sequence[MicroBatch]
     statistics: TokenStatistics
-    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # to `Watch`
+    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # for `Watch`
 
 
 def leave_gradient(
@@ -52,8 +52,8 @@ def leave_gradient(
 ) -> Gradient:
     """Add the gradient of the update's loss to the policy's parameters.
 
-    It is that of the whole update: the denominator counts every response, so the cut into
-    micro-batches changes nothing but rounding. Responses without a gradient (advantage 0, if the
+    This is the gradient of the whole update: the denominator counts every response, so the cut into
+    micro-batches affects only rounding. Responses without a gradient (advantage 0, if the
     objective gives them none) are not computed. Raises MicroBatchTooLarge if memory runs out.
     """
     tokens = sum(len(rollout.response_ids) for rollout in responses.rollouts)
@@ -74,7 +74,7 @@ def leave_gradient(
             loss_BT, metrics = loss(batch, logprobs_BT, extras[number])
             part = reduced_loss(loss_BT, batch.mask, config.reduction, divisor)
             (part * counts).backward()
-        if counts:  # else a rank computes it only to keep step with the others
+        if counts:  # otherwise this rank computes it only to keep in step with the others
             total += part.item()
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
             if watched:
@@ -97,17 +97,18 @@ def micro_batches(
     if places and len(parts) < ranks:
         costs = [layout([shapes[i] for i in part], share=share).cost for part in parts]
         parts = cut(shapes, math.ceil(sum(costs) / ranks), share=share)
-    made = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
-    return [made([places[i] for i in part]) for part in parts]
+    collated = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
+    return [collated([places[i] for i in part]) for part in parts]
 
 
 @torch.no_grad()
 def prepass(
     policy: Policy, batches: Sequence[MicroBatch], loss: UpdateLoss, config: RunConfig
 ) -> list[dict[str, torch.Tensor]]:
-    """Return what the objective learns of the whole update, for each micro-batch [B, T].
+    """Return what the objective's pre-pass says about each micro-batch: {name: [B, T] tensor}.
 
-    Most objectives have no pre-pass and learn nothing.
+    The pre-pass looks at the whole update. Most objectives have none: then this returns empty
+    dictionaries. Raises MicroBatchTooLarge if memory runs out.
     """
     if loss.objective.prepass is None or not batches:
         return [{} for _ in batches]
@@ -123,9 +124,9 @@ def prepass(
         if counts:
             own[number] = logprobs_BT.cpu()
     release(policy)
-    everybody: dict[int, Any] = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
+    by_number: dict[int, Any] = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
     results = loss.prepass(
-        stacked([everybody[number].to(policy.device) for number in range(len(batches))]),
+        stacked([by_number[number].to(policy.device) for number in range(len(batches))]),
         {
             "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
             "advantages": torch.cat([batch.advantages for batch in batches]),

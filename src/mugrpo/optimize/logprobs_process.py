@@ -1,8 +1,8 @@
-"""Logprobs of rollouts from a process of its own, for a driver that holds no model.
+"""Compute logprobs of rollouts in a separate process, for a driver that holds no model.
 
     python -P -m mugrpo.optimize.logprobs_process SOCKET LIFELINE
 
-It is started by `logprobs_elsewhere`, loads the model, computes once and ends.
+`logprobs_elsewhere` starts this process. It loads the model, computes once and ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer, PeerLost, raise_failure
 
 _COMMAND = (sys.executable, "-P", "-m", "mugrpo.optimize.logprobs_process")
-_WAY_OUT = "leave more of the machine to it, beside the engine"
+_WAY_OUT = "leave more memory for it beside the engine"
 
 
 def logprobs_elsewhere(
@@ -43,9 +43,9 @@ def logprobs_elsewhere(
 ) -> list[NDArray[np.float32]]:
     """Return what `rollout_logprobs` returns for `config.model` with the weights at `path`.
 
-    `log` takes what the process prints. `check` is called while it works, and raises if the run is
-    to stop. Raise UsageError if the model cannot be loaded, RunStopped if memory runs out or the
-    process is lost.
+    The process prints to `log`. `check` is called while it works, and raises if the run is to stop.
+    Raises UsageError if the model cannot be loaded, RunStopped if memory runs out or the process is
+    lost.
     """
     threads = torch.get_num_threads()
     setup = {
@@ -74,7 +74,7 @@ def logprobs_elsewhere(
                     return [np.frombuffer(part, np.float32) for part in message["logprobs"]]
     except PeerLost as lost:
         raise RunStopped(
-            f"the process of the trainer's logprobs {lost}; its log is {log}"
+            f"the process that computes the trainer's logprobs {lost}; its log is {log}"
         ) from None
     finally:
         peer.end()
@@ -85,13 +85,13 @@ def main() -> None:
     setup = channel.receive()
     torch.set_num_threads(setup["threads"])
     try:
-        made = _computed(setup, channel.heartbeat)
+        logprobs = _computed(setup, channel.heartbeat)
     except Exception as error:
         if (kind := failure_kind(error)) is None:
             raise
         channel.send({"failed": kind, "text": str(error)})
     else:
-        channel.send({"logprobs": [part.tobytes() for part in made]})
+        channel.send({"logprobs": [part.tobytes() for part in logprobs]})
 
 
 def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDArray[np.float32]]:
@@ -105,7 +105,7 @@ def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDAr
 
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a rollout's fields with the lists that JSON has made of its arrays as arrays again."""
+    """Return a rollout's fields, with the lists that JSON made of its arrays as arrays again."""
     arrays = {name: np.array(row[name], np.int32) for name in ("prompt_ids", "response_ids")}
     return row | arrays | {"behavior_logprobs": np.array(row["behavior_logprobs"], np.float32)}
 

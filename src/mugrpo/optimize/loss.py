@@ -1,4 +1,4 @@
-"""The loss of an update's tokens, put together from the parts that a config chooses.
+"""The loss of each token of an update, composed of the parts that a config chooses.
 
     loss_t = weight_t x objective_t, 0 where a mask removes the token, + coefficient x KL_t
 
@@ -37,7 +37,7 @@ _CORRECTIONS: dict[str, _Function] = {
 
 @dataclass(frozen=True)
 class UpdateLoss:
-    """The parts, as functions of a micro-batch and its logprobs [B, T]."""
+    """The token losses of an update, as a function of a micro-batch and its logprobs [B, T]."""
 
     objective: Objective
     knobs: dict[str, Any]
@@ -62,7 +62,7 @@ class UpdateLoss:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `__call__` tells of each token, for an update in which nothing is run."""
+        """Names of the metrics that `__call__` returns, for updates that compute nothing too."""
         names = [*self.objective.metrics]
         names += ["vetoed_fraction"] if self.veto.name in _VETOES else []
         names += ["sequence_masked_fraction"] if self.sequence_mask.name in _SEQUENCE_MASKS else []
@@ -70,15 +70,17 @@ class UpdateLoss:
         return (*names, *(["kl_reference"] if self.kl else []))
 
     def has_gradient(self, responses: Responses) -> torch.Tensor:
-        """[all responses] bool: which can have a gradient, so that they must be computed."""
+        """Return which responses can have a gradient and must be computed: [all responses] bool."""
         at_zero = self.objective.needs_zero_advantages or self.kl is not None
-        has = responses.advantages != 0
+        needed = responses.advantages != 0
         if at_zero:
-            has = has | (responses.varied if self.zero_variance_mask else torch.ones_like(has))
-        return has
+            needed = needed | (
+                responses.varied if self.zero_variance_mask else torch.ones_like(needed)
+            )
+        return needed
 
     def prepass(self, logprobs: torch.Tensor, all_: Tensors) -> TokenTensors:
-        """What the objective wants to know of the whole update, see `objectives`."""
+        """Return what the objective's pre-pass computes from the whole update, see `objectives`."""
         assert self.objective.prepass is not None
         behavior = self._behavior(all_["behavior_logprobs"], all_)
         return self.objective.prepass(
@@ -88,13 +90,13 @@ class UpdateLoss:
     def __call__(
         self, batch: MicroBatch, logprobs_BT: torch.Tensor, extra: Tensors
     ) -> tuple[torch.Tensor, TokenTensors]:
-        """Token losses to be minimized, and metrics, all [B, T]."""
+        """Return the token losses, to be minimized, and the metrics, all [B, T]."""
         behavior_BT = self._behavior(batch.behavior_logprobs, batch.stored)
-        of_tokens = (logprobs_BT, behavior_BT, batch.advantages, batch.mask)
-        now_BT = logprobs_BT.detach()  # a proximal policy that is not kept is the policy itself
-        wanted = {name: batch.stored.get(name, now_BT) for name in self.objective.needs}
-        loss_BT, metrics = self.objective.loss(*of_tokens, **self.knobs, **wanted, **extra)
-        removed = self._removed(of_tokens, batch.behavior_logprobs)
+        inputs = (logprobs_BT, behavior_BT, batch.advantages, batch.mask)
+        now_BT = logprobs_BT.detach()  # if no proximal policy is stored, it is the policy
+        needed = {name: batch.stored.get(name, now_BT) for name in self.objective.needs}
+        loss_BT, metrics = self.objective.loss(*inputs, **self.knobs, **needed, **extra)
+        removed = self._removed(inputs, batch.behavior_logprobs)
         for removed_BT in removed.values():
             loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
             metrics = {name: values * ~removed_BT for name, values in metrics.items()}
@@ -115,9 +117,9 @@ class UpdateLoss:
     def _removed(
         self, of_tokens: tuple[torch.Tensor, ...], engine_BT: torch.Tensor
     ) -> TokenTensors:
-        """Name of a metric -> the tokens that a mask takes out.
+        """Return the tokens that the masks remove: {name of the metric: [B, T] bool}.
 
-        The off-policy mask measures from what the engine sampled with, as TRL has it.
+        As in TRL, the off-policy mask measures the distance from the engine's own logprobs.
         """
         removed = {}
         if mask := _VETOES.get(self.veto.name):
@@ -129,10 +131,10 @@ class UpdateLoss:
         return removed
 
     def _behavior(self, behavior_BT: torch.Tensor, stored: Tensors) -> torch.Tensor:
-        """Log-probabilities that ratios are taken to.
+        """Return the behavior logprobs from which importance ratios are computed.
 
-        Where the engine is corrected for, they are the trainer's own: w has the engine's part, and
-        staleness is not counted twice.
+        With a correction they are the trainer's own. The correction's weight w then accounts for
+        the engine, and staleness is not counted twice.
         """
         return stored["trainer_behavior_logprobs"] if self.correction.needs else behavior_BT
 

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the update's number. It counts updates, never rollouts."""
+"""The learning rate as a function of the number of updates, never of rollouts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def learning_rate(
     total_updates: int,
     final_share: float,
 ) -> float:
-    """The rate of update number `update` (from 0).
+    """Return the learning rate of update number `update` (from 0).
 
     Warm-up: peak x (update + 1) / warmup_updates. Then constant, or linear or cosine from peak
-    down to final_share x peak, reached at the last update (where at least two follow the warm-up).
+    down to final_share x peak. The last update reaches this if at least two follow the warm-up.
     """
     if update < warmup_updates:
         return peak * (update + 1) / warmup_updates

@@ -1,7 +1,7 @@
-"""What is taken out of an update: tokens and responses. B responses, T response tokens.
+"""Masks that remove tokens or whole responses from an update. B responses, T response tokens.
 
-Each function gives [B, T], true where a token's policy term is removed. The update's denominator
-keeps counting what is removed, so that nothing else gains weight.
+Each function returns [B, T] bool, true for tokens whose policy term is removed. The update's
+denominator still counts removed tokens, so that no other token gains weight.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def negative_advantage_veto(
         T   = { t : A < 0, r_t < kappa }      trigger tokens
         tau = min T                           no trigger, no veto
 
-    scope "suffix" is H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" t > tau,
-    "from_trigger" t >= tau, "response" every t. That the paper's veto is H_kappa with the first
-    trigger is inferred from its abstract and captions; kappa is not known from it. Responses with
-    a positive advantage are never touched.
+    Scope "suffix" removes H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" all
+    t > tau, "from_trigger" all t >= tau, "response" all t. Responses with a positive advantage are
+    never touched. That the paper's veto is H_kappa after the first trigger is inferred from its
+    abstract and captions, which do not give kappa.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()
@@ -57,11 +57,11 @@ def off_policy(
     *,
     delta: float,
 ) -> torch.Tensor:
-    """The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556):
+    """The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556). It removes
 
-        a response with A < 0 and mean over t of log(beta_t / pi_t) > delta is removed.
+        every response with A < 0 and mean over t of log(beta_t / pi_t) > delta.
 
-    Equals TRL's `get_off_policy_mask`, inverted.
+    Equals the inverse of TRL's `get_off_policy_mask`, which marks what to keep.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     moved_B1 = masked_mean(-log_ratios(logprobs.detach(), behavior_logprobs), mask)

@@ -1,7 +1,7 @@
-"""The optimizer's state on disk: a file a rank, each with that rank's rows, and no pickles.
+"""The optimizer's state on disk: one file per rank with that rank's rows, and no pickles.
 
-`optimizer.safetensors` is the file of one rank alone; `optimizer-00001-of-00002.safetensors` and
-so on are put together by rows, so that any number of ranks can go on from them.
+A single rank writes `optimizer.safetensors`. Several write `optimizer-00001-of-00002.safetensors`
+and so on; loading joins these files by rows, so any number of ranks can resume from them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RNG = "rng/cpu"
 def save_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], ranks: Ranks
 ) -> None:
-    """Write this rank's part, `names` telling parameters; torch's random state is in the first."""
+    """Write this rank's part under the parameters' `names`; rank 0 adds torch's random state."""
     tensors = {
         f"{names[parameter]}/{key}": local(value).contiguous()
         for parameter, state in optimizer.state.items()
@@ -37,13 +37,13 @@ def save_optimizer(
 def load_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
 ) -> None:
-    """Take the state that ranks wrote, however many they were."""
+    """Load the state that any number of ranks wrote. Raises RunStopped if a part is missing."""
     files = sorted(folder.glob("optimizer*.safetensors"))
     if not files or len(files) != _ranks_of(files[0]):
-        raise RunStopped(f"{folder} lacks parts of the optimizer's state; go on from another one")
+        raise RunStopped(f"{folder} lacks parts of the optimizer's state; use another checkpoint")
     optimizer.state.clear()
     opened = [safe_open(file, framework="pt") for file in files]
-    for name in opened[0].keys():  # noqa: SIM118 - it is no dictionary
+    for name in opened[0].keys():  # noqa: SIM118 - not a dictionary
         if name == _RNG:
             torch.set_rng_state(opened[0].get_tensor(name))
             continue
@@ -53,8 +53,8 @@ def load_optimizer(
         if not parts[0].ndim:  # AdamW's count of steps, which stays on the CPU
             optimizer.state[parameter][key] = parts[0].clone()
             continue
-        whole = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
-        optimizer.state[parameter][key] = like(whole, parameter)
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        optimizer.state[parameter][key] = like(joined, parameter)
 
 
 def _name(rank: int, size: int) -> str:
@@ -66,5 +66,5 @@ def _name(rank: int, size: int) -> str:
 
 
 def _ranks_of(file: Path) -> int:
-    found = re.search(r"-of-(\d+)\.safetensors$", file.name)
-    return int(found[1]) if found else 1
+    match = re.search(r"-of-(\d+)\.safetensors$", file.name)
+    return int(match[1]) if match else 1

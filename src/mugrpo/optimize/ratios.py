@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-LARGEST = 80.0  # of a log ratio: e^80 times a loss of 0 is still 0, and fits fp32
-_LEAST = -1e4  # a log-probability below it is that of 0
+LARGEST = 80.0  # bound on log ratios: e^80 fits fp32, and times a loss of 0 it is 0
+_LEAST = -1e4  # a log-probability below this counts as that of probability 0
 
 
 def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Tensor:
-    """log(policy / behavior) of each token, [B, T], within +-80 and without a gradient beyond.
+    """Return log(policy / behavior) per token, [B, T], clamped to +-80 and without gradient beyond.
 
-    A token of probability 0 has a ratio of e^-80; under the behavior policy e^80; under both 1.
+    A token of probability 0 has a ratio of e^-80 if only the policy gives it that probability, e^80
+    if only the behavior policy does, and 1 if both do.
     """
     assert logprobs_BT.shape == behavior_BT.shape and logprobs_BT.ndim == 2
     both_BT = (logprobs_BT == -torch.inf) & (behavior_BT == -torch.inf)
@@ -19,20 +20,20 @@ def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Te
 
 
 def held(log_ratios_BT: torch.Tensor) -> torch.Tensor:
-    """Within +-80."""
+    """Return the log ratios clamped to +-80."""
     return log_ratios_BT.clamp(-LARGEST, LARGEST)
 
 
 def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """The mean over each response's tokens, [B, 1]."""
+    """Return the mean over each response's tokens, [B, 1]."""
     return (values_BT * mask_BT).sum(-1, keepdim=True) / mask_BT.sum(-1, keepdim=True).clamp(min=1)
 
 
 def sequence_log_ratios(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """GSPO's mean of a response's log ratios, at each of its tokens, [B, T].
+    """Return GSPO's mean of each response's log ratios, at each of its tokens, [B, T].
 
-    The value is the response's, the gradient each token's own (GSPO-token, arXiv 2507.18071):
-    summed over a response it is that of the mean, times its length.
+    The value is the response's, but the gradient is each token's own (GSPO-token, arXiv
+    2507.18071): summed over a response it is the gradient of the mean, times the length.
     """
     mean_B1 = masked_mean(log_ratios_BT, mask_BT).detach()
     return mean_B1 + (log_ratios_BT - log_ratios_BT.detach())
@@ -44,7 +45,10 @@ def ppo_min(
     low: float | torch.Tensor,
     high: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """min(r A, clip(r, low, high) A), and where the clip takes the gradient, both [B, T]."""
+    """Return min(r A, clip(r, low, high) A) and the clipped tokens, both [B, T].
+
+    A token is clipped if the clip removes its gradient.
+    """
     clipped_BT = ((advantages_B1 > 0) & (ratio_BT > high)) | (
         (advantages_B1 < 0) & (ratio_BT < low)
     )
@@ -58,5 +62,5 @@ def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
 
 
 def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities, those of probability 0 as a constant: no loss is infinite."""
+    """Return log-probabilities with a constant for probability 0, so that no loss is infinite."""
     return logprobs_BT.clamp(min=_LEAST)

@@ -1,4 +1,4 @@
-"""From per-token losses to one number, with the update's denominator. B responses, T tokens."""
+"""Reduce token losses to one number, with the update's denominator. B responses, T tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Reduction = Literal["token_mean", "sequence_mean", "constant"]
 
 
 def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_tokens: int) -> int:
-    """What an update's summed loss is divided by.
+    """Return the number that an update's summed loss is divided by.
 
-    It counts every response of the update, whatever was masked, vetoed or not computed, so that
-    neither a mask nor the cut into micro-batches changes the weight of what remains.
+    It counts every response of the update, even if masked, vetoed or not computed. So neither a
+    mask nor the cut into micro-batches changes the weight of the other tokens.
     """
     return {
         "token_mean": tokens,
@@ -25,10 +25,11 @@ def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_to
 def reduced_loss(
     loss_BT: torch.Tensor, mask_BT: torch.Tensor, reduction: Reduction, denominator: int
 ) -> torch.Tensor:
-    """The part of an update's loss that these responses contribute, a scalar.
+    """Return what these responses contribute to an update's loss, a scalar.
 
     token_mean and constant: sum of the token losses / denominator. sequence_mean: sum of each
-    response's mean token loss / denominator. Parts of an update add up to its whole.
+    response's mean token loss / denominator. The contributions of all micro-batches add up to the
+    update's loss.
     """
     assert loss_BT.shape == mask_BT.shape and loss_BT.ndim == 2
     per_response_B = (loss_BT * mask_BT).sum(-1)

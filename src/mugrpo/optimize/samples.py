@@ -1,4 +1,4 @@
-"""A few of an update's rollouts with what the objective made of each token, to be looked at.
+"""A few of an update's rollouts for people to read, with the objective's effect on each token.
 
 Suffixes: B responses of a micro-batch, T response tokens.
 """
@@ -18,12 +18,12 @@ from mugrpo.optimize.batching import MicroBatch
 @dataclass(frozen=True)
 class _Seen:
     advantage: float
-    logprobs: list[float]  # [T] of the policy before the update
-    marks: dict[str, list[int]]  # what the objective did -> places of the tokens it did it to
+    logprobs: list[float]  # [T], of the policy before the update
+    marks: dict[str, list[int]]  # what the loss did ("clipped") -> positions of those tokens
 
 
 class SampleCollector:
-    """Watches an update's micro-batches; see `Trainer.step`."""
+    """A `Watch` for `Trainer.step` that collects an update's micro-batches."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
@@ -44,9 +44,10 @@ class SampleCollector:
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
     ) -> list[dict[str, Any]]:
-        """At most `count` rollouts, half of them with a negative advantage where there are any.
+        """Return at most `count` rollouts: up to half with a negative advantage, then positive.
 
-        The first of each group, and of groups that are not shown yet where there are such.
+        Each is the first of its group with that sign. Positive ones come from groups that have no
+        negative one here, if there are such groups.
         """
         negative = self._first_of_groups(rollouts, -1.0)[: count // 2]
         shown = {rollouts[row].group for row in negative}

@@ -1,4 +1,4 @@
-"""The policy with its optimizer: updates, and what a checkpoint keeps of it."""
+"""The trainer: makes updates to a policy, and saves and loads its own state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.optimizer_state import load_optimizer, save_optimizer
 
 _LARGE_STATE = (
-    "weights, gradients and AdamW's moments take 16 bytes a parameter, whatever the options; take "
-    "a smaller model or more memory"
+    "weights, gradients and AdamW's moments take 16 bytes per parameter, whatever the options; "
+    "use a smaller model or more memory"
 )
 
 
 class Trainer:
-    """Makes updates. `update` counts them, applied or not.
+    """A policy with its optimizer, to make updates. `update` counts them, applied or not.
 
-    Each of the ranks that share a policy makes the same calls.
+    The ranks that share a policy all make the same calls.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Trainer:
         self.share = shares_prompts(policy, config)
         self.update = 0
         self.nonfinite_in_a_row = 0
-        torch.manual_seed(config.seed)  # a process begins with another state each time
+        torch.manual_seed(config.seed)  # torch starts each process with a different state
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.ndim >= 2]},
@@ -66,15 +66,15 @@ class Trainer:
     def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
         """Make one update on `experience` and return its metrics.
 
-        If memory runs out, the gradient is computed again in smaller micro-batches, see
-        `TokenBudget`, or RunStopped is raised. A non-finite loss or gradient is counted in
-        `skipped` and never reaches the weights. `watch` sees each micro-batch.
+        If memory runs out, the gradient is computed again in smaller micro-batches or RunStopped is
+        raised, see `TokenBudget`. If the loss or gradient is not finite, the update is not applied
+        and `skipped` is 1. `watch` is called with each micro-batch.
         """
         began = time.monotonic()
         responses = with_advantages(experience, self.config)
 
         def gradient_of(tokens: int) -> Gradient:
-            self.optimizer.zero_grad()  # what a pass that ran out of memory left does not count
+            self.optimizer.zero_grad()  # discard what a pass that ran out of memory left
             return leave_gradient(
                 self.policy,
                 responses,
@@ -90,8 +90,8 @@ class Trainer:
             lr *= math.sqrt(gradient.statistics.effective_sample_share())
         grad_norm, applied = self._apply(lr, gradient.loss)
         if watch is not None:
-            for seen in gradient.shown:
-                watch(*seen)
+            for shown in gradient.shown:
+                watch(*shown)
         return {
             "grad_norm": grad_norm,
             "lr": lr,
@@ -101,7 +101,7 @@ class Trainer:
         }
 
     def save(self, folder: Path) -> None:
-        """Write model, tokenizer, optimizer and state into `folder`; no pickles."""
+        """Write model, tokenizer, optimizer and state to `folder`, without pickles."""
         names = {p: name for name, p in self.policy.model.named_parameters()}
         self.policy.save(folder)
         save_optimizer(folder, self.optimizer, names, self.policy.ranks)
@@ -110,7 +110,7 @@ class Trainer:
             (folder / "trainer.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Continue from a folder that `save` wrote, with any number of ranks."""
+        """Load what `save` wrote to `folder`, with any number of ranks."""
         state = json.loads((folder / "trainer.json").read_text())
         self.policy.load_weights(folder, state["update"])
         parameters = dict(self.policy.model.named_parameters())
@@ -130,10 +130,13 @@ class Trainer:
 
     @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:
-        """Clip the gradient and step if everything is finite; return its norm and whether."""
+        """Clip the gradient, and step if its norm and the loss are finite.
+
+        Return the norm and whether the step was made.
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
-            if parameter.grad is None:  # no response had a gradient: it is zero, moments decay
+            if parameter.grad is None:  # no response has a gradient: a zero one lets moments decay
                 parameter.grad = torch.zeros_like(parameter)
         passing("gradient")
         norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()

@@ -1,6 +1,7 @@
-"""How long responses will be, by those of earlier stages.
+"""Predict the lengths of responses from those of earlier stages.
 
-Long ones begin first, so that none of them is left alone with an otherwise idle machine.
+The longest responses are started first, so that no long response runs alone at the end while the
+rest of the machine is idle.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ from mugrpo.disk.shards import ShardSet, read_lengths
 
 
 class ExpectedLengths:
-    """Learns from shards. What they say depends on nothing else, so it is the same after a kill."""
+    """Expected lengths, learned from shards alone: so they are the same after a kill."""
 
     def __init__(self) -> None:
         self._of_problem: dict[str, tuple[int, int]] = {}  # responses and their tokens
         self._prompts = _Line()
 
     def learn(self, shards: ShardSet) -> None:
-        """Take in every shard that is whole; one that is not can be done without."""
+        """Learn from every undamaged shard. A damaged one is not needed, and is skipped."""
         for shard in shards.numbers():
             if shards.fault(shard) is None:
                 self._take(read_lengths(shards, shard))
 
     def of(self, problem_id: str, prompt_length: int) -> float:
-        """Tokens of a response: the mean of the problem's, or else what its prompt suggests.
+        """Return the expected tokens of a response to the problem.
 
-        That is the least-squares line through all lengths of prompts and responses; 0 where
-        nothing is known.
+        That is the mean of its earlier responses. For a new problem it is the value, at this prompt
+        length, of the least-squares line through all (prompt length, response length); 0 if nothing
+        is known.
         """
         if problem_id in self._of_problem:
             responses, tokens = self._of_problem[problem_id]
@@ -42,7 +44,7 @@ class ExpectedLengths:
 
 
 class _Line:
-    """The line of least squares, from sums of whole numbers: exact, in any order."""
+    """A least-squares line, kept as sums of integers: exact, whatever the order of the points."""
 
     def __init__(self) -> None:
         self.count = self.x = self.y = self.xx = self.xy = 0
@@ -55,7 +57,7 @@ class _Line:
         self.xy += x * y
 
     def at(self, x: int) -> float:
-        """0 without points, their mean where no line goes through them."""
+        """Return the line's value at `x`: 0 without points, their mean if all have the same x."""
         if not self.count:
             return 0.0
         mean = self.y / self.count

@@ -1,4 +1,4 @@
-"""A problem becomes prompt ids."""
+"""Encode problems as prompt ids."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mugrpo.disk.records import Problem
 
 
 class PromptEncoder:
-    """Encodes problems under `options`, in at most `limit` tokens (None: any number).
+    """An encoder of problems under `options`, in at most `limit` tokens (None for no limit).
 
-    Raises UsageError where a chat form is asked of a tokenizer that has no template, and where
-    an id is outside the model's vocabulary.
+    Raises UsageError if the chat form is chosen but the tokenizer has no template, and if an id is
+    outside the model's vocabulary.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PromptEncoder:
                 )
 
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
-        """The prompt of `problem`, [P]; of an overlong one the last tokens, where so chosen."""
+        """Return the prompt ids of `problem`, [P]; the last `limit` if `overlong` is "truncate"."""
         ids = self._ids(problem, self.text(problem))
         if self.options.overlong == "truncate" and self.limit is not None:
             ids = ids[-self.limit :]
@@ -54,35 +54,36 @@ class PromptEncoder:
         return np.array(ids, np.int32)
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems that leave room for a response.
+        """Return the problems whose prompts leave room for a response.
 
-        Raises UsageError where some do not and `overlong` is "error", where none does, and for a
-        prompt that cannot be written in this form.
+        Raises UsageError if some do not and `overlong` is "error", if none does, and if a prompt
+        cannot be written in the chosen form.
         """
         texts = [self.text(problem) for problem in problems]
         limit = self.limit
         if limit is None or self.options.overlong == "truncate":
             return list(problems)
-        fits, longest = [], 0
+        fitting, longest = [], 0
         for problem, text in zip(problems, texts, strict=True):
-            # No token is shorter than an ASCII character: most texts need not be encoded here.
+            # A token covers at least one ASCII character, so most texts need not be encoded here.
             short = text.isascii() and len(text) + self._added < limit
             length = 0 if short else len(self._ids(problem, text))
             longest = max(longest, length)
             if length <= limit:
-                fits.append(problem)
-        over = len(problems) - len(fits)
-        if over and (self.options.overlong == "error" or not fits):
-            ways = "--prompt.overlong drop or truncate" if fits else "--prompt.overlong truncate"
+                fitting.append(problem)
+        overlong = len(problems) - len(fitting)
+        if overlong and (self.options.overlong == "error" or not fitting):
+            choices = "drop or truncate" if fitting else "truncate"
             raise UsageError(
-                f"{over} of {len(problems)} prompts are longer than the {limit} tokens that "
+                f"{overlong} of {len(problems)} prompts are longer than the {limit} tokens that "
                 f"rollouts.max_new_tokens leaves of the model's context (the longest has "
-                f"{longest}); lower rollouts.max_new_tokens, or choose {ways}"
+                f"{longest}); lower rollouts.max_new_tokens, or choose "
+                f"--prompt.overlong {choices}"
             )
-        return fits
+        return fitting
 
     def text(self, problem: Problem) -> str:
-        """The whole prompt as text, special tokens of the template included."""
+        """Return the whole prompt as text, including the special tokens of the template."""
         if self.options.form == "chat":
             return self._chat_text(problem)
         if not isinstance(problem.prompt, str):
@@ -94,7 +95,7 @@ class PromptEncoder:
 
     @cached_property
     def _added(self) -> int:
-        """Tokens that the tokenizer adds to every text."""
+        """The number of tokens that the tokenizer adds to every text."""
         return len(self.tokenizer("")["input_ids"])
 
     def _ids(self, problem: Problem, text: str) -> list[int]:
@@ -106,22 +107,22 @@ class PromptEncoder:
         return ids
 
     def _chat_text(self, problem: Problem) -> str:
-        asked = problem.prompt
-        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+        turns = problem.prompt
+        messages = [{"role": "user", "content": turns}] if isinstance(turns, str) else list(turns)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, chat_template=self.template, add_generation_prompt=True, tokenize=False
             )
         except TemplateError as error:
             raise UsageError(
-                f"the chat template fails on problem {problem.id!r} ({error}); mend it, or name "
+                f"the chat template fails on problem {problem.id!r} ({error}); fix it, or name "
                 "another with --prompt.chat_template"
             ) from None
         return text
 
 
 def _own_template(tokenizer: Any) -> str | None:
-    """The tokenizer's chat template, the one called default where it has several."""
+    """Return the tokenizer's chat template, or the one called "default" if it has several."""
     template: str | dict[str, str] | None = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
 

@@ -1,4 +1,4 @@
-"""Problems become a shard of rollouts through an engine."""
+"""Sample shards of rollouts from an engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 
 
 class Sampler:
-    """Makes rollouts of groups: `group_size` responses to each problem.
+    """A sampler of groups of rollouts: `group_size` responses to each problem.
 
-    `stage` is the stage's number or "evaluation", and with `seed` decides the random numbers;
-    `policy_step` is the updates that the engine's weights have seen. Groups whose responses are
-    `expected` to be the longest are generated first.
+    `stage` is the stage's number or "evaluation"; together with `seed` it decides the random
+    numbers. `policy_step` is the number of updates that the engine's weights have received. The
+    groups that are `expected` to have the longest responses are generated first.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Sampler:
         samples: int | None = None,
         longest: int | None = None,
     ) -> list[Rollout]:
-        """Return the rollouts of `groups` in order; `on_decoded` sees what is finished.
+        """Return the rollouts of `groups` in order. `on_decoded` is called as responses finish.
 
-        With `samples`, only so many of each group; with `longest`, cut after so many tokens.
+        `samples` limits the responses per group, `longest` the tokens per response.
         """
         size = samples or self.group_size
         keys, requests = [], []
@@ -78,7 +78,7 @@ class Sampler:
             temperature=self.temperature,
             max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
         ):
-            completions.update((order[place], made) for place, made in decoded.completions)
+            completions.update((order[place], result) for place, result in decoded.completions)
             on_decoded(decoded)
         in_order = [completions[index] for index in range(len(requests))]
         return [
@@ -102,7 +102,7 @@ class Sampler:
     def sample_shard(
         self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
     ) -> SampledShard:
-        """Sample `groups`; publish the result as a shard."""
+        """Return the rollouts of `groups` as a shard, not yet published."""
         slots = 0
 
         def count(decoded: Decoded) -> None:
@@ -119,10 +119,10 @@ class Sampler:
 
 @dataclass(frozen=True)
 class SampledShard:
-    """A shard's rollouts, and what making them took."""
+    """A shard's rollouts, and what sampling them cost."""
 
     rollouts: Sequence[Rollout]
-    slots: int  # tokens that were computed for them
+    slots: int  # tokens computed for them, useless ones included
     seconds: float
 
     def publish(self, shards: ShardSet, shard: int, **notes: float | None) -> None:

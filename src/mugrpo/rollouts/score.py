@@ -1,4 +1,4 @@
-"""A shard of rollouts becomes a shard of scores. Scoring again never generates again."""
+"""Score shards of rollouts. The rollouts stay as they are, so scoring can be repeated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from mugrpo.tasks.base import Task
 
 
 class Scorer:
-    """Scores rollouts of `problems` by `task`; what truncation and failures mean is in `options`.
+    """A scorer of rollouts of `problems`, with `task` as the judge.
 
-    `max_new_tokens` is the length that a punishment of long responses goes by. `judge` names what
-    decides the scores, see `scored`. `check` is called between rollouts and may raise to stop.
+    `options` says how truncated responses and failures count. `max_new_tokens` is the length to
+    which the penalty on long responses refers. `judge` is the fingerprint of all that decides
+    the scores, see `scored`. `check` is called between rollouts and may raise to stop.
     """
 
     def __init__(
@@ -45,12 +46,12 @@ class Scorer:
     def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int) -> None:
         """Score one shard and publish the scores, with counts in the manifest.
 
-        Raises UsageError for a rollout of a problem that is not among the problems, and RunStopped
-        as soon as too many could not be judged; then nothing is published.
+        Raises UsageError if a rollout's problem is unknown, and RunStopped as soon as more
+        responses than `failure_limit` allows could not be judged. Nothing is published then.
         """
         began = time.monotonic()
-        made = list(read_rollouts(rollouts, shard))
-        for rollout in made:
+        responses = list(read_rollouts(rollouts, shard))
+        for rollout in responses:
             if rollout.problem_id not in self.problems:
                 raise UsageError(
                     f"{rollouts.path(shard)} answers problem {rollout.problem_id!r}, which the "
@@ -58,13 +59,13 @@ class Scorer:
                 )
         verdicts: list[Score] = []
         reasons: Counter[str] = Counter()
-        for rollout, score in zip(made, self._scores(made), strict=True):
+        for rollout, score in zip(responses, self._scores(responses), strict=True):
             self.check()
             verdicts.append(self._shortened(score, len(rollout.response_ids)))
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
-                self._stop_at_limit(reasons, len(made))
-        groups = groupby(zip(made, verdicts, strict=True), key=lambda pair: pair[0].group)
+                self._stop_at_limit(reasons, len(responses))
+        groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
         counted = [[s for _, s in group if self.options.counts(s.status)] for _, group in groups]
         rewards = [score.reward for score in verdicts if score.reward is not None]
         write_scores(
@@ -83,15 +84,15 @@ class Scorer:
         )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
-        """A verdict for every rollout, in order; the task sees those that it is to judge."""
+        """Yield a verdict for every rollout, in order. The task judges only what it has to."""
         everything = self.options.truncated == "scored"
         judged = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
-        for seen in judged:
-            yield next(verdicts) if seen else Score(Status.TRUNCATED, 0.0)
+        for is_judged in judged:
+            yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
 
     def _shortened(self, score: Score, length: int) -> Score:
-        """The score of a response of `length` tokens with what its length costs it."""
+        """Return the score of a response of `length` tokens, less the penalty on its length."""
         buffer = self.options.overlong_buffer * self.max_new_tokens
         if not buffer or score.reward is None:
             return score
@@ -101,7 +102,7 @@ class Scorer:
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
-        stopped = rollout.finish_reason is FinishReason.STOP  # its last id says only that
+        stopped = rollout.finish_reason is FinishReason.STOP  # its last id says no more than that
         ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         problem = self.problems[rollout.problem_id]
@@ -114,32 +115,32 @@ class Scorer:
             raise RunStopped(
                 f"{failed} of a shard's {rows} responses could not be judged, more than "
                 f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
-                f"{reason}. Mend the reward, or raise --rewards.failure_limit; shards of rollouts "
-                "stay (where a reward's file or options change, add --force)"
+                f"{reason}. Fix the reward, or raise --rewards.failure_limit; shards of rollouts "
+                "stay (add --force if a reward's file or options change)"
             )
 
 
 def overlong_penalty(length: int, longest: int, buffer: float) -> float:
-    """min(0, -(length - (longest - buffer)) / buffer), all in tokens, and -1 beyond `longest`.
+    """Return min(0, -(length - (longest - buffer)) / buffer), all in tokens; -1 beyond `longest`.
 
-    DAPO (arXiv 2503.14476), its soft overlong punishment.
+    This is the soft overlong punishment of DAPO (arXiv 2503.14476).
     """
     return max(-1.0, min(0.0, -(length - (longest - buffer)) / buffer))
 
 
 def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
-    """How many groups have which share of right responses, "0.250" of four or of eight.
+    """Count the groups by their share of right responses, such as "0.250": 1 of 4, or 2 of 8.
 
-    Of the responses that count; a group with none of them is left out.
+    `groups` holds only the responses that count. A group without any is left out.
     """
     right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in groups]
     return dict(sorted(Counter(f"{k / n:.3f}" for k, n in right if n).items()))
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:
-    """Whether `scores` has `shard`, made of the very rollouts that `rollouts` has now.
+    """Return whether `scores` has the scores of exactly those rollouts that `rollouts` has now.
 
-    With `judge`, only where it made them.
+    With `judge`, the scores must be that judge's, or name no judge.
     """
     if shard not in rollouts or shard not in scores:
         return False

@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): which groups are trained on, how many are missing."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): which groups to train on, how many to sample more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.records import Status
 
-_SPARE = 1.1  # groups sampled over the expected need: another round costs more than a few groups
+_SPARE = 1.1  # times the expected need, because another round costs more than a few groups
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,20 @@ class Group:
 
 
 def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bool:
-    """Whether a group has right and other responses, whatever their rewards are shaped to.
+    """Return whether a group has both right and other responses, before any reward shaping.
 
-    Responses without a verdict, and those that are masked, do not count.
+    Responses without a verdict and masked responses do not count.
     """
     right = {status is Status.RIGHT for status in statuses if rewards.counts(status)}
     return len(right) == 2
 
 
 def batches(groups: Sequence[Group], size: int, wanted: int | None = None) -> list[list[Group]]:
-    """Full batches of `size` groups of different problems, at most `wanted`; others are left out.
+    """Return full batches of `size` groups of different problems, `wanted` of them at most.
 
-    Each group goes into the first batch that it fits, so that they keep their order; where fewer
-    batches become full so than could be, groups are dealt out anew.
+    Each group goes into the first batch that has room for it and lacks its problem, so groups keep
+    their order. If another arrangement fills more batches, the groups are dealt out that way
+    instead. Groups that fill no batch are left out.
     """
     possible = len(groups) // size if wanted is None else wanted
     full = _first_fit(groups, size)[:possible]
@@ -45,18 +46,18 @@ def batches(groups: Sequence[Group], size: int, wanted: int | None = None) -> li
 
 
 def _dealt(groups: Sequence[Group], size: int, count: int) -> list[list[Group]]:
-    """`count` full batches: problem by problem, the most frequent first, to one after another."""
+    """Return `count` full batches, dealing groups to them in turn, the commonest problem first."""
     by_problem: dict[int, list[Group]] = {}
     for group in groups:
         by_problem.setdefault(group.problem, []).append(group)
-    several = sorted(by_problem.values(), key=len, reverse=True)
-    cards = [group for of_one in several for group in of_one[:count]][: count * size]
+    commonest = sorted(by_problem.values(), key=len, reverse=True)
+    cards = [group for same in commonest for group in same[:count]][: count * size]
     return [cards[batch::count] for batch in range(count)]
 
 
 def _first_fit(groups: Iterable[Group], size: int) -> list[list[Group]]:
-    opened: list[dict[int, Group]] = []
-    first = 0  # before it all are full
+    opened: list[dict[int, Group]] = []  # batches: problem -> its group
+    first = 0  # all batches before this one are full
     for group in groups:
         place = first
         while place < len(opened) and (
@@ -72,9 +73,10 @@ def _first_fit(groups: Iterable[Group], size: int) -> list[list[Group]]:
 
 
 def further_groups(*, needed: int, kept: int, sampled: int, least: int, most: int) -> int:
-    """How many more groups to sample, where of `sampled` so far `kept` of the `needed` ones are.
+    """Return how many more groups to sample if `kept` of the `sampled` groups can be used so far.
 
-    Between `least` and `most`; by the share that was kept so far, as if one more of one more had.
+    `needed` groups are needed in all. The share of usable groups is taken to be (kept + 1) /
+    (sampled + 1). The result is between `least` and `most`.
     """
     share = (kept + 1) / (sampled + 1)
     return min(most, max(least, math.ceil(_SPARE * (needed - kept) / share)))

@@ -1,4 +1,4 @@
-"""Several engines over the shards that are missing: each takes the next one when it is free."""
+"""Sample shards with several engines: each takes the next missing shard as soon as it is free."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from queue import SimpleQueue
 from mugrpo.engines.base import Decoded
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 
-Wanted = tuple[int, Sequence[Draw]]  # a shard by its number, and its groups
+Wanted = tuple[int, Sequence[Draw]]  # a missing shard: its number and its groups
 Event = Decoded | tuple[int, SampledShard]
 
 
 class _Abandoned(Exception):
-    """Nobody waits for this shard any more."""
+    """Nobody is waiting for this shard any more."""
 
 
 def sampled_shards(
@@ -24,11 +24,11 @@ def sampled_shards(
     missing: Sequence[Wanted],
     on_decoded: Callable[[Decoded], None],
 ) -> Iterator[tuple[int, SampledShard]]:
-    """Every one of `missing` as it is made, with its number.
+    """Yield (number, sampled shard) for each of `missing`, as soon as it is sampled.
 
-    One sampler works in this thread; several in a thread each, whose engines have processes of
-    their own. `on_decoded` is called in this thread; what it raises, or one of the samplers, ends
-    them all.
+    A single sampler works in this thread. Several samplers work in one thread each, and their
+    engines in processes of their own. `on_decoded` is called in this thread. If it or a sampler
+    raises, all samplers stop.
     """
     if len(samplers) == 1:
         for number, groups in missing:
@@ -46,7 +46,7 @@ def sampled_shards(
 
 
 class _Crew:
-    """Samplers at work, each in a thread."""
+    """Samplers at work, each in a thread of its own."""
 
     def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Wanted]) -> None:
         self._pending = deque(missing)
@@ -59,7 +59,7 @@ class _Crew:
             thread.start()
 
     def events(self) -> Iterator[Event]:
-        """What they tell and make, until all are done; raises what one of them raised."""
+        """Yield what the samplers decode and finish until all are done; raise what one raises."""
         running = len(self._threads)
         while running:
             event = self._events.get()
@@ -71,7 +71,7 @@ class _Crew:
                 yield event
 
     def abandon(self) -> None:
-        """Let them end where they are, and wait until they have."""
+        """Stop the samplers as soon as possible, and wait for their threads to end."""
         self._abandoned.set()
         for thread in self._threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""What a stage's rollouts are like."""
+"""Statistics of a stage's rollouts."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 
 from mugrpo.disk.shards import ShardSet
 
-_HARDLY_ANY_SIGNAL = 0.9  # share of groups without reward variance from which a stage warns
+_HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no reward variance
 
 
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
-    """What a stage's rollouts are like, from the manifests alone.
+    """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Rollouts made elsewhere may lack occupancy, canary and seconds, older scores how many groups
-    have which share of right responses. `time/refresh` is what handing the weights to the engine
-    and checking it took, before the first rollout.
+    Rollouts made elsewhere may lack occupancy, canary gap and seconds; older scores may lack the
+    counts of groups by their share of right responses. `time/refresh` is the time to hand the
+    weights to the engine and check it, before the first rollout.
     """
-    made, judged = rollouts.entries(), scores.entries()
-    rows = sum(entry["rows"] for entry in made)
-    tokens = sum(entry["tokens"] for entry in made)
-    slots = sum(entry.get("slots", 0) for entry in made)
+    shards, judged = rollouts.entries(), scores.entries()
+    rows = sum(entry["rows"] for entry in shards)
+    tokens = sum(entry["tokens"] for entry in shards)
+    slots = sum(entry.get("slots", 0) for entry in shards)
     rewarded = sum(entry["rewarded"] for entry in judged)
-    gaps = [gap for entry in made if (gap := entry.get("canary_gap")) is not None]
-    refreshes = [seconds for entry in made if (seconds := entry.get("refresh_seconds")) is not None]
+    gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
+    refreshes = [
+        seconds for entry in shards if (seconds := entry.get("refresh_seconds")) is not None
+    ]
     groups = sum(entry["groups"] for entry in judged)
-    unvaried = sum(entry["zero_variance_groups"] for entry in judged)
+    without_variance = sum(entry["zero_variance_groups"] for entry in judged)
     statuses: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for entry in judged:
@@ -38,25 +40,25 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "occupancy": tokens / slots if slots else None,
         "canary_gap": max(gaps, default=None),
         "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
-        "zero_variance_share": unvaried / groups if groups else None,
+        "zero_variance_share": without_variance / groups if groups else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
         "time/refresh": sum(refreshes) / len(refreshes) if refreshes else None,
-        "time/generate": sum(entry.get("seconds", 0.0) for entry in made),
+        "time/generate": sum(entry.get("seconds", 0.0) for entry in shards),
         "time/score": sum(entry["seconds"] for entry in judged),
     }
 
 
 def described(refresh: dict[str, Any]) -> str:
-    """A stage's statuses in one line, with a warning where hardly a group has a gradient."""
+    """Return a stage's statuses in one line, and a warning if hardly any group has a gradient."""
     rows = refresh["rollouts"]
     counts = {key[7:]: n for key, n in refresh.items() if key.startswith("status/")}
     parts = [f"{name.replace('_', ' ')} {n} ({n / rows:.1%})" for name, n in counts.items()]
     text = f"  {rows} rollouts: {', '.join(parts)}"
-    unvaried = refresh["zero_variance_share"]
-    if unvaried is not None and unvaried >= _HARDLY_ANY_SIGNAL:
+    share = refresh["zero_variance_share"]
+    if share is not None and share >= _HARDLY_ANY_SIGNAL:
         text += (
-            f"\n  warning: in {unvaried:.0%} of the groups all rewards are equal; they give no "
+            f"\n  warning: in {share:.0%} of the groups all rewards are equal; they give no "
             "gradient. Problems are too hard or too easy for the model, or the reward never varies"
         )
     return text

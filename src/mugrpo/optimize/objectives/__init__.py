@@ -1,23 +1,23 @@
-"""Objectives: functions of tensors and numbers. One file an objective, found by its name.
+"""Objectives: functions of tensors and numbers, one file each, found by its name.
 
 Each file `NAME.py` here defines
 
     loss(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> (token losses, metrics)
 
-with logprobs, behavior_logprobs [B, T] float, advantages [B], mask [B, T] bool true on response
-tokens; token losses [B, T], to be minimized, and metrics a dictionary of [B, T] tensors whose
-means over the update's response tokens are logged. Advantages, masks, reduction and the step's
-size are not the objective's affair. And
+with logprobs and behavior_logprobs [B, T] float, advantages [B], and mask [B, T] bool, true on
+response tokens. The token losses are [B, T] and to be minimized. The metrics are a dictionary of
+[B, T] tensors, whose means over the update's response tokens are logged. Advantages, masks,
+reduction and the size of the step are decided elsewhere. The file also defines
 
-    METRICS = names of the metrics, so that an update in which nothing is computed logs zeros
+    METRICS = names of the metrics, so that an update that computes nothing logs zeros
 
 It may also define
 
     prepass(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> {name: [B, T] tensor}
-        called once an update, without gradient, with all its responses that are computed; what
-        it returns is handed to `loss` as further keyword arguments, cut to the micro-batch
+        called once per update, without gradient, with all responses that the update computes;
+        `loss` gets the tensors it returns as further keyword arguments, cut to the micro-batch
     NEEDS_ZERO_ADVANTAGES = True
-        where responses with advantage 0 have a gradient and so must be computed
+        if responses with advantage 0 have a gradient, so that they must be computed
 
 A file of your own (`objective.name = "file"`) defines the same; see docs/objectives.md.
 """
@@ -38,7 +38,7 @@ TokenTensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """What an objective's file defines, and the stored logprobs that it is handed."""
+    """What an objective's file defines, and the names of the stored logprobs that it needs."""
 
     loss: Callable[..., tuple[torch.Tensor, TokenTensors]]
     metrics: tuple[str, ...]
@@ -48,7 +48,7 @@ class Objective:
 
 
 def load_objective(name: str, file: Path | None = None, needs: tuple[str, ...] = ()) -> Objective:
-    """The objective `name`, or the one in `file`. Raises what importing it raises."""
+    """Return the objective `name`, or the one in `file`. Raises whatever importing it raises."""
     module = _module_of(file) if file else importlib.import_module(f"{__name__}.{name}")
     return Objective(
         loss=module.loss,

@@ -22,13 +22,13 @@ def loss(
 
         loss_t = -sg[prox_t / beta_t] min(q_t A, clip(q_t, low, high) A),   q_t = pi_t / prox_t
 
-    Batch size-invariance for policy optimization (arXiv 2110.00641); AReaL's objective
-    (arXiv 2505.24298). Equals GRPO where the proximal policy is the behavior policy.
+    From "Batch size-invariance for policy optimization" (arXiv 2110.00641); also AReaL's objective
+    (arXiv 2505.24298). Equals GRPO if the proximal policy is the behavior policy.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == proximal_logprobs.shape
     log_weight_BT = log_ratios(proximal_logprobs, behavior_logprobs).detach()
     log_ratio_BT = log_ratios(logprobs, proximal_logprobs)
-    log_product_BT = log_weight_BT + log_ratio_BT.detach()  # at most e^80, as every ratio is
+    log_product_BT = log_weight_BT + log_ratio_BT.detach()  # limited to e^80, as every ratio is
     weight_BT = (log_weight_BT - (log_product_BT - LARGEST).clamp(min=0)).exp()
     ratio_BT = log_ratio_BT.exp()
     surrogate_BT, clipped_BT = ppo_min(ratio_BT, advantages[:, None], *ratio_clip)

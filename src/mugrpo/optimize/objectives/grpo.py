@@ -23,21 +23,21 @@ def loss(
     clip_center: Literal["behavior", "proximal"] = "behavior",
     proximal_logprobs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The PPO min form with one advantage for a whole response (arXiv 2402.03300, eq. 3):
+    """The PPO min form with one advantage per response (arXiv 2402.03300, eq. 3):
 
         loss_t = -min(r_t A, clip(r_t, low, high) A),   r_t = exp(logprobs - behavior_logprobs)
 
-    level "sequence": r_t is exp(mean over t of log r_t) (GSPO, arXiv 2507.18071).
-    clip_center "proximal": the interval is moved from 1 to r' = proximal / behavior, as
-    [max(r' - (1 - low), 0), r' + (high - 1)] (off-policy GRPO, arXiv 2505.22257; per token, which
-    is inferred from its code). Where the proximal policy is the policy it never clips.
-    With dual clip c (arXiv 1912.09729) a token with A < 0 has loss_t <= -c A.
+    With level "sequence", r_t is exp(mean over t of log r_t) (GSPO, arXiv 2507.18071).
+    With clip_center "proximal", the interval is placed around r' = proximal / behavior instead of
+    1: [max(r' - (1 - low), 0), r' + (high - 1)] (off-policy GRPO, arXiv 2505.22257; that r' is per
+    token is inferred from its code). It never clips if the proximal policy is the policy itself.
+    With dual clip c (arXiv 1912.09729), a token with A < 0 has loss_t <= -c A.
 
-    Equals TRL's `_compute_loss` for loss_type "grpo" or "dapo", epsilon = 1 - low, epsilon_high =
-    high - 1, and importance_sampling_level "sequence"; there a correction that weighs tokens
-    differently and a corrected KL term differ, as TRL gives every token the response's gradient and
-    ratio. TRL's `delta` bounds r before the clip, for
-    both signs of A; it equals our c where c >= high.
+    Equals TRL's `_compute_loss` with loss_type "grpo" or "dapo", epsilon = 1 - low and
+    epsilon_high = high - 1. Level "sequence" equals TRL's importance_sampling_level "sequence",
+    except with a correction that weights tokens differently or with a corrected KL term: there TRL
+    gives every token the gradient and ratio of the response. TRL's `delta` bounds r before the
+    clip, for both signs of A; it equals our c if c >= high.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low: float | torch.Tensor

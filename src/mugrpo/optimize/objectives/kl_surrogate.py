@@ -7,7 +7,7 @@ import torch
 from mugrpo.optimize.ratios import log_ratios
 
 METRICS = ("kl_penalty",)
-NEEDS_ZERO_ADVANTAGES = True  # the penalty's
+NEEDS_ZERO_ADVANTAGES = True  # for the penalty
 
 
 def loss(
@@ -18,13 +18,14 @@ def loss(
     *,
     penalty: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What the constrained problem of off-policy GRPO (arXiv 2505.22257) leads to, without a clip:
+    """The unclipped surrogate of off-policy GRPO's constrained problem (arXiv 2505.22257):
 
         loss_t = -r_t A + penalty (r_t log r_t - r_t + 1)
 
-    The second term is at least 0, and its mean over the behavior policy's samples is
-    KL(policy || behavior) of the next token; so is the mean of its gradient. `penalty` = 0 is the
-    plain surrogate. A mask or a correction takes and weighs this term with the rest of the loss.
+    The second term is at least 0. Its mean over the behavior policy's samples is
+    KL(policy || behavior) of the next token, and its mean gradient is that of this divergence.
+    With `penalty` = 0 this is the plain surrogate. Masks and corrections apply to this term as to
+    the rest of the loss.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

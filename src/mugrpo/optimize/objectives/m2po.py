@@ -1,4 +1,4 @@
-"""M2PO: trust by the second moment of the log ratio. B responses, T tokens."""
+"""M2PO: a trust region by the second moment of the log ratio. B responses, T tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def prepass(
     *,
     second_moment_limit: float,
 ) -> dict[str, torch.Tensor]:
-    """The tokens that M2PO keeps, over all responses of an update: {"keep": [B, T] bool}.
+    """Return the tokens that M2PO keeps, among all responses of an update: {"keep": [B, T] bool}.
 
         T = tokens with (A > 0, r > 1) or (A < 0, r < 1)
         while mean over T of (log r)^2 > limit: mask the token with the largest, drop it from T
 
-    Masking the largest one by one ends at the longest ascending prefix whose mean is within the
-    limit, which is how it is computed. Among equal values the later token goes first.
+    Masking the largest one at a time leaves the longest prefix, in ascending order, whose mean is
+    within the limit; that is how it is computed. Among equal values the later token is masked
+    first.
     """
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
@@ -43,10 +44,10 @@ def loss(
     second_moment_limit: float,
     keep: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """M2PO as its paper (arXiv 2510.01161) has it: loss_t = -keep_t r_t A, without a clip.
+    """M2PO as its paper (arXiv 2510.01161) defines it: loss_t = -keep_t r_t A, without a clip.
 
-    Equals GRPO with the interval [0, inf) when the limit is never reached. The released code does
-    something else: see m2po_released.
+    Equals GRPO with the interval [0, inf) if the limit is never exceeded. The released code does
+    something else, see m2po_released.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
     ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()

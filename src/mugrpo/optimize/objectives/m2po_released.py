@@ -1,4 +1,4 @@
-"""M2PO as its code was released. B responses, T tokens."""
+"""M2PO as in its released code. B responses, T tokens."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def prepass(
     *,
     second_moment_limit: float,
 ) -> dict[str, torch.Tensor]:
-    """The cap t of |log r| over all responses of an update: {"cap": [B, T], one number everywhere}.
+    """Return the cap t on |log r| for all responses of an update: {"cap": [B, T], all equal}.
 
         T = tokens with (A > 0, r > 1) or (A < 0, r < 1)
-        sum over T of min((log r)^2, t^2) = limit x |T|;   no cap where the sum without is less
+        sum over T of min((log r)^2, t^2) = limit x |T|;   no cap if the sum without one is less
 
-    In ascending order of (log r)^2 the sum with the cap at the k-th is a prefix sum and a constant
-    tail, so t follows from the first k at which it passes the limit.
+    With (log r)^2 in ascending order, the sum capped at the k-th value is a prefix sum plus a
+    constant tail. So t follows from the first k at which this sum exceeds limit x |T|.
     """
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
@@ -49,11 +49,11 @@ def loss(
     second_moment_limit: float,
     cap: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The PPO min form whose interval follows from the second moment: not M2PO's paper.
+    """The PPO min form with an interval derived from the second moment, unlike M2PO's paper:
 
         loss_t = -min(r_t A, clip(r_t, e^-cap, e^cap) A),   cap from `prepass`
 
-    Equals GRPO with the interval [0, inf) when the limit is never reached.
+    Equals GRPO with the interval [0, inf) if the limit is never exceeded.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == cap.shape
     ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()

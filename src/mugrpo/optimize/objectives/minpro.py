@@ -17,12 +17,12 @@ def loss(
     *,
     ratio_clip: tuple[float, float],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The PPO min form on the token's ratio times the smallest one before it:
+    """The PPO min form on the token's ratio times the smallest ratio before it:
 
         w_t = r_t sg[min over j < t of r_j],   w_1 = r_1;   loss_t = -min(w_t A, clip(w_t) A)
 
-    As others describe MinPRO; the PPO form around it is inferred. Equals GRPO for responses of one
-    token.
+    This is MinPRO as others describe it; the PPO form around w is inferred. Equals GRPO for
+    responses of one token.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

@@ -1,4 +1,4 @@
-"""PNPO: the prefix's geometric mean ratio. B responses, T tokens."""
+"""PNPO: the geometric mean of a prefix's ratios. B responses, T tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def loss(
 
         w_t = exp(mean over j <= t of log r_j);   loss_t = -min(w_t A, clip(w_t) A)
 
-    With `stop_gradient`: loss_t = -sg[w_t] A log pi_t where the clip lets it pass, else 0. As
-    others describe PNPO; the PPO form around it is inferred. Equals GRPO for responses of one
-    token. With the gradient through w a token's own gradient at ratio 1 is A (1/j + ... + 1/T).
+    With `stop_gradient`, loss_t = -sg[w_t] A log pi_t if the clip lets the token pass, else 0. This
+    is PNPO as others describe it; the PPO form around w is inferred. Equals GRPO for responses of
+    one token. Without `stop_gradient`, token j's own gradient has the weight A (1/j + ... + 1/T) at
+    ratio 1.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

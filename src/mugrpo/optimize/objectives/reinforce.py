@@ -17,8 +17,8 @@ def loss(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """loss_t = -A log pi_t.
 
-    With `advantage.name = "asymre"` it is AsymRE (arXiv 2506.20520): a baseline below the mean
-    reward makes it improve without any correction; from delta >= 0 on its support collapses.
+    With `advantage.name = "asymre"` this is AsymRE (arXiv 2506.20520). With a baseline below the
+    mean reward it improves without any correction; with delta >= 0 the policy's support collapses.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     return -advantages[:, None] * finite(logprobs), {}

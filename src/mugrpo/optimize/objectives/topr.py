@@ -15,12 +15,12 @@ def loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """REINFORCE whose negative responses are weighed by their ratio, at most 1:
+    """REINFORCE with negative responses weighted by their ratio, but at most by 1:
 
-        loss_t = -w A log pi_t,   w = 1 where A > 0, else sg[min(prod_t r_t, 1)]
+        loss_t = -w A log pi_t,   w = 1 if A > 0, else sg[min(prod_t r_t, 1)]
 
-    TOPR (arXiv 2503.14286), its canonical form. With rewards of 0 and 1 the negatives need
-    an advantage below 0: `advantage.name = "shifted"`. Where every ratio is 1 it equals REINFORCE.
+    This is TOPR (arXiv 2503.14286) in its canonical form. With rewards of 0 and 1, wrong responses
+    need an advantage below 0: `advantage.name = "shifted"`. Equals REINFORCE if every ratio is 1.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_product_B1 = (log_ratios(logprobs, behavior_logprobs) * mask).sum(-1, keepdim=True)
