@@ -86,6 +86,7 @@ class MetricsLog:
 
     def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
         """Replace the file's content with `lines` and open it for appending."""
+        assert self._path != Path(os.devnull), "a rank that does not write has no line to replace"
         kept = list(lines)
         with publish_file(self._path) as file:
             for line in kept:
