@@ -1,6 +1,6 @@
 """One stage of Mu-GRPO, from a prompt to AdamW's step.
 
-    python examples/one_stage.py                        less than a minute on two cores
+    python examples/one_stage.py                        ten seconds of a core
     python examples/one_stage.py --optimizer.lr 5e-5    with other options of `mugrpo train`
 
 A stage samples all its rollouts at once. Then it makes many updates on them, while the policy
