@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from tests.test_layers import FLOORS, HOUSE
 
 ROOT = Path(__file__).parents[1]
