@@ -1,0 +1,98 @@
+"""README, CONTRIBUTING.md and docs: the trees are the floors', and what they name is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.test_layers import FLOORS, HOUSE
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "log.md"),
+]
+OF_OTHERS = "## Side by side"  # behind it, architecture.md names what other projects have
+EXAMPLE = "sapo"  # what CONTRIBUTING.md adds
+_DOTTED = re.compile(r"`(mugrpo(?:\.\w+)+)`")
+_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|toml|md|sh|json))`")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text().partition(OF_OTHERS)[0]
+
+
+def rooms_in_tree(page: Path) -> list[str]:
+    """The first words of the tree below src/mugrpo, at its outermost indent."""
+    block = max(re.findall(r"(?:^(?: {4}.*)?\n)+", page.read_text(), re.MULTILINE), key=_rooms)
+    lines = [line for line in block.splitlines() if re.match(r" +[\w/.]+", line)]
+    if "src/mugrpo/" in block:
+        below = block[block.index("src/mugrpo/") :].splitlines()[1:]
+        lines = [line[2:] for line in below if line.startswith(" " * 6)]
+    named = [re.match(r" {4}((?:\w+(?:\.py|/) ?)+)", line) for line in lines]
+    return [word for match in named if match for word in match[1].split()]
+
+
+def _rooms(block: str) -> int:
+    return sum(f" {room}" in block for floor in FLOORS for room in floor.split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_the_tree_has_the_rooms_floor_by_floor_from_the_top(page: str):
+    rooms = [word.removesuffix("/").removesuffix(".py") for word in rooms_in_tree(ROOT / page)]
+    floors = [floor.split() for floor in reversed(FLOORS)]
+    assert sorted(rooms) == sorted(room for floor in floors for room in floor)
+    floor_of = {room: number for number, floor in enumerate(floors) for room in floor}
+    assert [floor_of[room] for room in rooms] == sorted(floor_of[room] for room in rooms)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_dotted_name_is_a_module_or_in_one(page: Path):
+    assert [name for name in _DOTTED.findall(text_of(page)) if not _is_there(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_is_there(page: Path):
+    """From the root or from src/mugrpo; paths of a run, or of a reader's own, have no such form."""
+    paths = [path for path in _PATH.findall(text_of(page)) if not _of_a_reader(path)]
+    missing = [path for path in paths if not ((ROOT / path).exists() or (HOUSE / path).exists())]
+    assert missing == []
+
+
+def test_names_that_are_not_there_are_found():
+    assert _is_there("mugrpo.disk.shards.ROLLOUT_SCHEMA") and _is_there("mugrpo.rollouts.score")
+    assert not _is_there("mugrpo.shards.ROLLOUT_SCHEMA") and not _is_there("mugrpo.disk.shards.No")
+    assert _PATH.findall("see `disk/shards.py` and `a.py`") == ["disk/shards.py"]
+
+
+def _of_a_reader(path: str) -> bool:
+    return path.startswith(("runs/", "RUN/", "stages/0", ".venv")) or any(
+        word in path for word in ("NAME", EXAMPLE)
+    )
+
+
+def _is_there(name: str) -> bool:
+    parts = name.split(".")[1:]
+    for length in range(len(parts), 0, -1):
+        place = HOUSE.joinpath(*parts[:length])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.exists():
+            return length == len(parts) or parts[length] in _defined(file)
+    return False
+
+
+@cache
+def _defined(file: Path) -> frozenset[str]:
+    """The names that a module binds at its top."""
+    bound = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            bound.add(node.name)
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            if isinstance(target, ast.Name):
+                bound.add(target.id)
+    return frozenset(bound)
