@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Bad input. One or two sentences name the place and the way out. Exit status 2."""
+    """Bad input. The message names the place and the way out. Exit status 2."""
 
 
 class RunStopped(Exception):
-    """A stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
+    """A stop of a run that can be resumed. Exit status 3, and the command that resumes it."""
 
 
 class Interrupted(RunStopped):
-    """A stop by a signal."""
+    """A stop by a signal, or because the run asked its ranks to stop."""

@@ -28,8 +28,8 @@ def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
 class MetricsLog:
     """The metrics file at `path`, open for appending. Lines past `update` are removed first.
 
-    `also` is called with the kind, update and values of every line written. Without a path nothing
-    is kept: that is the log of a rank that does not write.
+    `also` is called with the kind, update and values of every line written. Without a path, no line
+    is kept: a rank that does not write has such a log.
     """
 
     def __init__(
@@ -50,7 +50,10 @@ class MetricsLog:
         return (kind, update) in self._seen
 
     def append(self, kind: str, update: int, **values: Any) -> None:
-        """Append one line. A number that is not finite becomes null: JSON has no name for it."""
+        """Append one line. A number that is not finite becomes null, as JSON cannot express it.
+
+        Raises RunStopped if the disk is full.
+        """
         passing(f"before a line of {kind}", self._path)
         self._seen.add((kind, update))
         line = _encode({"kind": kind, "update": update, **values})
@@ -63,7 +66,7 @@ class MetricsLog:
     def put(self, kind: str, update: int, **values: Any) -> bool:
         """Write one line, in place of the line of this `kind` and `update` if there is one.
 
-        Return False if the very same line is there already.
+        Return whether the file changed: False if the very same line is there already.
         """
         if not self.has(kind, update):
             self.append(kind, update, **values)

@@ -1,7 +1,7 @@
 """Publish files and folders atomically, and report a full disk in one sentence.
 
-To publish is to write `name.tmp.PID`, fsync it, rename it and fsync its folder. So a path without
-`.tmp.` in its name is complete.
+To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
+without `.tmp.` in its name is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ SUMS = "sha256.json"
 
 
 def remove_unfinished(root: Path) -> list[Path]:
-    """Remove and return what killed processes left unpublished. The caller holds the run's lock."""
+    """Remove what killed processes left unpublished, and return its paths.
+
+    The caller must hold the lock of `root`.
+    """
     removed = []
     for path in sorted(root.rglob("*.tmp.*")):
         if path.suffix[1:].isdigit() and path.exists():  # not inside a folder just removed
@@ -85,14 +88,14 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 
 def seal_folder(folder: Path) -> None:
-    """Store the checksum of every file in `folder`. Call this before the folder is published."""
+    """Store the checksums of a folder's files in it. Call this before publishing the folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = {str(file.relative_to(folder)): sha256_of(file) for file in files}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
 
 
 def sealed_folder_fault(folder: Path) -> str | None:
-    """Return what is wrong with a sealed folder, or None."""
+    """Return what is wrong with a sealed folder, or None if its files match their checksums."""
     try:
         sums = dict(json.loads((folder / SUMS).read_text()))
     except (OSError, ValueError, TypeError):
@@ -128,8 +131,8 @@ def sha256_of(path: Path) -> str:
 def full_disk_explained(path: Path) -> Iterator[None]:
     """Raise RunStopped, in one sentence, if the disk fills up in the block.
 
-    The half-written files are removed. Libraries such as safetensors wrap the system's error in
-    their own, so the error's text counts too.
+    Unfinished files next to `path` are removed. Libraries such as safetensors wrap the system's
+    error in their own, so the error's text counts too.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The plain records that every layer shares: problems, rollouts, scores. No torch here.
+"""The plain records that every layer shares: problems, rollouts, scores. They do not need torch.
 
 P prompt tokens, T response tokens.
 """
@@ -21,7 +21,7 @@ class Problem:
     """A question with its reference answer. `id` is unique within a data set.
 
     `prompt` is text, or the turns of a conversation in order. `columns` holds the other columns of
-    the data set, as they were read; reward functions are called with them.
+    the data set, unchanged. Reward functions are called with them.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Problem:
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """The reason that a response ended."""
 
     STOP = "stop"  # the end-of-sequence token was sampled; it is the response's last id
     LENGTH = "length"  # max_new_tokens reached: the response is truncated
@@ -48,7 +48,7 @@ class Answer:
 
 
 class Status(StrEnum):
-    """The outcome of scoring a rollout. A failure is a status, never a reward of 0."""
+    """The outcome of scoring a rollout. A failure to score is a status, never a reward of 0."""
 
     RIGHT = "right"
     WRONG = "wrong"

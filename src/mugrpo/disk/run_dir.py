@@ -1,9 +1,10 @@
-"""The paths of a run, and its lock. No other file spells out a path.
+"""The paths of a run, and its lock. Other modules should take paths from here.
 
     RUN/
       config.json                         resolved config and provenance
+      origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
-      metrics.jsonl                       one flat object per update, evaluation or refresh
+      metrics.jsonl                       one flat object per event (see `metrics`)
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs
@@ -12,8 +13,9 @@
       evaluations/update-000064/          rollouts and scores of the held-out problems
       samples/update-000064.json          a few rollouts of an update, token by token
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
-      handed_over/update-000064/          weights for engines that run in processes of their own
+      handed_over/update-000064/          weights for engines in other processes
       logs/engine-0.log                   output of such a process
+      logs/ranks/                         output of the ranks
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -47,7 +49,7 @@ class RunDir:
         self.config = root / "config.json"
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
-        self.origin = root / "origin.json"  # of a run on another run's rollouts, see bakeoff
+        self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self._lock = root / "lock"
 
     def stage(self, stage: int) -> Path:
@@ -95,7 +97,7 @@ class RunDir:
             stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
             return tuple(int(start) for start in stored["starts"])
         except (OSError, ValueError, KeyError, TypeError):
-            return (0,)  # no checkpoint yet, or a damaged one, which is not loaded either
+            return (0,)  # no checkpoint yet, or a damaged one, which is never loaded
 
     def stages(self) -> list[int]:
         """Return the numbers of the stages that have a folder."""
@@ -106,7 +108,7 @@ class RunDir:
         return self.root / "evaluations" / f"update-{update:06d}"
 
     def bakeoff(self, stage: int) -> Path:
-        """Return the folder in which methods are compared on a stage: it has a run per method."""
+        """Return the folder in which methods are compared on a stage. It has a run per method."""
         return self.root / "bakeoff" / f"stage-{stage:03d}"
 
     def samples(self, update: int) -> Path:

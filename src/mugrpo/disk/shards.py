@@ -1,4 +1,4 @@
-"""Records as parquet shards with a manifest and checksums: all that the two halves share.
+"""Records as parquet shards with a manifest and checksums: what the steps of a stage exchange.
 
 A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
 
@@ -108,7 +108,7 @@ class ShardSet:
         self._publish_manifest()
 
     def forget(self, shard: int) -> None:
-        """Remove `shard` from the manifest, so that it is made again."""
+        """Remove `shard` from the manifest, so that it is written again."""
         del self._entries[shard]
         self._publish_manifest()
 
@@ -193,7 +193,7 @@ class RowReader:
 def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
     """Publish `rollouts` as `shard`.
 
-    Raises ValueError if a rollout is empty, or has more ids than logprobs or fewer.
+    Raises ValueError if a response is empty, or if it has more or fewer ids than logprobs.
     """
     for r in rollouts:
         if len(r.response_ids) != len(r.behavior_logprobs) or len(r.response_ids) == 0:
@@ -280,8 +280,8 @@ def write_plan(
 ) -> None:
     """Publish the batch plan of a stage: the (shard, row) of every rollout of each batch.
 
-    A group's rollouts stand side by side. Filters, refills and sampling choose rows in the plan and
-    never change a shard. Raises ValueError if a batch has no rows.
+    A group's rollouts are adjacent. Filters, refills and sampling choose rows in the plan and never
+    change a shard. Raises ValueError if a batch has no rows.
     """
     if not all(batches):
         raise ValueError("a batch of the plan has no rows: an update needs at least one group")

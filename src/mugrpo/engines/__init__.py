@@ -60,12 +60,12 @@ def make_engines(
 ) -> list[Engine]:
     """Return the run's engines.
 
-    There is one in this process, or one for each engine process, here or on a cluster, or one for
-    each server on the network.
+    That is one engine in this process, one for each engine process (here or on a cluster), or one
+    for each server on the network.
 
     `vocabulary` is the model's. `policy` is needed only if `config.engine_in_process`. `log` maps a
-    process's name to the file that takes its output. `check` raises if the run is to stop. Raises
-    UsageError if there are too few GPUs.
+    process's name to its log file. `check` raises if the run is to stop. Raises UsageError if there
+    are too few GPUs, or if Ray is not installed, does not answer or has too few CPUs.
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
@@ -115,10 +115,10 @@ def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
 
 
 def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
-    """Return a function that starts process `number`, here or on the cluster."""
+    """Return a function that starts engine process `number`, here or on the cluster."""
     options = config.engine
     if isinstance(config.backend, RayBackend):
-        from mugrpo.engines.actor import ActorPeer  # only runs on Ray need it
+        from mugrpo.engines.actor import ActorPeer  # imported here: only runs on Ray need it
 
         connected(config.backend)  # in this thread: a Ray started by the run ends with its thread
         return partial(ActorPeer, host, config.backend)

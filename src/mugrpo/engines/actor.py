@@ -19,7 +19,10 @@ from mugrpo.processes.peer import TICK, Peer, PeerLost
 
 
 class Relay:
-    """The actor. If the process is lost or cannot be started, `hear` reports it."""
+    """The actor: it starts the engine process and relays its messages.
+
+    `hear` reports a process that is lost or cannot be started.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -50,9 +53,9 @@ class Relay:
 
 
 class ActorPeer:
-    """A peer on another machine, which ends with its actor.
+    """A peer on a machine that Ray chooses. It ends with its actor.
 
-    It may stay silent for any time until the actor has been placed on a machine.
+    Its silence counts from the actor's first answer, because placing the actor may take any time.
     """
 
     def __init__(self, host: Host, options: RayBackend) -> None:

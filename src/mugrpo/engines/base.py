@@ -34,7 +34,7 @@ class Decoded:
     """The responses that an engine has finished since its last report."""
 
     completions: Sequence[tuple[int, Completion]]  # (index of the request, completion)
-    slots: int  # token positions computed since then, idle and padded ones included
+    slots: int  # response positions computed since then, with idle and padded ones if known
 
 
 class Engine(Protocol):

@@ -60,10 +60,14 @@ class SlotCache:
         self.prompt_S = np.zeros(slots, np.int64)  # the prompt of each slot
         self.length_U = np.zeros(0, np.int64)  # tokens of each prompt
         self.step: _Step | None = None
-        self._groups: tuple[torch.Tensor, torch.Tensor, int] | None = None  # `_Step`'s, and M
+        # `members` and `back` of `_Step`, and M
+        self._groups: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     def begin(self, rows: Places, prompt: list[KeysValues]) -> None:
-        """Start responses to `prompt`, the keys and values of each layer, in the slots `rows`."""
+        """Start responses to one prompt in the slots `rows`.
+
+        `prompt` holds the prompt's keys and values in each layer.
+        """
         length, row = prompt[0][0].shape[1], len(self.length_U)
         if not self.layers:
             self.layers = [self._layer(keys) for keys, _ in prompt]
@@ -78,7 +82,8 @@ class SlotCache:
     def close(self, source: Places, target: Places, active: int, live: int) -> None:
         """Move the slots `source` to `target`, then keep only the first `active` slots.
 
-        No remaining slot has more than `live` response tokens. Prompts without a slot are dropped.
+        No remaining slot may have more than `live` response tokens. Prompts without a slot are
+        dropped.
         """
         blocks = -(-live // BLOCK)
         if len(target):
@@ -103,7 +108,7 @@ class SlotCache:
         """Prepare a step that decodes a token in each of the first A slots.
 
         `response_A` is the token's index in its response, from 0. Return the tokens' positions in
-        their sequences, [A], from 0 too.
+        their sequences, [A], also from 0.
         """
         active = len(response_A)
         blocks = int(response_A.max()) // BLOCK + 1
@@ -231,7 +236,7 @@ def attention(
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for one new token per slot, called by Hugging Face models.
+    """Return the attention output for one new token per slot. Hugging Face models call this.
 
     `query` is [A, heads, 1, D], `key` and `value` are [A, H, 1, D]; the output is [A, 1, heads, D].
     Raises ValueError if the model requires a kind of attention that is not supported.

@@ -1,8 +1,8 @@
 """Continuous batching over a Hugging Face model: a slot is refilled as soon as it is free.
 
 The prompt that a group's responses share is computed once and stored once in the cache. Each step
-decodes one token for every active slot. Active slots are always the first ones: if one ends, the
-last active slot moves into its place.
+decodes one token for every active slot. Active slots are always the first ones: if a response ends,
+the last active slot moves into its place.
 
 Suffixes: A active slots, S slots, T response tokens, U prompts, P prompt tokens (left-padded),
 V vocabulary.
@@ -83,7 +83,10 @@ def unfit(policy: Policy) -> str | None:
 
 @contextmanager
 def _evaluating(policy: Policy) -> Iterator[None]:
-    """Put the model in evaluation mode: in training mode, gradient checkpointing bars a cache."""
+    """Put the model in evaluation mode within the block.
+
+    In training mode, gradient checkpointing rules out a cache.
+    """
     was_training = policy.model.training
     policy.model.eval()
     try:
@@ -177,9 +180,12 @@ class _Sequences:
 
     @torch.inference_mode()
     def advance(self) -> Decoded:
-        """Fill the free slots, then decode one token in every active slot."""
+        """Fill the free slots, then decode one token in every active slot.
+
+        Return the responses that finished, and the response positions computed.
+        """
         begun = self._admit()
-        finished = self._take_finished() if begun else []  # those that end with their first token
+        finished = self._take_finished() if begun else []  # ended by their first token
         if not self.active:
             return Decoded(finished, begun)
         rows = np.arange(self.active)

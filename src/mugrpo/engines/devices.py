@@ -10,7 +10,7 @@ from mugrpo.disk.errors import UsageError
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES."""
+    """Return the names, as in CUDA_VISIBLE_DEVICES, of the GPUs that this process may use."""
     if not torch.cuda.is_available():
         return []
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -20,7 +20,8 @@ def visible_gpus() -> list[str]:
 def own_part(number: int, reserved: int) -> dict[str, str]:
     """Return the environment that gives process `number` of our own engine its GPU.
 
-    The first `reserved` GPUs are used last. Processes may share a GPU.
+    The first `reserved` GPUs are used last. Processes may share a GPU. Without GPUs, the
+    environment is empty.
     """
     gpus = visible_gpus()
     return {"CUDA_VISIBLE_DEVICES": gpus[(reserved + number) % len(gpus)]} if gpus else {}

@@ -61,7 +61,7 @@ class HFEngine(SharedModel):
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
         was_training = policy.model.training
-        policy.model.eval()  # in training mode, gradient checkpointing bars a cache
+        policy.model.eval()  # in training mode, gradient checkpointing rules out a cache
         for t in range(max_new_tokens):
             with policy.autocast():
                 logits_BV = policy.model(
@@ -97,7 +97,7 @@ class HFEngine(SharedModel):
         return DynamicCache(config=config)
 
     def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
-        """Cut each row after its first stop id. A row without one was truncated."""
+        """Return each row, cut after its first stop id. A row without one was truncated."""
         ids, logprobs = ids_BT.cpu().numpy().astype(np.int32), logprobs_BT.cpu().numpy()
         stops = np.isin(ids, self.policy.stop_ids)
         completions = []

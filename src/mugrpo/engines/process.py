@@ -1,4 +1,4 @@
-"""An engine in a process of its own: the run sends it requests, and restarts it if it dies.
+"""An engine in its own process: the run sends it requests, and restarts it if it dies.
 
 The process runs `worker.py`, possibly under an interpreter with a different environment. Its
 answers are validated before use.
@@ -27,7 +27,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Host:
-    """How to start a process of the engine, its first message, and what it can do."""
+    """How to start an engine process, its first message, and what it can do."""
 
     python: str | None  # the interpreter; None for this one
     setup: dict[str, Any]  # the first message: backend and its options, as JSON values
@@ -40,7 +40,10 @@ class Host:
     gpus: int = 1  # GPUs that it uses, if there are any
 
     def start(self) -> Peer:
-        """Start the process on this machine. Raises UsageError if the interpreter cannot be run."""
+        """Start the process on this machine and return its peer.
+
+        Raises UsageError if the interpreter cannot be run.
+        """
         python = self.python or sys.executable
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -88,7 +91,7 @@ class RemoteEngine:
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """Prepare an engine whose process `start` starts from `host`, at the first refresh.
+        """Prepare an engine. `start` starts its process, which `host` describes, when it is needed.
 
         `notify` reports restarts. `check` is called while the process loads weights, and raises if
         the run is to stop.
@@ -102,7 +105,7 @@ class RemoteEngine:
         self._loaded_key: str | None = None  # update and path of the weights that the process has
         self._update: int | None = None
         self._weights = ""
-        self._restarts = 0  # since the last refresh
+        self._restarts = 0  # processes lost since the last new weights
 
     @property
     def gpus(self) -> int:
@@ -110,7 +113,11 @@ class RemoteEngine:
         return self._host.gpus
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`. Raises RunStopped if the process cannot be started."""
+        """See `Engine.refresh`.
+
+        Raises UsageError if the process cannot be started, RunStopped if it is lost too often, and
+        the failure that it reports (`peer.raise_failure`) if it cannot load the weights.
+        """
         if update != self._update:
             self._update, self._weights = update, weights()
             self._restarts = 0
@@ -127,7 +134,7 @@ class RemoteEngine:
         """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
 
         If the process is lost, a new one generates the missing responses. An exact engine repeats
-        all requests, so that its completions equal those that the lost process would have given.
+        all requests, so that its completions equal those that the lost process would have sent.
         Raises RunStopped if the process is lost too often or returns malformed completions.
         """
         missing = set(range(len(requests)))
@@ -151,7 +158,7 @@ class RemoteEngine:
                 self.close()
 
     def rest(self) -> None:
-        """See `Engine.rest`. Ends a process that cannot load new weights."""
+        """See `Engine.rest`. Ends the process if it cannot load new weights."""
         if not self._host.reloads:
             self.close()
 
@@ -180,7 +187,7 @@ class RemoteEngine:
     def _messages(process: Started) -> Iterator[Any]:
         """Yield the messages of the process, and None whenever it is silent for `peer.TICK`.
 
-        Raises PeerLost if the process is lost, and the error that it reports if its work failed.
+        Raises PeerLost if the process is lost, and the failure that it reports if its work failed.
         """
         while True:
             if (message := process.hear()) is not None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.policy import Policy
 
-_BLOCK = 256  # tokens per block of the vocabulary, whose probabilities are first added up as one
+_BLOCK = 256  # tokens per block of the vocabulary; a block's probabilities are added up first
 
 
 def uniforms(seeds: Sequence[int], length: int) -> NDArray[np.float64]:
@@ -33,7 +33,7 @@ def sample(
     """Sample token ids [B] and return them with their logprobs [B].
 
     The distribution is softmax(logits / temperature). The token of a row is the first one at which
-    the cumulative distribution function exceeds the row's uniform. The function is computed in
+    the cumulative distribution function exceeds the row's uniform. The function is accumulated in
     float64, first over blocks of the vocabulary, then within one block. A token of probability 0 is
     never returned. Rows without a distribution (NaN logits) get a NaN logprob.
     """
@@ -59,7 +59,7 @@ def sample(
 
 
 def refuse_nan(logprobs_B: torch.Tensor, policy: Policy) -> None:
-    """Raise RunStopped if a row had no distribution to draw from."""
+    """Raise RunStopped if a logprob is NaN, which means that its row had no distribution."""
     if logprobs_B.isnan().any():
         raise RunStopped(
             f"the policy after update {policy.update} gives NaN logits; continue from an "

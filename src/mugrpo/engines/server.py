@@ -1,7 +1,7 @@
 """A running vLLM server (OpenAI-compatible) as an engine: token ids in, ids and logprobs out.
 
-It must report logprobs after the temperature (`vllm serve --logprobs-mode processed_logprobs`). At
-any temperature other than 1, the canary detects a server that does not.
+Its logprobs must include the temperature (`vllm serve --logprobs-mode processed_logprobs`). At any
+temperature other than 1, the canary detects a server whose logprobs do not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEUTRAL = {
 
 
 class ServerEngine:
-    """An engine on a running server. The server is not the run's own, so it is never stopped."""
+    """An engine on a running server. The run did not start the server and never stops it."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ServerEngine:
         self._model = ""
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`. Runs the command that hands the weights over.
+        """See `Engine.refresh`. Runs the hand-over command, if there is one.
 
         Raises RunStopped if the command fails or the server does not answer.
         """
@@ -110,7 +110,10 @@ class ServerEngine:
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Raises RunStopped if the server refuses or does not answer."""
+        """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
+
+        Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
+        """
 
         waiting: SimpleQueue[tuple[int, Request]] = SimpleQueue()
         outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
@@ -180,7 +183,7 @@ class ServerEngine:
         )
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return the server's answer, parsed from JSON.
+        """Return the server's answer to `body` (or to a GET without one), parsed from JSON.
 
         If the server does not answer, try again up to `restarts` times. Raises RunStopped if that
         fails, or if the server answers with an error.

@@ -15,7 +15,7 @@ from mugrpo.model.vocabulary import Vocabulary
 def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
     """Return how to start one vLLM process.
 
-    vLLM's engine core runs in that same process, so that killing it leaves nothing that could hang.
+    vLLM's engine core runs in that same process, so nothing is left to hang when it is killed.
     """
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",

@@ -3,7 +3,7 @@
     PYTHON -P worker.py SOCKET LIFELINE
 
 It is run by its path, possibly under an interpreter without mugrpo, so it imports only the standard
-library, numpy and what its backend needs. Messages are JSON (`processes.child`):
+library, numpy and what its backend needs. Messages are JSON (`processes/messages.py`):
 
     {"backend": NAME, ...options}                                first, once
     {"load": PATH, "update": N}                                  -> {"loaded": PATH}
@@ -72,14 +72,14 @@ class Own:
 
 
 class VLLM:
-    """vLLM, in an environment that has neither mugrpo nor its dependencies."""
+    """vLLM, in an environment that may lack mugrpo."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._engine: Any = None
 
     def load(self, path: str, update: int) -> None:
-        """Make an engine with the weights at `path`. The process keeps them until it ends."""
+        """Make an engine with the weights at `path`. A process can do this only once."""
         from vllm import EngineArgs, LLMEngine
 
         assert self._engine is None
@@ -97,7 +97,11 @@ class VLLM:
     def generate(
         self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
     ) -> Iterator[tuple[Responses, int]]:
-        """Draw every token from softmax(logits / temperature), which its logprob refers to."""
+        """Yield (responses finished since the last report, their number of tokens).
+
+        Every token is drawn from softmax(logits / temperature), and its logprob is under that same
+        distribution.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

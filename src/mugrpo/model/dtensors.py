@@ -30,7 +30,7 @@ def like(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, tied ones once."""
+    """Return the model's parameters and buffers by name. Tied ones appear once."""
     named_tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: tensor.detach() for name, tensor in named_tensors}
 
@@ -39,7 +39,7 @@ def fill(model: nn.Module, source: Mapping[str, torch.Tensor] | None, ranks: Ran
     """Copy into `model` the values of `source`, which only the first rank has.
 
     `source` is `tensors_of` a model of the same architecture. Each rank gets its own rows.
-    Parameters are sent one at a time, so that no rank but the first holds more than one whole.
+    Parameters are sent one at a time, so that the other ranks never hold more than one whole.
     """
     buffers = dict(model.named_buffers())
     buffer_values = source and {name: source[name].cpu() for name in buffers}

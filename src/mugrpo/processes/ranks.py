@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=30)  # another rank may be loading, or writing a checkpoint
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
-DRIVER = "MUGRPO_DRIVER"  # names the process that started the ranks and holds the run
+DRIVER = "MUGRPO_DRIVER"  # environment variable: `driver_name` of the run that started the ranks
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class Ranks:
         return self.size == 1 and not self.driven
 
     def all(self, value: T) -> list[T]:
-        """Return the values of all ranks, by rank, pickled between this run's own processes."""
+        """Return the values of all ranks, in rank order.
+
+        They are pickled, which is safe between a run's own processes.
+        """
         if self.size == 1:
             return [value]
         values: list[T | None] = [None] * self.size
@@ -71,8 +74,8 @@ class Ranks:
         """Return the pieces of work that this rank does, and whether each counts.
 
         `costs` has the cost of each piece. The most expensive piece left goes to the least busy
-        rank. All ranks must do equally many, because they gather weights together: a rank with
-        fewer repeats the cheapest piece, and those repeats do not count.
+        rank. All ranks must do the same number of pieces, because they gather weights together. A
+        rank with fewer repeats the cheapest piece, and the repeats do not count.
         """
         parts: list[list[int]] = [[] for _ in range(self.size)]
         busy = [0.0] * self.size
@@ -140,7 +143,7 @@ def _end_with(driver: str) -> None:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, in the kernel's ticks, or "" if it has ended."""
+    """Return when a process began, in clock ticks since boot, or "" if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:

@@ -22,7 +22,7 @@ _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "l
 
 
 class BrokenContractError(Exception):
-    """A function did not return a list of numbers, one for each completion."""
+    """The error for a function that does not return a finite number or None for each completion."""
 
 
 def place_of(function: str) -> tuple[str, str, bool]:
@@ -54,7 +54,7 @@ def load_function(function: str) -> Callable[..., Any]:
 
 @cache
 def _file_module(file: Path) -> Any:
-    """Load the module in `file`. As a script does, it can import modules from its own folder."""
+    """Return the module in `file`. Like a script, it can import modules from its own folder."""
     folder = str(file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -74,7 +74,7 @@ def _named_module(name: str) -> Any:
 
 
 class RewardFunction:
-    """A loaded function that judges answers. An async one runs on the event loop of `runner`."""
+    """A loaded function that judges answers, in the event loop of `runner` if it is async."""
 
     def __init__(self, label: str, function: Callable[..., Any], runner: asyncio.Runner) -> None:
         self.label = label
@@ -85,7 +85,8 @@ class RewardFunction:
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """Return a reward, or None for no reward, for each of `items`.
 
-        Raises BrokenContractError if the function returns anything else, and what it raises itself.
+        Raises BrokenContractError if the function returns anything else. Errors that the function
+        raises are passed on.
         """
         arguments: dict[str, Any] = {
             "prompts": [item["prompt"] for item in items],
@@ -151,14 +152,20 @@ def _completion(item: Mapping[str, Any]) -> str | list[dict[str, str]]:
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return each column as a list, and reference answers as "answer" if no column is named so."""
+    """Return each column as a list.
+
+    "answer" has the reference answers, unless a column has that name.
+    """
     rows = [{"answer": item["answer"], **item["columns"]} for item in items]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names if name not in _NOT_COLUMNS}
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the names of the arguments that `function` takes, or None if it takes any keyword."""
+    """Return the names of the arguments that `function` takes.
+
+    Return None if it takes any keyword, or if its signature is not known.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -169,7 +176,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Take the place of TRL's logging functions and do nothing."""
+    """Do nothing, in place of TRL's logging functions."""
 
 
 async def _wait_for(rewards: Any) -> Any:

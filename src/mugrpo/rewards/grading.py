@@ -20,9 +20,10 @@ class Grader:
     """A judge of answers by `rewards`, in worker processes that start at the first answer.
 
     The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
-    of the first verifier. If all rewards are functions, it is RIGHT for a reward of at least
-    `right_at`. Raises UsageError if a reward is not available: no such file, or math-verify not
-    installed.
+    of the first verifier. If all rewards are functions, the status is RIGHT for a reward of at
+    least `right_at`, otherwise WRONG. It is SKIPPED if no reward is a number. Raises UsageError if
+    `rewards` is empty or one of them is not available: its file does not exist, or math-verify is
+    not installed.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Grader:
         """Yield the score of each answer, in order. Answers are consumed as workers become free.
 
         Raises UsageError if a reward cannot be loaded or a column cannot be sent to a function,
-        RunStopped if a function does not return a list of numbers.
+        RunStopped if a function does not return a number or None for each completion.
         """
         for outcomes in self._pool.run(self._calls(answers)):
             yield from map(self._score, outcomes)
@@ -92,7 +93,7 @@ class Grader:
 
 
 def _require_available(reward: RewardOption) -> None:
-    """Raise UsageError if, without loading anything, `reward` is known to be unavailable."""
+    """Raise UsageError if `reward` is known to be unavailable before anything is loaded."""
     if isinstance(reward, FunctionOptions):
         place, _, in_file = place_of(reward.function)
         if in_file and not Path(place).is_file():

@@ -1,6 +1,6 @@
 """Equality of mathematical answers by math-verify, and the matches that strict mode rejects.
 
-Strict mode reads all of the last box. Without a box, it reads the text as math-verify does. It
+Strict mode reads the last box as a whole. Without a box, it reads the text as math-verify does. It
 rejects a match of math-verify if
 
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
@@ -8,7 +8,7 @@ rejects a match of math-verify if
 - two numbers agree only because both are small: 0.0000002 for 0.0000001;
 - two words have the same letters: seat for east;
 - numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
-- two equations agree only in that neither has a solution.
+- two equations match only because neither has a solution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
         f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
     ) from None
 
-LONGEST_TEXT = 4000  # only so many characters at the end of a response are read
+LONGEST_TEXT = 4000  # characters at the end of a response that are read
 
 _FAR = 1e-3  # relative difference above which two numbers differ, however small both are
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -84,7 +84,7 @@ class Mathematics:
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._reference = lru_cache(maxsize=256)(self._read_reference)
-        self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify loads at its first use
+        self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify would load at its first use
 
     def __call__(self, text: str, reference: str) -> Verdict:
         target = self._reference(reference)
@@ -109,13 +109,16 @@ class Mathematics:
 
 
 def _read_text(text: str) -> Reading | None:
-    """Return what math-verify finds in a text."""
+    """Return what math-verify finds in a text, or None if it finds nothing."""
     values = parse(text, parsing_timeout=None)
     return Reading(values, str(values[-1]).strip()) if values else None
 
 
 def _read_whole(mathematics: str) -> Reading | None:
-    """Read a piece of LaTeX as a whole. If it makes no sense, do not pick a number out of it."""
+    """Return the reading of a piece of LaTeX as a whole.
+
+    Return None if it makes no sense as a whole, rather than pick a number out of it.
+    """
     boxed = rf"\boxed{{{mathematics}}}"
     extraction = [LatexExtractionConfig(boxed_match_priority=0)]
     values = parse(boxed, extraction, extraction_mode="first_match", parsing_timeout=None)
@@ -123,7 +126,7 @@ def _read_whole(mathematics: str) -> Reading | None:
 
 
 def _read_strictly(text: str) -> Reading | None:
-    """Read the last box, or if there is none, what math-verify finds in the text."""
+    """Return the reading of the last box, or without a box, what math-verify finds in the text."""
     text = _MINUS_APART.sub(r"\1 -", text.replace("\N{MINUS SIGN}", "-"))
     dollar = "" if "$" in text or r"\(" in text or r"\[" in text else "$"
     text = _SCIENTIFIC.sub(rf"{dollar}\1 \\cdot 10^{{\2}}{dollar}", text)
@@ -136,7 +139,7 @@ def _read_strictly(text: str) -> Reading | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what is in the last closed \boxed{...}, or None: "12" of "\boxed{1}\boxed{12}"."""
+    r"""Return what the last closed \boxed{...} holds, or None: "12" of "\boxed{1}\boxed{12}"."""
     for start in reversed([match.end() for match in _BOX.finditer(text)]):
         depth = 1
         for end in range(start, len(text)):
@@ -180,7 +183,7 @@ def _bases(reading: Reading) -> set[str]:
 
 
 def _other_word(target: Reading, answer: Reading) -> bool:
-    """Return whether both are words, but different ones.
+    """Return whether both readings are words, but different ones.
 
     Words have at least four letters, as fewer may be a product. Case does not matter.
     """
@@ -202,7 +205,10 @@ def _sides(text: str) -> list[str]:
 
 
 def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
-    """Return whether all sides of a chain have the value of the last, except a name on the left."""
+    """Return whether all sides of a chain of equalities have the value of the last one.
+
+    A name on the left may stand for any value.
+    """
     if isinstance(answer, sympy.FiniteSet):
         relations = [entry for entry in answer.args if grader.is_relation(entry)]
         named = [entry.lhs for entry in relations if grader.is_assignment_relation(entry)]
@@ -222,7 +228,7 @@ def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
 
 
 def _name(reading: Reading) -> bool:
-    """Return whether this can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
+    """Return whether `reading` can stand for an unknown: x, a+b, f(2), |AB|, but not 2x."""
     if reading.text.replace(" ", "").isalpha():
         return True
     if isinstance(reading.value, str):
@@ -237,7 +243,7 @@ def _name(reading: Reading) -> bool:
 
 
 def _zero(value: Any) -> Any:
-    """Return lhs - rhs of an equation of numbers, or None if `value` is not one."""
+    """Return lhs - rhs of an equation between expressions, or None if `value` is not one."""
     if isinstance(value, sympy.Eq) and all(isinstance(side, sympy.Expr) for side in value.args):
         return value.lhs - value.rhs
     return None

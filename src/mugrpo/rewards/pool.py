@@ -20,7 +20,7 @@ from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import Peer, PeerLost, audible
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
-LOOK_AHEAD = 512  # calls in progress, waiting, or done but behind an earlier call
+LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Call:
 
 
 class Worker(Peer):
-    """A process that judges. An idle one may stay silent for any time."""
+    """A process that judges. While it is idle, it may stay silent for any time."""
 
     def __init__(self, setup: str) -> None:
         command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
@@ -79,7 +79,8 @@ class Pool:
 
         An outcome is a worker's result, or {"failure": reason, "timeout": bool}. If a call of
         several items fails, each item is tried alone. Calls are consumed as workers become free.
-        Raises UsageError if the rewards cannot be loaded, RunStopped if a contract is broken.
+        Raises UsageError if the rewards cannot be loaded (RunStopped if a worker could load them
+        before), and RunStopped if a function breaks its contract.
         """
         assert not self._running, "an earlier `run` of this pool has not ended"
         self._running = True
@@ -149,7 +150,10 @@ class Pool:
                 self._lose(worker, lost, waiting)
 
     def _attend(self, waiting: deque[Call], patience: float = math.inf) -> None:
-        """Wait for an answer or a deadline, and handle all that have come."""
+        """Wait until workers answer, end or reach their deadlines, and handle each of these events.
+
+        Wait for at most `patience` seconds.
+        """
         for worker in audible(self._workers, patience):
             try:
                 message = worker.hear(0.0)

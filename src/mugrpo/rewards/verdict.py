@@ -10,7 +10,7 @@ from mugrpo.disk.records import Status
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A verifier's verdict: RIGHT, WRONG or NO_ANSWER, and the answer that was read in the text."""
+    """A verifier's verdict: RIGHT, WRONG or NO_ANSWER, and the answer that it read in the text."""
 
     status: Status
     answer: str | None = None

@@ -1,6 +1,6 @@
 """Verifiers: pure functions of (text, reference answer) that return a verdict.
 
-They may never return, or use up all memory, so only worker processes call them.
+A call may never return, or may use up all memory, so only worker processes call them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     """Judge whether the last decimal number in `text` is close enough to the reference.
 
     It may differ by up to `tolerance` x max(1, |reference|). Thousands may be grouped by commas.
-    Differences are exact, so large integers are not rounded. Raises ValueError if the reference is
-    not a number.
+    Differences are computed to 50 digits, so large integers are not rounded to floats. Raises
+    ValueError if the reference has no number.
     """
     targets = _numbers(reference)
     if not targets:
@@ -73,7 +73,7 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
 
 
 def has_number(reference: str) -> bool:
-    """Return whether `numeric` can compare with `reference`."""
+    """Return whether `reference` has a number that `numeric` can compare with."""
     return bool(_numbers(reference))
 
 

@@ -3,7 +3,7 @@
     python -P -m mugrpo.rewards.worker SOCKET LIFELINE
 
 It communicates only through the socket. It ends when the run that started it ends, even during a
-busy loop (`processes.child`). Its memory is limited. Deadlines are the run's task.
+busy loop (`processes.child`). Its memory is limited. The run enforces deadlines.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Judge:
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Judge `items` by all rewards and return the answer to send.
 
-        It is {"results": one per item}, {"failure": ...}, or {"broken": ...} if a function broke
-        its contract.
+        The answer is {"results": one per item}, {"failure": ..., "spent": ...} if a reward raised
+        an error, or {"broken": ...} if a function broke its contract.
         """
         results: list[dict[str, Any]] = [{"values": {}} for _ in items]
         for label, judge in self._judges:

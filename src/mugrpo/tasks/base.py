@@ -9,7 +9,7 @@ from mugrpo.disk.records import Answer, Problem, Score
 
 
 class Task(Protocol):
-    """A verifiable task. Two calls with the same options must give the same problems."""
+    """A verifiable task. Tasks with the same options must always give the same problems."""
 
     def train_problems(self) -> Sequence[Problem]:
         """Return the problems to train on. Their ids are unique."""
@@ -22,7 +22,7 @@ class Task(Protocol):
     def prepare(self) -> None:
         """Load what judging needs, so that a failure shows before any work is done.
 
-        Raises UsageError if it cannot be loaded.
+        Raises UsageError if something cannot be loaded.
         """
         ...
 

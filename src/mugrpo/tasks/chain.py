@@ -5,7 +5,7 @@
 
 The reward is 1 if the last state is right, else 0. The steps before it are not judged. With eight
 terms a response has 41 characters. That is long enough that a wrong early step spoils the answer
-and that stale prefixes matter, and small enough for two CPU cores.
+and that stale prefixes matter, and short enough for two CPU cores.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
 class Chain(EmbeddedTask):
     """The chain task under `options`.
 
-    Raises UsageError if more problems are requested than exist.
+    The methods that return problems raise UsageError if more are requested than exist.
     """
 
     options: ChainOptions

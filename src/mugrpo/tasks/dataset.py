@@ -26,7 +26,8 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 class Dataset:
     """A task with the problems of a data set under `options`.
 
-    Raises UsageError, naming file and line, if a row is not a valid problem.
+    The data set is read at the first use. Reading raises UsageError, naming file and line, if a row
+    is not a valid problem.
     """
 
     def __init__(self, options: DatasetOptions) -> None:
@@ -176,9 +177,9 @@ def _cell(place: str, row: dict[str, Any], column: str, option: str) -> Any:
 
 
 def _prompt(value: Any, place: str) -> str | list[Message]:
-    """Check a prompt of the data: text, or a conversation that a model can answer.
+    """Return a prompt from the data: text, or a conversation that a model can answer.
 
-    Raises UsageError, naming `place`, for anything else.
+    Raises UsageError, naming `place`, if it is anything else.
     """
     if isinstance(value, str):
         if not value.strip():
@@ -214,7 +215,7 @@ def _prompt(value: Any, place: str) -> str | list[Message]:
 
 
 def _tokenizable(text: str, place: str) -> str:
-    """Return `text`. Raises UsageError if it has half a surrogate pair: no tokenizer reads it."""
+    """Return `text`. Raises UsageError for half a surrogate pair, which no tokenizer reads."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

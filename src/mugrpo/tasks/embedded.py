@@ -1,4 +1,4 @@
-"""What embedded tasks share: randomly generated problems, and a split by a hash of the prompt."""
+"""The base of embedded tasks: randomly generated problems, and a split by a hash of the prompt."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
 class Letters(EmbeddedTask):
     """The letters task under `options`.
 
-    Raises UsageError if more problems are requested than exist.
+    The methods that return problems raise UsageError if more are requested than exist.
     """
 
     options: LettersOptions

@@ -30,7 +30,8 @@ def read_rows(
 ) -> list[Row]:
     """Return the rows of a local file (.jsonl, .parquet, .csv) or of a data set on the hub.
 
-    Raises UsageError, naming file and line, if a row cannot be read or there are none.
+    Raises UsageError if the data cannot be read or has no rows. The error names file and line if a
+    row is at fault.
     """
     path = Path(data)
     if os.path.isdir(path):
