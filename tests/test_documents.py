@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mugrpo
 from tests.test_layers import FLOORS, HOUSE
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,7 @@ PAGES = [
 OF_OTHERS = "## Side by side"  # behind it, architecture.md names what other projects have
 EXAMPLE = "sapo"  # what CONTRIBUTING.md adds
 _DOTTED = re.compile(r"`(mugrpo(?:\.\w+)+)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|toml|md|sh|json))`")
 
 
@@ -63,10 +65,31 @@ def test_every_path_is_there(page: Path):
     assert missing == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_the_project_leads_somewhere(page: Path):
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    broken = []
+    for link in links:
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (heading and heading not in _anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
 def test_names_that_are_not_there_are_found():
     assert _is_there("mugrpo.disk.shards.ROLLOUT_SCHEMA") and _is_there("mugrpo.rollouts.score")
+    assert _is_there("mugrpo.Rollout") and not _is_there("mugrpo.Rollouts")
     assert not _is_there("mugrpo.shards.ROLLOUT_SCHEMA") and not _is_there("mugrpo.disk.shards.No")
     assert _PATH.findall("see `disk/shards.py` and `a.py`") == ["disk/shards.py"]
+
+
+def _anchors(page: Path) -> set[str]:
+    """What a link may name of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
 def _of_a_reader(path: str) -> bool:
@@ -77,6 +100,8 @@ def _of_a_reader(path: str) -> bool:
 
 def _is_there(name: str) -> bool:
     parts = name.split(".")[1:]
+    if len(parts) == 1 and parts[0] in mugrpo.__all__:
+        return True
     for length in range(len(parts), 0, -1):
         place = HOUSE.joinpath(*parts[:length])
         file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
