@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.cli import main
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.tasks.chain import running_states
+from tests.runs import Command
+
+pytest_plugins = ["tests.run_fixtures"]
 
 
 def test_accuracy_is_the_share_right_and_the_reward_is_told_beside_it(tmp_path: Path):
@@ -33,3 +39,24 @@ def test_accuracy_is_the_share_right_and_the_reward_is_told_beside_it(tmp_path: 
     assert line["status/right"] > 0 and line["status/wrong"] + line["status/no_answer"] > 0
     assert line["accuracy"] == line["status/right"] / (8 * line["problems"])
     assert line["reward"] == pytest.approx(3 * line["accuracy"])
+
+
+@pytest.mark.parametrize("update", [0, 3, 6])
+def test_a_process_that_only_evaluates_measures_the_checkpoint(
+    reference: Path, tmp_path: Path, command: Command, update: int
+):
+    """Its answers are those of the run that trained: the same weights, the same seeds."""
+    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
+    before = evaluated(run_dir, update)
+    assert before != evaluated(run_dir, {0: 6, 3: 0, 6: 0}[update])
+    ended = command("evaluate", run_dir, "--update", update)
+    assert ended.status == 0, ended
+    assert evaluated(run_dir, update) == before
+
+
+def evaluated(run_dir: Path, update: int) -> list[dict[str, Any]]:
+    path = run_dir / f"evaluations/update-{update:06d}/rollouts/shard-00000.parquet"
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    for row in rows:
+        del row["policy_step"]
+    return rows

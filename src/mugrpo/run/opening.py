@@ -23,6 +23,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, provenance_of, settled_config
 from mugrpo.tasks import make_task
+from mugrpo.tasks.base import Task
 
 _PATIENCE = 90  # seconds until what one machine has written is seen by all
 
@@ -53,15 +54,8 @@ def open_run(
         Path(target), overrides, None if run_dir is None else Path(run_dir)
     )
     task = make_task(config.task)
-    problems, eval_problems = task.train_problems(), task.eval_problems()
-    if config.evaluation.every and not eval_problems:
-        raise UsageError(
-            "no problem is held out to evaluate on; hold some out (task.eval_share, "
-            "task.eval_data), or turn evaluation off with --evaluation.every 0"
-        )
     prompts = prompt_encoder(config)
-    problems = _fitting(prompts, problems, progress)
-    eval_problems = _fitting(prompts, eval_problems, progress)
+    problems, eval_problems = _problems(task, config, prompts, progress)
     made = _seen_by_all(folder, ranks)
     starts = folder.stage_starts(made)
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
@@ -94,6 +88,22 @@ def open_run(
         finally:
             progress.stop()
             task.close()
+
+
+def _problems(
+    task: Task, config: RunConfig, prompts: PromptEncoder, progress: Progress
+) -> tuple[list[Problem], list[Problem]]:
+    """Return the problems to train on and those held out, without overlong prompts.
+
+    Raises UsageError if the run evaluates and none is held out.
+    """
+    problems, eval_problems = task.train_problems(), task.eval_problems()
+    if config.evaluation.every and not eval_problems:
+        raise UsageError(
+            "no problem is held out to evaluate on; hold some out (task.eval_share, "
+            "task.eval_data), or turn evaluation off with --evaluation.every 0"
+        )
+    return _fitting(prompts, problems, progress), _fitting(prompts, eval_problems, progress)
 
 
 def _settle(

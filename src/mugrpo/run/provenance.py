@@ -44,6 +44,7 @@ _DECIDES = (
     "processes",
     "rewards",
     "rollouts",
+    "run/opening.py",
     "run/weights.py",
     "stages",
     "tasks",

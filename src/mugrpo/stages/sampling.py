@@ -58,9 +58,9 @@ class Sampling:
         """
         if self.background:
             self.background.wait()
+        engines, lock = self.start(), Lock()  # an engine in this process loads the policy
         if self._weights.policy is not None:
             self._weights.at(update)
-        engines, lock = self.start(), Lock()
         handed_over = cache(lambda: self._weights.handed_over(update))
 
         def weights() -> str:
