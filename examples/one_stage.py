@@ -5,8 +5,8 @@
 
 A stage samples all its rollouts at once. Then it makes many updates on them, while the policy
 moves away from the one that sampled. `mugrpo train` does the same with shards on disk between the
-two halves. On a CPU, with as many threads and a stage of one shard, it ends in the same weights,
-bit for bit (tests/test_example.py).
+two halves. On a CPU, with the same number of threads and a stage of one shard, it ends in the same
+weights, bit for bit (tests/test_example.py).
 
 Shapes: N responses of the stage; P problems of an update, G responses to each, R = P x G; B
 responses of a micro-batch, T response tokens, padded.
@@ -51,29 +51,29 @@ Groups = Sequence[tuple[mugrpo.Problem, int]]
 
 
 def generate(stage: str, groups: Groups, samples: int) -> list[mugrpo.Rollout]:
-    """Sample from the policy as it is now.
+    """Return `samples` rollouts per group, in order, from the policy as it is now.
 
-    A response follows from the weights, its prompt and its seed: token t is where the distribution
-    function of softmax(logits / temperature) passes uniform number t of the seed.
+    A response follows from the weights, its prompt and its seed. Token t is the first at which the
+    cumulative sum of softmax(logits / temperature) exceeds the seed's t-th uniform number.
     """
-    asked, rollouts = [], {}
+    draws, rollouts = [], {}
     for problem, occurrence in groups:
         for sample in range(samples):
             seed = mugrpo.rollout_seed(config.seed, stage, problem.id, occurrence, sample)
-            asked.append((problem.id, occurrence, sample, seed, encode(problem)))
-    requests = [mugrpo.Request(prompt_ids, seed) for *_, seed, prompt_ids in asked]
+            draws.append((problem.id, occurrence, sample, seed, encode(problem)))
+    requests = [mugrpo.Request(prompt_ids, seed) for *_, seed, prompt_ids in draws]
     for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=longest):
         for n, c in decoded.completions:  # in the order in which they end; ids and logprobs [T]
             sampled = (c.ids, c.logprobs, c.finish_reason)
-            rollouts[n] = mugrpo.Rollout(*asked[n], *sampled, temperature, policy_step=0)
-    return [rollouts[n] for n in range(len(asked))]
+            rollouts[n] = mugrpo.Rollout(*draws[n], *sampled, temperature, policy_step=0)
+    return [rollouts[n] for n in range(len(draws))]
 
 
 # ---- Score: a reward for each response ----------------------------------------------------------
 
 
 def score(rollouts: Sequence[mugrpo.Rollout]) -> torch.Tensor:
-    """Return the task's rewards [N]. A response that is cut off at the longest has 0."""
+    """Return the task's rewards [N]. A response that is cut off at `longest` gets 0."""
     answers = []
     for r in rollouts:
         text = policy.tokenizer.decode(r.response_ids[:-1], skip_special_tokens=True)
@@ -122,7 +122,7 @@ for update in range(config.schedule.updates_per_stage):
         tensors = (logprobs_BT, b.behavior_logprobs, b.advantages, b.mask)
         loss_BT, metrics = mugrpo.grpo_loss(*tensors, **config.objective.knobs)
         if config.veto.name == "negative_advantage":
-            # A < 0: behind the first r_t < kappa, tokens with r_t >= kappa are left out.
+            # A < 0: after the first r_t < kappa, tokens with r_t >= kappa are left out.
             veto_BT = mugrpo.negative_advantage_veto(*tensors, **config.veto.knobs)
             loss_BT = loss_BT.masked_fill(veto_BT, 0.0)
         loss_of_part = mugrpo.reduced_loss(loss_BT, b.mask, config.reduction, divisor)

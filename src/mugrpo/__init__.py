@@ -1,6 +1,6 @@
 """Reinforcement learning of language models in few large stages: the documented Python API.
 
-docs/api.md has a line and a place for each name. A name is imported when it is first used, so that
+docs/api.md has a line for each name. A name is imported when it is first used, so that
 `import mugrpo` loads nothing heavy.
 """
 
@@ -67,7 +67,7 @@ __all__ = [
     "write_rollouts",
 ]
 
-# Name -> where it lives. `mugrpo.optimize` is a package, so that phase has a name of its own here.
+# Name -> where it lives. `mugrpo.optimize` is a package, so that phase is `make_updates` here.
 _PLACES = {
     "Answer": "disk.records.Answer",
     "FinishReason": "disk.records.FinishReason",
@@ -104,7 +104,7 @@ _PLACES = {
     "write_rollouts": "disk.shards.write_rollouts",
 }
 
-if not TYPE_CHECKING:  # else every name would pass as one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _PLACES:

@@ -23,13 +23,13 @@ class RayBackend(BackendOptions):
     """Ray, on a cluster or on this machine: an actor for each of `engine.processes` (at least one)
     and Ray Train for the updates.
 
-    The run's directory, the model and mugrpo itself have the same paths on every machine.
+    The run's directory, the model and mugrpo itself must have the same paths on every machine.
     """
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
     address: str | None = Field(None, json_schema_extra=HARMLESS)
     """Address of the cluster; "auto" is the cluster that this machine belongs to. If unset, it is
-    RAY_ADDRESS. If that is unset too, Ray starts on this machine for the run."""
+    the variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for the run."""
     gpus: bool | None = Field(None, json_schema_extra=HARMLESS)
     """Whether engines and update processes reserve GPUs. If unset, they do if the cluster has GPUs
     when the run starts."""
@@ -38,7 +38,7 @@ class RayBackend(BackendOptions):
     rank_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)
     """CPUs that each update process reserves, besides its GPU."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often the update processes of a stage are restarted after one of them is lost. They
+    """How often, per stage, the update processes are restarted after one of them is lost. They
     continue from the newest checkpoint."""
 
 

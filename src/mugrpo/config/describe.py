@@ -1,4 +1,4 @@
-"""The options of a run as users read them: whose each is, type and bounds, default, meaning."""
+"""The options of a run as users read them: name, type and bounds, default, meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mugrpo.config.run import RunConfig
 
 @dataclass(frozen=True)
 class Option:
-    """One option, of all the choices that have it with the same type and meaning."""
+    """One option, shared by all choices that have it with the same type and meaning."""
 
     name: str  # dotted; "task.rewards[].weight" in a table of the list task.rewards
     kind: str  # type and bounds
@@ -28,7 +28,7 @@ class Option:
 
     @property
     def default(self) -> str:
-        """Return the default; if the choices differ, each default with its choices."""
+        """Return the default, or each default with its choices if the choices differ."""
         owners: dict[str, list[str]] = {}
         for owner, default in self.defaults.items():
             owners.setdefault(default, []).append(owner)
@@ -45,11 +45,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of options, or several of which one is chosen by its name."""
+    """A table of options, or several tables from which one is chosen by its name."""
 
     name: str  # dotted; "" for the run, "task.rewards[]" for a table of the list task.rewards
     meaning: str
-    chooser: str  # the option that says whose options there are, "engine.name"; "" if there is none
+    chooser: str  # the option that chooses a member, such as "engine.name"; "" if there is none
     members: Mapping[str, type[Options]]  # choice ("" if there is none) -> its options
     options: list[Option]
 
@@ -61,7 +61,10 @@ def tables(
     chooser: str = "",
     chosen: str = "required",
 ) -> Iterator[Table]:
-    """Yield the table that `members` make, whose default is `chosen`, then the tables inside it."""
+    """Yield the table of `members`, then the tables inside it.
+
+    `chosen` is the default of the option `chooser`.
+    """
     merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
     inside: list[Iterator[Table]] = []
     for owner, options in members.items():
@@ -82,8 +85,8 @@ def tables(
                     about = f"A table of the list {place}."
                     inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
     yield Table(name, meaning, chooser, members, [Option(*key, merged[key]) for key in merged])
-    for found in inside:
-        yield from found
+    for inner in inside:
+        yield from inner
 
 
 def describe(options: type[Options] = RunConfig) -> list[Option]:
@@ -92,7 +95,7 @@ def describe(options: type[Options] = RunConfig) -> list[Option]:
 
 
 def as_toml(value: Any) -> str:
-    """Return `value` as TOML writes it; None as `none`, which overrides use to unset an option."""
+    """Return `value` as TOML writes it, and None as `none`, which unsets an option in overrides."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items())
         return f"{{{', '.join(pairs)}}}"

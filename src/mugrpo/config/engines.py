@@ -26,7 +26,7 @@ class EngineOptions(NamedOptions):
     memory_option: ClassVar[str]  # the option that decides how much memory generation takes
 
     canary_responses: int = Field(4, ge=0)
-    """Responses whose logprobs are compared with the trainer's at each refresh. 0 turns the canary
+    """Responses at each refresh whose logprobs are compared with the trainer's. 0 turns the canary
     off."""
     canary_tolerance: float | None = Field(None, gt=0)
     """Largest difference in logprob that the canary accepts. In fp32 it is a single token's
@@ -35,7 +35,7 @@ class EngineOptions(NamedOptions):
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance above which the canary warns."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often, per refresh, an engine process that died or hangs is restarted."""
+    """How often, per refresh, an engine process that has died or hangs is restarted."""
     silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
     """Seconds without a message after which an engine process counts as hanging. "hf" sends nothing
     until a batch is done."""
@@ -48,7 +48,7 @@ class EngineOptions(NamedOptions):
 
     @property
     def max_model_len(self) -> int | None:
-        """Return the longest sequence that the engine itself accepts, or None."""
+        """Return the longest sequence that the engine itself accepts, or None for no limit."""
         return None
 
 
@@ -131,7 +131,8 @@ class VLLMServerOptions(EngineOptions):
     """The servers' URLs. Several servers share a stage's shards."""
     hand_over: tuple[str, ...] = ()
     """A command that makes a server sample from new weights. It is run at each refresh for each
-    server, followed by the server's URL and the weights' folder, and returns once they are used."""
+    server, followed by the server's URL and the folder of the weights. It must return only once the
+    server uses them."""
     concurrency: int = Field(256, ge=1, json_schema_extra=HARMLESS)
     """Requests in flight at once, per server."""
 

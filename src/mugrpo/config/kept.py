@@ -1,4 +1,4 @@
-"""Options that say what is measured and kept of a run."""
+"""Options of what a run measures and keeps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class CheckpointOptions(Options):
     stage_end: bool = Field(True, json_schema_extra=HARMLESS)
     """Save at the end of every stage. The last update is always saved."""
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
-    """Keep the newest N checkpoints, besides the one that the current stage began from. 0 keeps
-    all."""
+    """Keep the newest N checkpoints, and those still needed: the one that the current stage began
+    from, and a reference policy's. 0 keeps all."""
 
 
 class EvaluationOptions(Options):
     """Accuracy on held-out problems, measured before, during and after training."""
 
     every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
-    """Evaluate every N updates, besides before the first and after the last. 0 never evaluates."""
+    """Evaluate every N updates, and before the first and after the last. 0 never evaluates."""
     samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """Responses per problem."""
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
@@ -34,7 +34,7 @@ class SampleOptions(Options):
     """Rollouts kept for the report, with the ratio of every token."""
 
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep rollouts every N updates, besides a stage's first and last. 0 keeps none."""
+    """Keep rollouts every N updates, and of a stage's first and last. 0 keeps none."""
     count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
     """Rollouts kept per update, half of them with a negative advantage if there are any."""
 

@@ -1,7 +1,7 @@
-"""A TOML file and dotted overrides become one resolved RunConfig, or one clear sentence.
+"""Make one resolved RunConfig from a TOML file and dotted overrides, or say what is wrong.
 
-Overrides use TOML's values (`--objective.ratio_clip [0,5]`). Text that is no TOML value is a
-string, and `none` unsets an option. Overrides are laid over the file's raw values before anything
+Overrides use TOML's values (`--objective.ratio_clip [0,5]`). Text that is not a TOML value is
+a string, and `none` unsets an option. Overrides are laid over the file's raw values before anything
 is derived. An override of a group's `name` starts that group from the defaults of that name.
 """
 
@@ -24,7 +24,7 @@ from mugrpo.disk.errors import UsageError
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the config of `file` (None: all defaults) under the command line's `overrides`.
 
-    Raises UsageError, with one line per fault, for unreadable TOML, unknown options, wrong types
+    Raises UsageError, which names the faults, for unreadable TOML, unknown options, wrong types
     and values out of bounds.
     """
     raw = apply_overrides(read_toml(Path(file)) if file else {}, overrides)
@@ -45,7 +45,7 @@ def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str,
 
 
 def build_config(raw: dict[str, Any], source: str) -> RunConfig:
-    """Validate raw nested values. Raises UsageError with `source` and every fault."""
+    """Return the config of raw nested values. Raises UsageError with `source` and the faults."""
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
@@ -58,7 +58,10 @@ def as_override(name: str, value: Any) -> str:
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each `--a.b value` or `--a.b=value`."""
+    """Yield (dotted name, value) for each `--a.b value` or `--a.b=value`.
+
+    Raises UsageError if a word is not an option, or an option has no value.
+    """
     rest = list(arguments)
     while rest:
         flag = rest.pop(0)
@@ -73,7 +76,7 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (dotted name, old, new) for each difference of two resolved configs.
+    """Return (dotted name, old, new) for each difference between two resolved configs.
 
     A value that is missing is None.
     """
@@ -134,7 +137,7 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _sentence(error: Any) -> str:
-    """Return what is wrong, for one of pydantic's errors."""
+    """Return one of pydantic's errors as a sentence that says what is wrong."""
     name, value = _dotted(error["loc"]), error["input"]
     if error["type"] == "extra_forbidden":
         return _unknown(name)
@@ -144,7 +147,7 @@ def _sentence(error: Any) -> str:
         known = ", ".join(sorted(RunConfig.choices()[name]))
         return f"{name}.name: no such name {value['name']!r}: choose among {known}"
     message = str(error["msg"]).removeprefix("Value error, ")
-    if not name:  # of the config as a whole
+    if not name:  # the error is of the config as a whole
         return message
     if error["type"] in ("model_type", "model_attributes_type"):
         message = "It should be a table of options"
@@ -159,7 +162,7 @@ def _dotted(location: Sequence[str | int]) -> str:
 
 
 def _unknown(name: str) -> str:
-    """Say that there is no option `name` here, and which one may be meant."""
+    """Return a sentence: there is no option `name` here, and this one may be meant."""
     group, _, leaf = name.rpartition(".")
     in_group = RunConfig.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]

@@ -1,4 +1,4 @@
-"""What an update maximizes: advantages and objectives (config/parts.py has what goes with them).
+"""What an update maximizes: advantages and objectives. `config.parts` has the other parts.
 
 Each part is chosen by its name and has only the options that mean something for it.
 `mugrpo objectives` lists them with their papers.
@@ -136,7 +136,7 @@ class CISPOOptions(ObjectiveOptions):
 
 
 class M2POOptions(ObjectiveOptions):
-    """The second moment of the log ratio is kept under a bound by masking, without a clip."""
+    """Masking keeps the second moment of the log ratio below a bound, without a clip."""
 
     name: Literal["m2po"] = "m2po"
     second_moment_limit: float = Field(0.04, gt=0)
@@ -148,7 +148,8 @@ class M2POReleasedOptions(ObjectiveOptions):
 
     name: Literal["m2po_released"] = "m2po_released"
     second_moment_limit: float = Field(0.04, gt=0)
-    """Bound on the mean squared log ratio, capped, of the tokens that move away."""
+    """Bound on the mean square of the capped log ratio, over the tokens that move away from the
+    behavior policy."""
 
 
 class DecoupledPPOOptions(ProximalOptions):
@@ -169,7 +170,7 @@ class TOPROptions(ObjectiveOptions):
 
 
 class MinPROOptions(ObjectiveOptions):
-    """The PPO min form on the token's ratio times the smallest ratio before it."""
+    """The PPO min form on each token's ratio times the smallest ratio before it."""
 
     name: Literal["minpro"] = "minpro"
     ratio_clip: RatioInterval = (0.8, 1.2)

@@ -1,4 +1,4 @@
-"""Options of the optimizer, and of how an update is computed."""
+"""Options of the optimizer and of how an update is computed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class OptimizerOptions(Options):
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled weight decay, on matrices only."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Largest norm of the gradient; a longer gradient is scaled down to it."""
+    """Largest norm of the gradient; a larger gradient is scaled down to it."""
     micro_batch_tokens: int = Field(4096, ge=1)
-    """Most padded tokens that go through the model in one micro-batch. Each response's copy of a
-    shared prompt's keys and values counts as an eighth. A response longer than this goes alone."""
+    """Most tokens, padding included, that go through the model in one micro-batch. Each response's
+    copy of a shared prompt's keys and values counts as an eighth. A longer response goes alone."""
     halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
     """If a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
     (the gradient is the same up to rounding). If off, stop and say what to lower."""
     share_prompts: bool = True
     """Compute a prompt once for all its responses if that is cheaper, with the same gradients."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
-    """Tokens whose logits exist at once: their memory is this x vocabulary x 4 bytes."""
+    """Tokens whose logits exist at once; they take this x vocabulary x 4 bytes."""
     nonfinite_limit: int = Field(3, ge=1)
     """Stop after N updates in a row with a non-finite loss or gradient."""
 

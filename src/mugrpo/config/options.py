@@ -13,8 +13,8 @@ class Options(BaseModel):
     """A group of options: one typed field per option, with one description under it.
 
     Unknown keys are refused. When a run is resumed, a field marked `json_schema_extra=HARMLESS` may
-    have changed. One marked FIXED may not, because the shards on disk rest on it. Any other change
-    needs --force.
+    have changed. One marked FIXED may not, because the shards on disk depend on it. Any other
+    change needs --force.
     """
 
     model_config = ConfigDict(
@@ -42,7 +42,7 @@ class NamedOptions(Options):
 
 
 def choices(union: Any) -> dict[str, type[NamedOptions]]:
-    """Return name -> option group for a discriminated union, or for a tuple of one.
+    """Return name -> option group for a discriminated union, or for a tuple of such a union.
 
     Any other annotation has no choices.
     """
@@ -64,7 +64,7 @@ PathOrName = Annotated[str, AfterValidator(absolute)]
 
 
 def tuples(value: Any) -> Any:
-    """Return `value` with the lists of TOML and JSON as tuples, which options are made of."""
+    """Return `value` with the lists of TOML and JSON as tuples, as options hold them."""
     if isinstance(value, dict):
         return {name: tuples(entry) for name, entry in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value

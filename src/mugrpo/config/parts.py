@@ -20,7 +20,7 @@ class NoVeto(VetoOptions):
 
 
 class NegativeAdvantageVeto(VetoOptions):
-    """The suffix behind a token that the policy has nearly given up."""
+    """The suffix after a token that the policy has nearly given up."""
 
     name: Literal["negative_advantage"] = "negative_advantage"
     kappa: float = Field(1e-2, ge=0)
@@ -54,7 +54,7 @@ SequenceMask = Annotated[NoSequenceMask | OffPolicySequenceMask, Field(discrimin
 
 
 class CorrectionOptions(Part):
-    """The weight w = trainer / engine, both with the behavior policy's weights."""
+    """The weight w = probability by the trainer / by the engine, both of the behavior policy."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -111,10 +111,10 @@ class KLReference(Part):
     coefficient: float = Field(1e-3, gt=0)
     """Weight of the divergence."""
     corrected: bool = True
-    """Multiply the estimate by the importance ratio; without it, stale tokens give another
+    """Multiply the estimate by the importance ratio; without the ratio, stale tokens give another
     expectation. This is TRL's use_bias_correction_kl, which is on by default too."""
     period: int = Field(0, ge=0)
-    """Stages after which the reference becomes the policy. 0 keeps the initial model."""
+    """Every N stages, the policy becomes the reference. 0 keeps the initial model."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class PlainStep(Part):
 
 
 class ESSStep(Part):
-    """sqrt(effective sample size / responses) of the responses' ratios (VCPO)."""
+    """sqrt(effective sample size / responses), from the ratios of the responses (VCPO)."""
 
     name: Literal["ess"] = "ess"
 

@@ -1,4 +1,4 @@
-"""Presets: methods by name, and what each sets beneath a config file. One TOML file per method."""
+"""Presets: methods by name, each with what it sets beneath a config file, in a TOML file."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class RewardOption(NamedOptions):
-    """One of the rewards whose weighted sum an answer gets."""
+    """One of the rewards in the weighted sum that an answer gets."""
 
     weight: float = 1.0
     """This reward's factor in the sum."""
@@ -50,7 +50,7 @@ class MathOptions(RewardOption):
 
 
 class ExactOptions(RewardOption):
-    """1 if the text is the reference answer, apart from blanks around it, else 0."""
+    """1 if the text is the reference answer, apart from white space around it, else 0."""
 
     name: Literal["exact"] = "exact"
     ignore_case: bool = False
@@ -62,7 +62,7 @@ class NumericOptions(RewardOption):
 
     name: Literal["numeric"] = "numeric"
     tolerance: float = Field(1e-6, ge=0)
-    """Largest difference that is right; relative to the reference if that is above 1."""
+    """Largest difference that is right; times the size of the reference if that is above 1."""
 
 
 class RegexOptions(RewardOption):
@@ -76,10 +76,10 @@ class RegexOptions(RewardOption):
 class FunctionOptions(RewardOption):
     """The result of a function of yours, which is called as TRL calls reward functions.
 
-    `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward of this
-    kind) for each completion, and may be async. Each column of the data is a list; `answer` has the
-    reference answers. `trainer_state` is None; `log_extra` and `log_metric` do nothing. An argument
-    that the function does not take is not passed.
+    `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward from
+    this function) for each completion, and may be async. Each column of the data is a list;
+    `answer` has the reference answers. `trainer_state` is None; `log_extra` and `log_metric` do
+    nothing. An argument that the function does not take is not passed.
     """
 
     name: Literal["function"] = "function"
@@ -105,12 +105,12 @@ class FunctionOptions(RewardOption):
 
 
 class WorkerOptions(Options):
-    """The processes that judge answers. They are apart from the run so that they can be killed."""
+    """The processes that judge answers, separate from the run so that they can be killed."""
 
     count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, gt=0)
-    """Seconds after a call's dispatch at which its process is killed."""
+    """Kill a worker process that has not finished a call this many seconds after its dispatch."""
     memory_mb: int = Field(2048, ge=256)
     """Memory in MiB that a process may allocate."""
     batch_size: int = Field(1, ge=1)
@@ -122,7 +122,7 @@ class WorkerOptions(Options):
 
 
 def _table(value: Any) -> Any:
-    """Return a reward's table for its table, its name, or a function's place."""
+    """Return the table of a reward that is given as a table, a name or a function's place."""
     if isinstance(value, str):
         value = {"function": value} if ":" in value else {"name": value}
     if not isinstance(value, dict):

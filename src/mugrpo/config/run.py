@@ -18,7 +18,7 @@ from mugrpo.disk.records import Status
 
 NAMED_MODELS = ("chain", "letters", "smollm2")
 
-# What makes the loss and the step of an update out of scored rollouts.
+# The groups that turn scored rollouts into the loss and the step of an update.
 UPDATE_PARTS = (
     "advantage",
     "objective",
@@ -136,10 +136,10 @@ class RewardOptions(Options):
 
 
 class RunConfig(Options):
-    """A run, resolved: everything that decides its numbers."""
+    """The resolved config of a run: everything that decides its numbers."""
 
     preset: str = "mu-grpo"
-    """The method that sets what the config itself does not; `mugrpo objectives` lists them."""
+    """The method that sets what the config itself does not; `mugrpo objectives` lists all."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
@@ -164,12 +164,12 @@ class RunConfig(Options):
     sequence_mask: parts.SequenceMask = parts.NoSequenceMask()
     """Whole responses that are left out."""
     correction: parts.Correction = parts.NoCorrection()
-    """A weight for an engine that disagrees with the trainer: w = trainer / engine, both with the
-    behavior policy's weights."""
+    """A weight that corrects for an engine that disagrees with the trainer: w = probability by the
+    trainer / by the engine, both of the behavior policy."""
     reference: parts.Reference = parts.NoReference()
     """A penalty on leaving a reference policy."""
     step: parts.Step = parts.PlainStep()
-    """A factor of the learning rate at each update."""
+    """A factor on the learning rate of each update."""
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """Divide the summed loss by the update's response tokens ("token_mean"); or divide each
     response's loss by its length and their sum by the number of responses ("sequence_mean"); or
@@ -197,7 +197,7 @@ class RunConfig(Options):
 
     @classmethod
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return `raw` over its preset; a group that neither of them names has its default name."""
+        """Return `raw` over its preset. A group that neither names gets the default name."""
         fields = cls.model_fields
         names = {group: {"name": fields[group].default.name} for group in cls.choices()}
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
@@ -222,12 +222,12 @@ class RunConfig(Options):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yield what is wrong between groups."""
+        """Yield a sentence for each conflict between options of different groups."""
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
-                "reference.period makes the policy of a stage's end the reference, which needs "
-                "checkpoint.stage_end"
+                "reference.period takes the reference from the checkpoint at a stage's end, so it "
+                "needs checkpoint.stage_end"
             )
         if isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
             for chosen in (self.rollouts.temperature, self.evaluation.temperature):
@@ -251,12 +251,12 @@ class RunConfig(Options):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Return the names of the logprobs that the objective's parts need beside the rollouts."""
+        """Return the names of the logprobs that the parts of the loss need beside the rollouts."""
         return (*self.objective.needs, *self.correction.needs, *self.reference.needs)
 
     @property
     def canary_tolerance(self) -> float:
-        """Return the engine's, or what rounding explains: bf16 keeps 8 bits of a logit."""
+        """Return the engine's tolerance; if unset, what rounding explains (bf16 has 8 bits)."""
         by_precision = {"fp32": 1e-3, "bf16": 0.1}[self.model.precision]
         return self.engine.canary_tolerance or by_precision
 
@@ -268,18 +268,18 @@ class RunConfig(Options):
 
     @property
     def proximal_period(self) -> int:
-        """Return the updates for which a proximal policy stays the same; 1 if there is none."""
+        """Return for how many updates a proximal policy stays the same; 1 if there is none."""
         chosen = self.objective
         return chosen.proximal_period if isinstance(chosen, objectives.ProximalOptions) else 1
 
     @property
     def reference_period(self) -> int:
-        """Return the stages after which the reference becomes the policy; 0 for never."""
+        """Return after how many stages the policy becomes the reference; 0 for never."""
         return self.reference.period if isinstance(self.reference, parts.KLReference) else 0
 
     @property
     def objective_file(self) -> Path | None:
-        """Return the file of an objective of one's own."""
+        """Return the file that a user's own objective is in, or None."""
         chosen = self.objective
         return Path(chosen.path) if isinstance(chosen, objectives.FileOptions) else None
 

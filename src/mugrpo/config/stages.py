@@ -54,8 +54,8 @@ class SequenceVariation(NamedOptions):
 
     name: Literal["tv_sequence"] = "tv_sequence"
     limit: float = Field(0.5, gt=0, lt=1)
-    """Total variation between policy and behavior policy per response; near 1 for long responses.
-    """
+    """Total variation between policy and behavior policy per response. It is near 1 for long
+    responses."""
 
 
 StageUntil = Annotated[AllUpdates | TokenVariation | SequenceVariation, Field(discriminator="name")]

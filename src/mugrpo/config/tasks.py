@@ -84,7 +84,7 @@ class DatasetOptions(NamedOptions):
     id_column: str | None = None
     """The column with the problem's id. If unset, the id is a hash of prompt and answer."""
     duplicates: Literal["error", "drop"] = "error"
-    """Refuse two rows with one id, or keep only the first."""
+    """Refuse rows with the same id, or keep only the first of them."""
     system_prompt: str | None = None
     """A system message for every conversation without one. It needs prompt.form = "chat"."""
     prompt_template: str = "{prompt}"
@@ -114,7 +114,7 @@ class DatasetOptions(NamedOptions):
     @classmethod
     def _template_has_a_place(cls, value: str) -> str:
         if "{prompt}" not in value:
-            raise ValueError("it has no {prompt}, so that every problem would read the same")
+            raise ValueError("it has no {prompt}, so every problem would read the same")
         return value
 
 

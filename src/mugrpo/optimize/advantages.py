@@ -1,7 +1,7 @@
 """Compute advantages from rewards. P problems, G responses per group; all [P, G], in float64.
 
-A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0, and its
-group's statistics leave it out.
+A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0 and does
+not count in its group's statistics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def group(
     eps: float = 1e-4,
     eps_inside: bool = False,
 ) -> torch.Tensor:
-    """A = (R - mean) / (std + eps) over each group's valid responses.
+    """Return A = (R - mean) / (std + eps) over each group's valid responses, [P, G] float64.
 
     This is DeepSeekMath's (arXiv 2402.03300, section 4.1), by default with the unbiased standard
     deviation and eps = 1e-4 as in TRL (verl adds 1e-6). With `eps_inside`, the divisor is
@@ -37,7 +37,7 @@ def group(
 
 
 def shifted(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, baseline: float) -> torch.Tensor:
-    """A = R - baseline, the same baseline for every problem.
+    """Return A = R - baseline, with the same baseline for every problem.
 
     Without the shift, wrong responses with a reward of 0 would have no gradient in TOPR (arXiv
     2503.14286).
@@ -46,7 +46,10 @@ def shifted(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, baseline: float
 
 
 def asymre(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, delta: float) -> torch.Tensor:
-    """A = R - (mean + delta) over each group's valid responses (AsymRE, arXiv 2506.20520)."""
+    """Return A = R - (mean + delta) over each group's valid responses.
+
+    This is AsymRE's (arXiv 2506.20520).
+    """
     return (_centered(rewards_PG, valid_PG) - delta).masked_fill(~valid_PG, 0.0)
 
 

@@ -30,7 +30,7 @@ class MicroBatch:
     varied: torch.Tensor  # [B] bool, true if the group's rewards are not all equal
     stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs stored beside the rollouts
     layout: Layout  # how the model computes them
-    prompts: torch.Tensor | None  # [B] int64, numbers of the prompts if they are shared
+    prompts: torch.Tensor | None  # [B] int64, each response's prompt number; None if not shared
 
 
 def collate(
@@ -70,10 +70,10 @@ def collate(
 
 
 def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """Return the tokens that went through the model without padding, and two shares.
+    """Return how many tokens went through the model, not counting padding, and two shares.
 
-    `padding_share` is the share of padding in all that went through the model,
-    `shared_prompt_share` the share of tokens that sharing prompts saved.
+    `padding_share` is the share of padding in everything that went through the model.
+    `shared_prompt_share` is the share of tokens that sharing prompts saved.
     """
     computed = sum(batch.layout.computed for batch in batches)
     padded = sum(batch.layout.padded for batch in batches)

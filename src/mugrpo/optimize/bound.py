@@ -1,7 +1,7 @@
 """Estimate the policy-improvement bound of off-policy GRPO (arXiv 2505.22257, theorem 1).
 
-P groups, G responses per group (padded; padding does not count). The log ratios are those of whole
-responses, w = prod_t policy / behavior, all [P, G].
+P groups, G responses per group (padded; padding does not count). A log ratio is that of a whole
+response: log w with w = prod_t policy / behavior. All are [P, G].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from mugrpo.optimize import advantages
 
-EPS = 1e-4  # in the bound's s = sqrt(var + eps), whatever advantage the update uses
+EPS = 1e-4  # in the bound's s = sqrt(var + eps), whatever advantages the update uses
 
 NAMES = (
     "variance_weight",

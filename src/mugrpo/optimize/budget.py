@@ -39,8 +39,8 @@ def computing(batch: MicroBatch) -> Iterator[None]:
 class TokenBudget:
     """The most tokens a micro-batch may hold: `optimizer.micro_batch_tokens` until memory runs out.
 
-    `notify` is called with a sentence about every change. A lowered budget stays until the process
-    ends; a resumed run starts with the configured budget again. The budget decides the order in
+    `notify` is called with a sentence about every change. A lowered budget stays low until the
+    process ends; a resumed run starts with the configured one. The budget decides the order in
     which a gradient is summed, so it affects rounding and nothing else. After memory has run out, a
     run that is killed and resumed may therefore differ from an uninterrupted one in the last bits.
     """
@@ -52,7 +52,7 @@ class TokenBudget:
         *,
         alone: bool = True,
     ) -> None:
-        """Without `alone`, the budget is that of one rank among several, and never lowered."""
+        """Without `alone`, the budget is that of one rank among several and is never lowered."""
         self.options = options
         self.alone = alone
         self.notify = notify
@@ -79,7 +79,10 @@ class TokenBudget:
             self._lower(responses, tokens)
 
     def _lower(self, responses: int, tokens: int) -> None:
-        """Halve the smaller of budget and micro-batch, which splits the micro-batch in two."""
+        """Halve the smaller of budget and micro-batch, which splits the micro-batch in two.
+
+        Raises RunStopped if the budget may not be lowered, or if a single response is too large.
+        """
         now, chunk = self.tokens, self.options.logprob_chunk_tokens
         if responses == 1:
             raise RunStopped(

@@ -27,9 +27,9 @@ def save_checkpoint(
 ) -> None:
     """Publish the trainer's checkpoint, then remove all but the newest `keep` and the `needed`.
 
-    `keep` 0 keeps all. `starts` is `Schedule.starts`: it is stored so that a run resumed from this
-    checkpoint knows where its stages began. Raises RunStopped, naming the last good checkpoint, if
-    a weight is not finite.
+    `needed` holds the updates of checkpoints. `keep` 0 keeps all. `starts` is `Schedule.starts`: it
+    is stored so that a run resumed from this checkpoint knows where its stages began. Raises
+    RunStopped, naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):

@@ -1,8 +1,8 @@
 """Weights that correct for an engine whose probabilities differ from the trainer's.
 
-w = exp(trainer_behavior_logprobs - behavior_logprobs): the same model weights, computed by the
-trainer and by the engine. How far the policy has moved since is not in w but in the importance
-ratio. All [B, T], without gradient.
+w = exp(trainer_behavior_logprobs - behavior_logprobs): both logprobs are of the same model weights,
+computed by the trainer and by the engine. How far the policy has moved since is not in w but in the
+importance ratio. All [B, T], without gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def truncated(
     cap: float,
     level: Level,
 ) -> torch.Tensor:
-    """min(w, cap): truncated importance sampling.
+    """Return min(w, cap): truncated importance sampling.
 
     Equals TRL's "token_truncate" and "sequence_truncate" without their lower bound.
     """
@@ -39,7 +39,7 @@ def masked(
     interval: tuple[float, float],
     level: Level,
 ) -> torch.Tensor:
-    """w if it is within the interval, else 0: masked importance sampling.
+    """Return w if it is within the interval, else 0: masked importance sampling.
 
     Equals TRL's "token_mask" and "sequence_mask".
     """

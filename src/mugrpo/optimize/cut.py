@@ -32,11 +32,11 @@ class Layout:
     shared: bool  # whether responses share prompts
     computed: int  # tokens through the model, without padding
     padded: int  # tokens through the model, with padding
-    copied: int  # tokens of shared prompts, once for each response
+    copied: int  # tokens of shared prompts, counted once for each response
 
     @property
     def cost(self) -> float:
-        """Tokens through the model; copies count as the share of a token that they cost."""
+        """Return the tokens through the model; a copy counts as the share of a token it costs."""
         return self.padded + _COPY * self.copied
 
 
@@ -55,7 +55,7 @@ def layout(shapes: Sequence[Shape], *, share: bool) -> Layout:
     if not share:
         return plain
     distinct = {shape.prompt: shape.prompt_length for shape in shapes}
-    # No token follows the last one of a response, so that one need not be computed.
+    # Nothing is predicted from a response's last token, so it need not be computed.
     computed = sum(distinct.values()) + sum(responses) - len(shapes)
     shared = Layout(True, computed, computed, len(shapes) * max(prompts))
     return min(plain, shared, key=lambda way: way.cost)
@@ -64,7 +64,7 @@ def layout(shapes: Sequence[Shape], *, share: bool) -> Layout:
 def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]:
     """Return micro-batches that cost at most `budget` tokens, as lists of places in `shapes`.
 
-    A response that is over the budget by itself gets a micro-batch of its own.
+    A response that exceeds the budget by itself gets a micro-batch of its own.
     """
     if share:
         return split_by_prompt(shapes, budget)
@@ -72,7 +72,7 @@ def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut `lengths`, longest first, into parts with number x longest <= `budget`.
+    """Cut `lengths`, longest first, into parts whose number x longest is at most `budget`.
 
     Return the parts as lists of places in `lengths`. Equal lengths keep their order.
     """
@@ -90,7 +90,7 @@ def split_by_prompt(shapes: Sequence[Shape], budget: int) -> list[list[int]]:
     """Cut responses into parts that keep the responses to a prompt together, longest first.
 
     Return the parts as lists of places in `shapes`. The responses to a prompt are split only if
-    they are over the budget by themselves.
+    they exceed the budget by themselves.
     """
 
     def fits(part: list[int]) -> bool:

@@ -18,7 +18,7 @@ Values = dict[str, float | None]
 class TokenStatistics:
     """A few numbers for each response token of an update, and the metrics that follow from them.
 
-    `fractions` names the metrics that the loss returns.
+    `fractions` has the names of the metrics that the loss returns.
     """
 
     def __init__(self, fractions: Sequence[str]) -> None:
@@ -77,9 +77,9 @@ class TokenStatistics:
         return min(1.0, log_share.exp().item() / len(log_weights))
 
     def bound(self, responses: Responses) -> Values:
-        """Return the bound on the improvement over the proximal policy, see `improvement_bound`.
+        """Return the bounds on the improvement over the proximal policy, see `improvement_bound`.
 
-        If no proximal policy is stored, it is the policy itself.
+        If no proximal policy is stored, the policy itself takes its place.
         """
         sizes = list(responses.group_sizes)
         computed = torch.zeros(sum(sizes), dtype=torch.bool)
@@ -105,10 +105,10 @@ class TokenStatistics:
     def values(self, update_tokens: int) -> Values:
         """Return the update's metrics.
 
-        Fractions are of all `update_tokens` response tokens. Ratios, divergences and entropy are
-        over the computed tokens, which are those of groups with reward variance unless the
-        objective needs others; they are None if there are no such tokens. KL and total variation
-        are estimated on the behavior policy's own samples:
+        The loss's metrics are means over all `update_tokens` response tokens, and 0 for tokens that
+        were not computed. Ratios, divergences and entropy are over the computed tokens (see
+        `UpdateLoss.has_gradient`); they are None if there are no such tokens. KL and total
+        variation are estimated on the behavior policy's own samples:
 
             kl_behavior = mean(r - 1 - log r), which estimates KL(behavior || policy) per token
             tv_token = mean(max(0, 1 - r))
@@ -141,8 +141,8 @@ def _mean(values: torch.Tensor) -> float | None:
 
 
 def _quantile(values: torch.Tensor, share: float) -> float | None:
-    """Return the smallest value that at least `share` of `values` do not exceed."""
+    """Return the smallest value v such that at least `share` of `values` are <= v."""
     if not len(values):
         return None
-    rank = max(1, -int(-share * len(values) // 1))  # ceil(share x n), from 1
+    rank = max(1, -int(-share * len(values) // 1))  # ceil(share x n), at least 1
     return values.kthvalue(rank).values.item()

@@ -21,7 +21,7 @@ class Experience:
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]  # one for each rollout
-    # name -> [T] for each rollout: logprobs under other policies that the objective needs
+    # name -> [T] for each rollout: the logprobs of other policies that the objective needs
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ def batch_logprobs(
 
 
 def shares_prompts(policy: Policy, config: RunConfig) -> bool:
-    """Return whether responses may share their prompt. The model's ability is tested once."""
+    """Return whether responses may share their prompt. The model is tested for it only once."""
     if not config.optimizer.share_prompts:
         return False
     if policy.can_share_prompts is None:
@@ -56,7 +56,7 @@ def rollout_logprobs(
     """Return the logprobs of each rollout's response under `policy`, in the order of `rollouts`.
 
     `check` is called before each micro-batch. Without a `budget`, micro-batches have the configured
-    size.
+    size. Raises RunStopped if memory runs out, see `TokenBudget`.
     """
     share = shares_prompts(policy, config)
     shapes = [shape_of(rollout) for rollout in rollouts]

@@ -1,4 +1,4 @@
-"""Share a policy's weights, gradients and optimizer state among ranks, with FSDP2."""
+"""Split a policy's weights, gradients and optimizer state among ranks, with FSDP2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Logprobs(nn.Module):
 
 
 def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
-    """Share the weights that the first rank has among all of the policy's ranks, see `cut_over`.
+    """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
 
     With `share_prompts`, the model's ability to share prompts is tested first. Raises UsageError on
     all ranks if one of them has built a different model from the same files.
@@ -65,7 +65,7 @@ def cut_over(
     precision: str,
     options: DistributedOptions,
 ) -> None:
-    """Share the weights of `whole`, which computes with `model`, among the ranks of `mesh`.
+    """Split the weights of `whole`, which computes with `model`, among the ranks of `mesh`.
 
     Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
     of the ranks' gradients. With precision bf16, weights are gathered and used in bf16, and
@@ -84,7 +84,7 @@ def cut_over(
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
 
 
 def _kept_on_the_cpu() -> OffloadPolicy:

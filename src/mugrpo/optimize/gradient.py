@@ -33,12 +33,12 @@ Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
 
 @dataclass(frozen=True)
 class Gradient:
-    """What an update's forward and backward passes leave behind, besides the gradient itself."""
+    """What an update's forward and backward passes return, besides the gradient itself."""
 
     loss: float
     batches: Sequence[MicroBatch]
     statistics: TokenStatistics
-    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # for `Watch`
+    shown: Sequence[tuple[MicroBatch, torch.Tensor, dict[str, torch.Tensor]]]  # for a `Watch`
 
 
 def leave_gradient(
@@ -54,7 +54,8 @@ def leave_gradient(
 
     This is the gradient of the whole update: the denominator counts every response, so the cut into
     micro-batches affects only rounding. Responses without a gradient (advantage 0, if the
-    objective gives them none) are not computed. Raises MicroBatchTooLarge if memory runs out.
+    objective gives them none) are not computed. Return the loss and what was computed; with
+    `watched`, also what a `Watch` is called with. Raises MicroBatchTooLarge if memory runs out.
     """
     tokens = sum(len(rollout.response_ids) for rollout in responses.rollouts)
     divisor = denominator(
@@ -88,8 +89,9 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
 
-    Prompts are shared if the model can and that is cheaper. A response longer than `tokens` stands
-    alone. There is at least one micro-batch for each rank, unless `places` is empty.
+    Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens` is
+    alone in its micro-batch. If there are fewer micro-batches than ranks, they are cut smaller, to
+    an equal part of the tokens for each rank.
     """
     share, ranks = shares_prompts(policy, config), policy.ranks.size
     shapes = [shape_of(responses.rollouts[place]) for place in places]
@@ -105,10 +107,10 @@ def micro_batches(
 def prepass(
     policy: Policy, batches: Sequence[MicroBatch], loss: UpdateLoss, config: RunConfig
 ) -> list[dict[str, torch.Tensor]]:
-    """Return what the objective's pre-pass says about each micro-batch: {name: [B, T] tensor}.
+    """Return what the objective's pre-pass computes for each micro-batch: {name: [B, T] tensor}.
 
-    The pre-pass looks at the whole update. Most objectives have none: then this returns empty
-    dictionaries. Raises MicroBatchTooLarge if memory runs out.
+    The pre-pass looks at the whole update. If the objective has none, as most do, the dictionaries
+    are empty. Raises MicroBatchTooLarge if memory runs out.
     """
     if loss.objective.prepass is None or not batches:
         return [{} for _ in batches]

@@ -43,9 +43,9 @@ def logprobs_elsewhere(
 ) -> list[NDArray[np.float32]]:
     """Return what `rollout_logprobs` returns for `config.model` with the weights at `path`.
 
-    The process prints to `log`. `check` is called while it works, and raises if the run is to stop.
-    Raises UsageError if the model cannot be loaded, RunStopped if memory runs out or the process is
-    lost.
+    The process prints to `log`. `check` is called while it works, and raises if the run must stop.
+    Raises UsageError if the model cannot be loaded, and RunStopped if memory runs out or the
+    process is lost.
     """
     threads = torch.get_num_threads()
     setup = {
@@ -105,7 +105,7 @@ def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDAr
 
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a rollout's fields, with the lists that JSON made of its arrays as arrays again."""
+    """Return a rollout's fields; JSON made lists of its arrays, which become arrays again."""
     arrays = {name: np.array(row[name], np.int32) for name in ("prompt_ids", "response_ids")}
     return row | arrays | {"behavior_logprobs": np.array(row["behavior_logprobs"], np.float32)}
 

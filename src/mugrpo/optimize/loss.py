@@ -1,4 +1,4 @@
-"""The loss of each token of an update, composed of the parts that a config chooses.
+"""The loss of each token of an update, composed of the parts that the config chooses.
 
     loss_t = weight_t x objective_t, 0 where a mask removes the token, + coefficient x KL_t
 
@@ -62,7 +62,7 @@ class UpdateLoss:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that `__call__` returns, for updates that compute nothing too."""
+        """Return the names of the metrics that `__call__` returns."""
         names = [*self.objective.metrics]
         names += ["vetoed_fraction"] if self.veto.name in _VETOES else []
         names += ["sequence_masked_fraction"] if self.sequence_mask.name in _SEQUENCE_MASKS else []
@@ -70,7 +70,7 @@ class UpdateLoss:
         return (*names, *(["kl_reference"] if self.kl else []))
 
     def has_gradient(self, responses: Responses) -> torch.Tensor:
-        """Return which responses can have a gradient and must be computed: [all responses] bool."""
+        """Return which of the R responses can have a gradient and must be computed: [R] bool."""
         at_zero = self.objective.needs_zero_advantages or self.kl is not None
         needed = responses.advantages != 0
         if at_zero:
@@ -117,7 +117,7 @@ class UpdateLoss:
     def _removed(
         self, of_tokens: tuple[torch.Tensor, ...], engine_BT: torch.Tensor
     ) -> TokenTensors:
-        """Return the tokens that the masks remove: {name of the metric: [B, T] bool}.
+        """Return the tokens that each mask removes: {name of its metric: [B, T] bool}.
 
         As in TRL, the off-policy mask measures the distance from the engine's own logprobs.
         """

@@ -17,8 +17,9 @@ def learning_rate(
 ) -> float:
     """Return the learning rate of update number `update` (from 0).
 
-    Warm-up: peak x (update + 1) / warmup_updates. Then constant, or linear or cosine from peak
-    down to final_share x peak. The last update reaches this if at least two follow the warm-up.
+    During the warm-up it is peak x (update + 1) / warmup_updates. Then it is constant, or falls
+    linearly or as a cosine from peak to final_share x peak. The last update reaches this if at
+    least two updates follow the warm-up.
     """
     if update < warmup_updates:
         return peak * (update + 1) / warmup_updates

@@ -24,7 +24,7 @@ def negative_advantage_veto(
     kappa: float,
     scope: Scope,
 ) -> torch.Tensor:
-    """The negative-advantage veto of Mu-GRPO (arXiv 2605.17570):
+    """Return the tokens that Mu-GRPO's negative-advantage veto (arXiv 2605.17570) removes:
 
         T   = { t : A < 0, r_t < kappa }      trigger tokens
         tau = min T                           no trigger, no veto
@@ -57,9 +57,9 @@ def off_policy(
     *,
     delta: float,
 ) -> torch.Tensor:
-    """The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556). It removes
+    """Return the tokens that DeepSeek-V3.2's sequence mask (arXiv 2512.02556) removes:
 
-        every response with A < 0 and mean over t of log(beta_t / pi_t) > delta.
+        all tokens of a response with A < 0 and mean over t of log(beta_t / pi_t) > delta
 
     Equals the inverse of TRL's `get_off_policy_mask`, which marks what to keep.
     """

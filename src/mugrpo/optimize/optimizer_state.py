@@ -37,7 +37,7 @@ def save_optimizer(
 def load_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
 ) -> None:
-    """Load the state that any number of ranks wrote. Raises RunStopped if a part is missing."""
+    """Load the state, however many ranks wrote it. Raises RunStopped if a part is missing."""
     files = sorted(folder.glob("optimizer*.safetensors"))
     if not files or len(files) != _ranks_of(files[0]):
         raise RunStopped(f"{folder} lacks parts of the optimizer's state; use another checkpoint")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-LARGEST = 80.0  # bound on log ratios: e^80 fits fp32, and times a loss of 0 it is 0
+LARGEST = 80.0  # bound on log ratios: e^80 is finite in fp32, so that 0 times it is 0
 _LEAST = -1e4  # a log-probability below this counts as that of probability 0
 
 
@@ -33,7 +33,7 @@ def sequence_log_ratios(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> t
     """Return GSPO's mean of each response's log ratios, at each of its tokens, [B, T].
 
     The value is the response's, but the gradient is each token's own (GSPO-token, arXiv
-    2507.18071): summed over a response it is the gradient of the mean, times the length.
+    2507.18071). Summed over a response it is the gradient of the mean, times the length.
     """
     mean_B1 = masked_mean(log_ratios_BT, mask_BT).detach()
     return mean_B1 + (log_ratios_BT - log_ratios_BT.detach())
@@ -62,5 +62,5 @@ def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
 
 
 def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities with a constant for probability 0, so that no loss is infinite."""
+    """Return the log-probabilities, at least -1e4, so that no loss is infinite."""
     return logprobs_BT.clamp(min=_LEAST)

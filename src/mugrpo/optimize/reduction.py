@@ -12,8 +12,8 @@ Reduction = Literal["token_mean", "sequence_mean", "constant"]
 def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_tokens: int) -> int:
     """Return the number that an update's summed loss is divided by.
 
-    It counts every response of the update, even if masked, vetoed or not computed. So neither a
-    mask nor the cut into micro-batches changes the weight of the other tokens.
+    It counts every response of the update, even if masked, vetoed or not computed. Therefore
+    neither a mask nor the cut into micro-batches changes the weight of the other tokens.
     """
     return {
         "token_mean": tokens,

@@ -16,16 +16,16 @@ def kl(
     *,
     corrected: bool,
 ) -> torch.Tensor:
-    """KL(policy || reference) per token, [B, T], by the k3 estimator:
+    """Return KL(policy || reference) per token, [B, T], by the k3 estimator:
 
         k3 = e^d - d - 1,   d = log reference - log policy
 
     The mean of k3 over the policy's own samples is the divergence (Schulman, "Approximating KL
     divergence"), but its mean gradient is that of KL(reference || policy). With `corrected`, k3 is
-    multiplied by the ratio to the behavior policy, with the gradient through the ratio: then mean
-    and mean gradient are the divergence's, on stale samples too. Uncorrected, this equals TRL's
-    per-token KL; corrected, TRL's with `use_bias_correction_kl`. For responses of several tokens it
-    is the divergence of the next token, under the prefixes that were sampled.
+    multiplied by the ratio to the behavior policy, with the gradient through the ratio. Then mean
+    and mean gradient are those of the divergence, on stale samples too. Uncorrected, this equals
+    TRL's per-token KL; corrected, TRL's with `use_bias_correction_kl`. For responses of several
+    tokens it is the divergence of the next token, under the prefixes that were sampled.
     """
     d_BT = log_ratios(reference_logprobs, logprobs).clamp(-_HALF, _HALF)
     k3_BT = torch.expm1(d_BT) - d_BT

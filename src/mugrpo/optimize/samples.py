@@ -44,10 +44,10 @@ class SampleCollector:
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
     ) -> list[dict[str, Any]]:
-        """Return at most `count` rollouts: up to half with a negative advantage, then positive.
+        """Return at most `count` rollouts in order: up to half with A < 0, the others with A > 0.
 
-        Each is the first of its group with that sign. Positive ones come from groups that have no
-        negative one here, if there are such groups.
+        Each is the first of its group with that sign. Those with A > 0 come from groups that are
+        not shown yet, if there are such groups.
         """
         negative = self._first_of_groups(rollouts, -1.0)[: count // 2]
         shown = {rollouts[row].group for row in negative}

@@ -32,7 +32,7 @@ _LARGE_STATE = (
 
 
 class Trainer:
-    """A policy with its optimizer, to make updates. `update` counts them, applied or not.
+    """A policy with its optimizer, which makes updates. `update` counts them, applied or not.
 
     The ranks that share a policy all make the same calls.
     """
@@ -66,9 +66,9 @@ class Trainer:
     def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
         """Make one update on `experience` and return its metrics.
 
-        If memory runs out, the gradient is computed again in smaller micro-batches or RunStopped is
-        raised, see `TokenBudget`. If the loss or gradient is not finite, the update is not applied
-        and `skipped` is 1. `watch` is called with each micro-batch.
+        If memory runs out, the gradient is computed again in smaller micro-batches, or RunStopped
+        is raised, see `TokenBudget`. If the loss or the gradient is not finite, the update is not
+        applied and `skipped` is 1. `watch` is called with each micro-batch.
         """
         began = time.monotonic()
         responses = with_advantages(experience, self.config)
@@ -110,7 +110,7 @@ class Trainer:
             (folder / "trainer.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote to `folder`, with any number of ranks."""
+        """Load what `save` wrote to `folder`, however many ranks wrote it."""
         state = json.loads((folder / "trainer.json").read_text())
         self.policy.load_weights(folder, state["update"])
         parameters = dict(self.policy.model.named_parameters())
@@ -136,7 +136,7 @@ class Trainer:
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for parameter in parameters:
-            if parameter.grad is None:  # no response has a gradient: a zero one lets moments decay
+            if parameter.grad is None:  # no response has a gradient: zeros let moments decay
                 parameter.grad = torch.zeros_like(parameter)
         passing("gradient")
         norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()

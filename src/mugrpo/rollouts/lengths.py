@@ -12,24 +12,24 @@ from mugrpo.disk.shards import ShardSet, read_lengths
 
 
 class ExpectedLengths:
-    """Expected lengths, learned from shards alone: so they are the same after a kill."""
+    """Expected lengths, learned from shards alone, so that they are the same after a kill."""
 
     def __init__(self) -> None:
-        self._of_problem: dict[str, tuple[int, int]] = {}  # responses and their tokens
+        self._of_problem: dict[str, tuple[int, int]] = {}  # numbers of responses and of tokens
         self._prompts = _Line()
 
     def learn(self, shards: ShardSet) -> None:
-        """Learn from every undamaged shard. A damaged one is not needed, and is skipped."""
+        """Learn from every undamaged shard. A damaged one is skipped, because it is not needed."""
         for shard in shards.numbers():
             if shards.fault(shard) is None:
                 self._take(read_lengths(shards, shard))
 
     def of(self, problem_id: str, prompt_length: int) -> float:
-        """Return the expected tokens of a response to the problem.
+        """Return the expected number of tokens of a response to the problem.
 
-        That is the mean of its earlier responses. For a new problem it is the value, at this prompt
-        length, of the least-squares line through all (prompt length, response length); 0 if nothing
-        is known.
+        That is the mean over its earlier responses. For a new problem it is the value at this
+        prompt length of the least-squares line through all (prompt length, response length). It is
+        0 if nothing is known.
         """
         if problem_id in self._of_problem:
             responses, tokens = self._of_problem[problem_id]

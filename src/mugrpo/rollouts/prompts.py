@@ -19,8 +19,8 @@ from mugrpo.disk.records import Problem
 class PromptEncoder:
     """An encoder of problems under `options`, in at most `limit` tokens (None for no limit).
 
-    Raises UsageError if the chat form is chosen but the tokenizer has no template, and if an id is
-    outside the model's vocabulary.
+    Raises UsageError if the chat form is chosen and there is no readable template, if a problem
+    cannot be written in the chosen form, and if an id is outside the model's vocabulary.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PromptEncoder:
                 )
 
     def __call__(self, problem: Problem) -> NDArray[np.int32]:
-        """Return the prompt ids of `problem`, [P]; the last `limit` if `overlong` is "truncate"."""
+        """Return the prompt ids of `problem`, [P]: the last `limit` if `overlong` is "truncate"."""
         ids = self._ids(problem, self.text(problem))
         if self.options.overlong == "truncate" and self.limit is not None:
             ids = ids[-self.limit :]
@@ -56,8 +56,8 @@ class PromptEncoder:
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems whose prompts leave room for a response.
 
-        Raises UsageError if some do not and `overlong` is "error", if none does, and if a prompt
-        cannot be written in the chosen form.
+        Raises UsageError if some do not and `overlong` is "error", if no prompt does, and if a
+        problem cannot be written in the chosen form.
         """
         texts = [self.text(problem) for problem in problems]
         limit = self.limit

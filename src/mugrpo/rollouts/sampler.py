@@ -20,9 +20,9 @@ Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
 class Sampler:
     """A sampler of groups of rollouts: `group_size` responses to each problem.
 
-    `stage` is the stage's number or "evaluation"; together with `seed` it decides the random
-    numbers. `policy_step` is the number of updates that the engine's weights have received. The
-    groups that are `expected` to have the longest responses are generated first.
+    `stage` is the stage's number or "evaluation"; it and `seed` enter the seed of each rollout, see
+    `rollout_seed`. `policy_step` is the number of updates that the engine's weights have received.
+    The groups that are `expected` to have the longest responses are generated first.
     """
 
     def __init__(
@@ -122,9 +122,10 @@ class SampledShard:
     """A shard's rollouts, and what sampling them cost."""
 
     rollouts: Sequence[Rollout]
-    slots: int  # tokens computed for them, useless ones included
+    slots: int  # token positions computed for them, idle and padded ones included
     seconds: float
 
     def publish(self, shards: ShardSet, shard: int, **notes: float | None) -> None:
+        """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)

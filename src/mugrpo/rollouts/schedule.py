@@ -5,8 +5,9 @@ used for `passes_per_batch` updates. Problems come in epochs, each a fresh permu
 set. An epoch consists of full batches only, so no problem repeats within an update. A problem's
 `occurrence` is the epoch in which it is drawn, so (problem, occurrence) identifies a group.
 
-The number of updates is fixed, the number of stages is not: if a stage ends early (`stage_until`),
-the next stage begins there, and the run needs more stages. `starts` records where stages began.
+The number of updates is fixed, but the number of stages is not. If a stage ends early
+(`stage_until`), the next stage begins there, and the run needs more stages. `starts` records where
+stages began.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """The number of stages of the run, if no further stage ends early."""
+        """Return the number of stages of the run, if no further stage ends early."""
         left = self.options.total_updates - self.starts[-1]
         return len(self.starts) - 1 + math.ceil(left / self.options.updates_per_stage)
 
@@ -56,7 +57,7 @@ class Schedule:
         return islice(self.stream(stage), self.batches(stage) * self.options.problems_per_update)
 
     def stream(self, stage: int) -> Iterator[tuple[int, int]]:
-        """Yield the groups of `stage` and then, without end, those that follow in the epochs."""
+        """Yield the groups of `stage`, then those that follow in the epochs, without end."""
         per_update = self.options.problems_per_update
         batches_per_epoch = self.problems // per_update
         epoch, order = -1, np.empty(0, np.int64)
@@ -69,7 +70,7 @@ class Schedule:
                 yield int(index), epoch
 
     def batches(self, stage: int) -> int:
-        """Return the number of batches that `stage` samples: those that updates are left for."""
+        """Return the number of batches that `stage` samples: as many as its updates need."""
         return math.ceil(self.planned_updates(stage) / self.options.passes_per_batch)
 
     def planned_updates(self, stage: int) -> int:
@@ -85,13 +86,13 @@ class Schedule:
         return started + (update - self.starts[started]) // self.options.updates_per_stage
 
     def first_update(self, stage: int) -> int:
-        """Return the number of updates before `stage`, which its behavior policy has received."""
+        """Return the number of updates before `stage`. Its behavior policy has received these."""
         further = max(0, stage - (len(self.starts) - 1))
         start = self.starts[stage - further] + further * self.options.updates_per_stage
         return min(start, self.options.total_updates)
 
     def staleness(self, update: int) -> int:
-        """Return the updates between the behavior policy and update number `update` (from 0)."""
+        """Return the number of updates from the behavior policy to update number `update`."""
         return update - self.first_update(self.stage_of(update))
 
     def batch_of(self, update: int) -> int:
@@ -101,8 +102,8 @@ class Schedule:
     def ending_at(self, update: int) -> Schedule:
         """Return the schedule in which the current stage ends after `update` updates.
 
-        A last stage that the run's end cuts short counts as an early end too, because updates may
-        be added to the run later.
+        If the end of the run cuts its last stage short, that counts as an early end too, because
+        updates may be added to the run later.
         """
         stage = self.stage_of(update - 1)
         if update == self.first_update(stage) + self.options.updates_per_stage:

@@ -19,8 +19,8 @@ from mugrpo.tasks.base import Task
 class Scorer:
     """A scorer of rollouts of `problems`, with `task` as the judge.
 
-    `options` says how truncated responses and failures count. `max_new_tokens` is the length to
-    which the penalty on long responses refers. `judge` is the fingerprint of all that decides
+    `options` says how truncated responses and failures count. `max_new_tokens` is the length at
+    which the penalty on long responses reaches 1. `judge` is the fingerprint of all that decides
     the scores, see `scored`. `check` is called between rollouts and may raise to stop.
     """
 
@@ -47,7 +47,7 @@ class Scorer:
         """Score one shard and publish the scores, with counts in the manifest.
 
         Raises UsageError if a rollout's problem is unknown, and RunStopped as soon as more
-        responses than `failure_limit` allows could not be judged. Nothing is published then.
+        responses have failed than `failure_limit` allows. In both cases nothing is published.
         """
         began = time.monotonic()
         responses = list(read_rollouts(rollouts, shard))
@@ -84,7 +84,7 @@ class Scorer:
         )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
-        """Yield a verdict for every rollout, in order. The task judges only what it has to."""
+        """Yield a score for every rollout, in order. The task judges only those it has to."""
         everything = self.options.truncated == "scored"
         judged = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
@@ -102,7 +102,7 @@ class Scorer:
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
-        stopped = rollout.finish_reason is FinishReason.STOP  # its last id says no more than that
+        stopped = rollout.finish_reason is FinishReason.STOP  # its last id only says so
         ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         problem = self.problems[rollout.problem_id]
@@ -138,9 +138,9 @@ def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:
-    """Return whether `scores` has the scores of exactly those rollouts that `rollouts` has now.
+    """Return whether `scores` has the scores of exactly the rollouts that `shard` holds now.
 
-    With `judge`, the scores must be that judge's, or name no judge.
+    If `judge` is given, the scores must be that judge's, or name no judge.
     """
     if shard not in rollouts or shard not in scores:
         return False

@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): which groups to train on, how many to sample more."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups to train on, and how many more to sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.records import Status
 
-_SPARE = 1.1  # times the expected need, because another round costs more than a few groups
+_SPARE = 1.1  # factor on the expected need, because another round costs more than a few groups
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bo
 
 
 def batches(groups: Sequence[Group], size: int, wanted: int | None = None) -> list[list[Group]]:
-    """Return full batches of `size` groups of different problems, `wanted` of them at most.
+    """Return full batches of `size` groups of different problems, at most `wanted` batches.
 
     Each group goes into the first batch that has room for it and lacks its problem, so groups keep
     their order. If another arrangement fills more batches, the groups are dealt out that way

@@ -59,7 +59,7 @@ class _Crew:
             thread.start()
 
     def events(self) -> Iterator[Event]:
-        """Yield what the samplers decode and finish until all are done; raise what one raises."""
+        """Yield what the samplers decode and finish until all end. Raises what a sampler raises."""
         running = len(self._threads)
         while running:
             event = self._events.get()

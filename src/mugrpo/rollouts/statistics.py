@@ -13,9 +13,9 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Rollouts made elsewhere may lack occupancy, canary gap and seconds; older scores may lack the
-    counts of groups by their share of right responses. `time/refresh` is the time to hand the
-    weights to the engine and check it, before the first rollout.
+    Rollouts made elsewhere may lack occupancy, canary gap and seconds. Older scores may lack the
+    counts of groups by their share of right responses. `time/refresh` is the time it takes to hand
+    the weights to the engine and check it, before the first rollout.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)

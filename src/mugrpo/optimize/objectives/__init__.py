@@ -1,4 +1,4 @@
-"""Objectives: functions of tensors and numbers, one file each, found by its name.
+"""Objectives: functions of tensors and numbers, one file each, each found by its name.
 
 Each file `NAME.py` here defines
 
@@ -9,7 +9,7 @@ response tokens. The token losses are [B, T] and to be minimized. The metrics ar
 [B, T] tensors, whose means over the update's response tokens are logged. Advantages, masks,
 reduction and the size of the step are decided elsewhere. The file also defines
 
-    METRICS = names of the metrics, so that an update that computes nothing logs zeros
+    METRICS = names of the metrics to log; an update that computes nothing logs 0 for them
 
 It may also define
 
@@ -17,7 +17,7 @@ It may also define
         called once per update, without gradient, with all responses that the update computes;
         `loss` gets the tensors it returns as further keyword arguments, cut to the micro-batch
     NEEDS_ZERO_ADVANTAGES = True
-        if responses with advantage 0 have a gradient, so that they must be computed
+        if responses with advantage 0 have a gradient and so must be computed
 
 A file of your own (`objective.name = "file"`) defines the same; see docs/objectives.md.
 """

@@ -38,6 +38,8 @@ def loss(
     except with a correction that weights tokens differently or with a corrected KL term: there TRL
     gives every token the gradient and ratio of the response. TRL's `delta` bounds r before the
     clip, for both signs of A; it equals our c if c >= high.
+
+    Returns the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low: float | torch.Tensor

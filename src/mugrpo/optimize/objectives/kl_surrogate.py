@@ -7,7 +7,7 @@ import torch
 from mugrpo.optimize.ratios import log_ratios
 
 METRICS = ("kl_penalty",)
-NEEDS_ZERO_ADVANTAGES = True  # for the penalty
+NEEDS_ZERO_ADVANTAGES = True  # because of the penalty
 
 
 def loss(
@@ -24,8 +24,8 @@ def loss(
 
     The second term is at least 0. Its mean over the behavior policy's samples is
     KL(policy || behavior) of the next token, and its mean gradient is that of this divergence.
-    With `penalty` = 0 this is the plain surrogate. Masks and corrections apply to this term as to
-    the rest of the loss.
+    With `penalty` = 0 this is the plain surrogate. Masks and corrections apply to the penalty as
+    they do to the rest of the loss.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)

@@ -22,9 +22,8 @@ def prepass(
         T = tokens with (A > 0, r > 1) or (A < 0, r < 1)
         while mean over T of (log r)^2 > limit: mask the token with the largest, drop it from T
 
-    Masking the largest one at a time leaves the longest prefix, in ascending order, whose mean is
-    within the limit; that is how it is computed. Among equal values the later token is masked
-    first.
+    This leaves the longest prefix of the ascending (log r)^2 whose mean is within the limit, so the
+    code computes that prefix. Among equal values the later token is masked first.
     """
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask
@@ -47,7 +46,7 @@ def loss(
     """M2PO as its paper (arXiv 2510.01161) defines it: loss_t = -keep_t r_t A, without a clip.
 
     Equals GRPO with the interval [0, inf) if the limit is never exceeded. The released code does
-    something else, see m2po_released.
+    something else, see `m2po_released`.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape == keep.shape
     ratio_BT = log_ratios(logprobs, behavior_logprobs).exp()

@@ -23,7 +23,7 @@ def prepass(
         sum over T of min((log r)^2, t^2) = limit x |T|;   no cap if the sum without one is less
 
     With (log r)^2 in ascending order, the sum capped at the k-th value is a prefix sum plus a
-    constant tail. So t follows from the first k at which this sum exceeds limit x |T|.
+    constant tail, so t follows from the first k at which this sum exceeds limit x |T|.
     """
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     away_BT = (advantages[:, None] * log_ratio_BT > 0) & mask

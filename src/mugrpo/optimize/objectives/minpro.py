@@ -17,7 +17,7 @@ def loss(
     *,
     ratio_clip: tuple[float, float],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The PPO min form on the token's ratio times the smallest ratio before it:
+    """The PPO min form on each token's ratio times the smallest ratio before it:
 
         w_t = r_t sg[min over j < t of r_j],   w_1 = r_1;   loss_t = -min(w_t A, clip(w_t) A)
 

@@ -18,7 +18,8 @@ def loss(
     """loss_t = -A log pi_t.
 
     With `advantage.name = "asymre"` this is AsymRE (arXiv 2506.20520). With a baseline below the
-    mean reward it improves without any correction; with delta >= 0 the policy's support collapses.
+    mean reward (delta < 0) the policy improves without any correction; with delta >= 0 its support
+    collapses.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     return -advantages[:, None] * finite(logprobs), {}
