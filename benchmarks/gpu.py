@@ -274,7 +274,9 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
     flop = {shared: update_flop(model.shape, groups, shared=shared) for shared in (True, False)}
 
     def side(shared: bool, _: int) -> Measured:
-        trainer.share = shared  # one trainer: the weights and AdamW's state are there once
+        policy.can_share_prompts = (
+            shared  # one trainer: the weights and AdamW's state are there once
+        )
         forget_peak(policy.device)
         metrics, seconds = clocked(lambda: trainer.step(experience), policy.device)
         notes = {

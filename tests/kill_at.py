@@ -13,14 +13,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from mugrpo.disk import places
 
-Reach = Callable[[Callable[[], None]], None]  # with what is to be done before
+Reach = Callable[[AbstractContextManager[None]], None]
 
 
 def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
@@ -31,13 +31,13 @@ def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
     """
     passes = 0
 
-    def reach(prepare: Callable[[], None]) -> None:
+    def reach(halved: AbstractContextManager[None]) -> None:
         nonlocal passes
         passes += 1
         if passes == nth:
-            prepare()
-            os.write(2, f"{act} at {place}\n".encode())
-            _do(act)
+            with halved:
+                os.write(2, f"{act} at {place}\n".encode())
+                _do(act)
 
     PLACES[place].watch(reach)
 
@@ -70,17 +70,17 @@ def fill_disk(path: Path, spare: int) -> None:
 class Place:
     """A point that the code declares (mugrpo.disk.places), with what it is about.
 
-    `prepare` makes of what is there a half of it, before the process is killed.
+    `halved` leaves half of what is there while the signal is sent, and all of it afterwards.
     """
 
     point: str
     about: str = ""  # a pattern
-    prepare: Callable[[str], None] = lambda _: None
+    halved: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
 
     def watch(self, reach: Reach) -> None:
         def watcher(point: str, what: str) -> None:
             if point == self.point and re.search(self.about, what):
-                reach(partial(self.prepare, what))
+                reach(self.halved(what))
 
         places.watchers.append(watcher)
 
@@ -96,7 +96,7 @@ class EngineBatch(Place):
             if point in ("sampling", "sampled"):
                 stage = what if point == "sampling" else ""
             elif point == self.point and stage.isdigit():
-                reach(lambda: None)
+                reach(nullcontext())
 
         places.watchers.append(watcher)
 
@@ -105,22 +105,37 @@ def _unfinished(path: str) -> Path:
     return Path(f"{path}.tmp.{os.getpid()}")
 
 
-def _half_a_file(path: str) -> None:
+@contextmanager
+def _cut_in_half(file: Path) -> Iterator[None]:
+    whole = file.read_bytes()
+    os.truncate(file, len(whole) // 2)
+    yield
+    file.write_bytes(whole)
+
+
+def _half_a_file(path: str) -> AbstractContextManager[None]:
     """Cut the file that is about to become `path` in half."""
-    unfinished = _unfinished(path)
-    os.truncate(unfinished, unfinished.stat().st_size // 2)
+    return _cut_in_half(_unfinished(path))
 
 
-def _half_a_checkpoint(path: str) -> None:
-    """Leave the model and half of the optimizer's bytes in the checkpoint's folder."""
+@contextmanager
+def _half_a_checkpoint(path: str) -> Iterator[None]:
+    """Leave the model and half of the optimizer's bytes in the checkpoint's folder, unsealed."""
     (optimizer,) = _unfinished(path).glob("optimizer*")
-    os.truncate(optimizer, optimizer.stat().st_size // 2)
-    (_unfinished(path) / "sha256.json").unlink()
+    seal = _unfinished(path) / "sha256.json"
+    sums = seal.read_bytes()
+    seal.unlink()
+    with _cut_in_half(optimizer):
+        yield
+    seal.write_bytes(sums)
 
 
-def _half_a_line(path: str) -> None:
+@contextmanager
+def _half_a_line(path: str) -> Iterator[None]:
     with open(path, "ab") as file:
         file.write(b'{"kind": "update", "upd')
+    yield
+    os.truncate(path, os.path.getsize(path) - 23)
 
 
 _SHARDS = r"/stages/\d+/{}/shard"

@@ -255,9 +255,9 @@ def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(
         "unused_rollouts": unused,
         "tv_token": 0.75,
     }
-    assert early_end_sentence(line, "tv_token") == (
-        f"stage 0 ends after {made} of 6 updates: tv_token 0.75; {unused} of its rollouts are not "
-        "trained on"
+    assert early_end_sentence(stage, line) == (
+        f"stage 0 ends after {made} of 6 updates: tv_token 0.75; {unused} of its 24 rollouts are "
+        "not trained on"
     )
     assert stage.schedule.ending_at(made).starts == (0, made)
 

@@ -69,7 +69,7 @@ def optimize_stage(
         if line["skipped"]:
             report_nonfinite(run, update, experience, line, trainer.nonfinite_in_a_row)
         if early_end:
-            run.progress.say(early_end_sentence(early_end, config.stage_until.name))
+            run.progress.say(early_end_sentence(stage, early_end))
         if early_end or update == first + planned:
             training.schedule, end = stage.schedule.ending_at(update), update
         if checkpoint_due(config, training.schedule, update):
@@ -100,11 +100,14 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     }
 
 
-def early_end_sentence(end: Metrics, rule: str) -> str:
+def early_end_sentence(stage: Stage, end: Metrics) -> str:
     """Tell a person what a "stage_end" line says."""
+    rule, options = stage.config.stage_until.name, stage.schedule.options
+    rollouts = stage.schedule.batches(stage.number) * options.rollouts_per_update
     return (
         f"stage {end['stage']} ends after {end['updates']} of {end['planned_updates']} updates: "
-        f"{rule} {end[rule]:.3g}; {end['unused_rollouts']} of its rollouts are not trained on"
+        f"{rule} {end[rule]:.3g}; {end['unused_rollouts']} of its {rollouts} "
+        "rollouts are not trained on"
     )
 
 
