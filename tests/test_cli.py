@@ -176,7 +176,9 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
         return ended
 
     first(
-        "generate", 1, f"{run_dir}/checkpoints/update-000003 is not made yet: optimize the stages"
+        "generate",
+        1,
+        f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the",
     )
     for phase in ("score", "optimize"):
         first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")

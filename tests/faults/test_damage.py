@@ -103,7 +103,7 @@ def test_a_checkpoint_that_a_bad_shard_needs_but_is_gone_is_named_with_a_way_tha
     shutil.rmtree(gone)
     shard_path(run_dir, 1, 2).unlink()
     command("repair", run_dir)
-    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the checkpoints after")
+    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the later checkpoints")
     shutil.rmtree(run_dir / "checkpoints" / "update-000004")
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
