@@ -117,7 +117,7 @@ def test_extra_files_are_reported_and_not_read(run_dir: Path, command: Command, 
     for ended in (command("repair", run_dir), command("train", run_dir)):
         assert ended.status == 0
         for stranger in (extra, notes):
-            assert f"{stranger} is not in its manifest; it is not read\n" in ended.out
+            assert f"{stranger} is not in its manifest, so it is ignored\n" in ended.out
     assert extra.exists() and notes.exists()
     assert_same(run_dir, reference)
 

@@ -172,7 +172,7 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
 @pytest.mark.long
 def test_one_shard_is_told_of(tmp_path: Path):
     ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
-    assert "the stage is one shard, which updates wait for" in ended.out
+    assert "the stage is one shard, which all updates wait for" in ended.out
 
 
 @pytest.mark.parametrize(
