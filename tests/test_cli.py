@@ -186,7 +186,7 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
     first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
     first("generate", 2, "--stage 2: the run has stages 0 to 1")
     first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "--update 4: there are checkpoints of [0]")
+    refused(command("evaluate", *words, "--update", 4), "--update 4: it has no checkpoint")
     assert command("score", *words).status == 0
     assert command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]

@@ -43,8 +43,8 @@ def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
     stopped(command("train", run_dir), f"{bad} ", sentence, "`mugrpo repair")
     repaired = command("repair", run_dir)
     assert repaired.status == 0
-    assert re.search(f"{bad} .*{sentence}.*; it will be made again\n1 bad; ", repaired.out)
-    assert command("repair", run_dir).out.endswith("all is well\n")
+    assert re.search(f"{bad} .*{sentence}.*; it will be made again\n1 damaged; ", repaired.out)
+    assert command("repair", run_dir).out.endswith("no damage found\n")
     again = command("train", run_dir)
     assert again.status == 0
     assert ("stage 2: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
