@@ -122,9 +122,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(
     [
         (["--seed"], "--seed has no value"),
         (["--seed", "x"], "seed = 'x'"),
-        (["seed", "3"], "'seed' is no option"),
+        (["seed", "3"], "'seed' is not an option"),
         (["--optimizer.betas", "[0.9, 1.0]"], "each must be in [0, 1)"),
-        (["--objective.ratio_clip", "[2, 1]"], "is no ratio interval: 0 <= low < high is needed"),
+        (["--objective.ratio_clip", "[2, 1]"], "is not a ratio interval: it needs 0 <= low < high"),
         (["--engine.name", "vlm"], "no such name 'vlm': choose among"),
         (["--schedule.problems_per_update", "25"], "the data set has 24 problems"),
     ],

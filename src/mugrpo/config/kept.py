@@ -1,4 +1,4 @@
-"""Options that say what is measured and kept of a run."""
+"""Options that decide what a run measures and keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: methods by name, and what each sets beneath a config file. One TOML file per method."""
+"""Presets: methods by name, with the options that a config leaves unset. One TOML file each."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class DatasetOptions(NamedOptions):
     @classmethod
     def _template_has_a_place(cls, value: str) -> str:
         if "{prompt}" not in value:
-            raise ValueError("it has no {prompt}, so that every problem would read the same")
+            raise ValueError("it has no {prompt}, so every problem would read the same")
         return value
 
 
