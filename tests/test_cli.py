@@ -122,9 +122,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(
     [
         (["--seed"], "--seed has no value"),
         (["--seed", "x"], "seed = 'x'"),
-        (["seed", "3"], "'seed' is no option"),
+        (["seed", "3"], "'seed' is not an option"),
         (["--optimizer.betas", "[0.9, 1.0]"], "each must be in [0, 1)"),
-        (["--objective.ratio_clip", "[2, 1]"], "is no ratio interval: 0 <= low < high is needed"),
+        (["--objective.ratio_clip", "[2, 1]"], "is not a ratio interval: it needs 0 <= low < high"),
         (["--engine.name", "vlm"], "no such name 'vlm': choose among"),
         (["--schedule.problems_per_update", "25"], "the data set has 24 problems"),
     ],
@@ -176,7 +176,9 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
         return ended
 
     first(
-        "generate", 1, f"{run_dir}/checkpoints/update-000003 is not made yet: optimize the stages"
+        "generate",
+        1,
+        f"{run_dir}/checkpoints/update-000003 does not exist yet: optimize the",
     )
     for phase in ("score", "optimize"):
         first(phase, 0, f"has 0 of 3 shards of rollouts; run `mugrpo generate {run_dir} --stage 0`")
@@ -184,7 +186,7 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
     first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
     first("generate", 2, "--stage 2: the run has stages 0 to 1")
     first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "--update 4: there are checkpoints of [0]")
+    refused(command("evaluate", *words, "--update", 4), "--update 4: it has no checkpoint")
     assert command("score", *words).status == 0
     assert command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]

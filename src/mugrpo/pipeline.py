@@ -2,15 +2,15 @@
 
     for each stage:
         generate   every missing rollout shard, with the policy at the stage's first update
-        score      every missing score shard; dynamic sampling may then want further shards
+        score      every missing score shard; dynamic sampling may then ask for more shards
         plan       which rollouts each update trains on
-        logprobs   what the objective needs of other policies
-        optimize   from the newest checkpoint to the stage's last update, which `stage_until` may
-                   make an earlier one
+        logprobs   those of other policies that the objective needs
+        optimize   from the newest checkpoint to the end of the stage, which `stage_until` may
+                   bring forward
 
 Generation and optimization never call each other: they meet at the stage's shards on disk. Each
-step looks at what is published and does the rest. So a run that was killed anywhere goes on from
-there, and any step can be run alone, elsewhere or again.
+step looks at what is published and does the rest. So a run that was killed anywhere continues from
+there, and any step can run alone, elsewhere or again.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OnMetrics = Callable[[str, int, dict[str, Any]], None]
 
 
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
-    """Do everything of the run that is not done yet.
+    """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each line of metrics.
+    `on_metrics` is called with the kind, the update and the values of each metrics line.
     """
     with Work(run, on_metrics) as work:
         update = run.folder.newest_update()
@@ -73,13 +73,13 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
 
 
 def generate(run: OpenRun, number: int) -> None:
-    """Publish the missing rollout shards of a stage. No trainer is made."""
+    """Publish the missing rollout shards of a stage. This needs no trainer."""
     with Sampling(run, weights_of(run)) as sampling:
         generate_stage(run, Stage.of(run, number), sampling)
 
 
 def score(run: OpenRun, number: int, *, again: bool = False) -> None:
-    """Publish the missing score shards of a stage, or with `again` all of them.
+    """Publish the missing score shards of a stage, or all of them if `again`.
 
     Raises UsageError if rollouts are missing.
     """
@@ -95,13 +95,13 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
 def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     """Make the missing updates of a stage, up to `until`.
 
-    A run that generates meanwhile may have started this process. Otherwise raises UsageError if
-    rollouts or scores are missing.
+    Raises UsageError if rollouts or scores are missing, unless the run that started this process
+    is still generating them (`overlap`).
     """
-    comes_beside = run.config.overlap and run.ranks.driven
+    arriving = run.config.overlap and run.ranks.driven
     with Work(run) as work:
         stage = work.stage(number)
-        if not comes_beside:
+        if not arriving:
             require(stage, "rollouts")
             require(stage, "scores")
         if run.ranks.alone and run.config.evaluation.every:
@@ -112,7 +112,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
             logprobs_stage(stage, work.weights.logprobs, run.progress)
         else:
             run.ranks.wait()  # for the plan
-            if not comes_beside:
+            if not arriving:
                 require_logprobs(stage, run.ranks.size)
         work.optimize(stage, until)
         if work.training.unsaved():  # the next command needs it
@@ -122,7 +122,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
 def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
     """Measure the accuracy of the policy after `update` updates; see `stages.evaluate`.
 
-    Not `again`, returns {} if the metrics have it. The first measurement is the one they keep.
+    Without `again`, return {} if the metrics have it already. They keep the first measurement.
     """
     with Work(run) as work:
         known = work.metrics.has("evaluation", update)
@@ -136,16 +136,16 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
 
 
 def weights_of(run: OpenRun) -> Weights:
-    """Return the run's weights, none of which is loaded yet."""
+    """Return the run's weights, with nothing loaded yet."""
     return Weights(
         run.folder, run.config, ranks=run.ranks, notify=run.progress.say, check=run.stop.check
     )
 
 
 class Work:
-    """What this process holds of a run that it works on. Phases get the parts that they use.
+    """What this process needs to work on a run. Each phase gets the parts that it uses.
 
-    A signal leaves a checkpoint of every update made before it.
+    If a signal interrupts the work, every update made so far is saved in a checkpoint.
     """
 
     def __init__(self, run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
@@ -168,22 +168,22 @@ class Work:
             self._close_metrics()
 
     def stage(self, number: int) -> Stage:
-        """Return a stage of the schedule as it stands now."""
+        """Return a stage of the current schedule."""
         return Stage.of(self.run, number, self.training.schedule)
 
     def trains_elsewhere(self) -> bool:
-        """Return whether ranks, started from here, make the updates."""
+        """Return whether the updates are made by ranks that this process starts."""
         config = self.run.config
         several = config.distributed.processes > 1 or config.backend.name == "ray"
         return self.run.ranks.alone and several
 
     def evaluate_if_due(self, update: int) -> None:
-        """Evaluate once. Ranks do not: the run that started them evaluates their checkpoints."""
+        """Evaluate if it is due. Ranks leave this to the run that started them."""
         if evaluation_due(self.run.config, update) and self.run.ranks.alone:
             evaluate_once(self.run, self.sampling, self.metrics, update)
 
     def optimize(self, stage: Stage, until: int | None = None) -> None:
-        """Make the stage's updates, here or in ranks, and evaluate in between."""
+        """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""
         run = self.run
         if run.folder.newest_update() >= stage.end:
             run.progress.say(f"stage {stage.number}: all updates are made")
@@ -213,7 +213,7 @@ class Work:
 
     @contextmanager
     def _handed_out(self) -> Iterator[Sampling]:
-        """Leave updates, memory and metrics to other processes in the block."""
+        """Leave the updates, the memory and the metrics to other processes during the block."""
         if not self.sampling.busy():
             self.sampling.close()
         self.training.release()
@@ -223,7 +223,7 @@ class Work:
         self._open_metrics()
 
     def _open_metrics(self) -> None:
-        """Open the metrics, cut to the newest checkpoint, and the sinks: the first rank writes."""
+        """Open the metrics, cut to the newest checkpoint, and the sinks. Only rank 0 writes."""
         run, update = self.run, self.run.folder.newest_update()
         config = run.config.model_dump(mode="json")
         options = run.config.sinks if run.ranks.first else SinkOptions()

@@ -91,7 +91,7 @@ def test_an_override_without_value_is_refused(arguments):
 
 
 def test_an_argument_that_is_no_override_is_refused():
-    with pytest.raises(UsageError, match=r"'stages' is no option"):
+    with pytest.raises(UsageError, match=r"'stages' is not an option"):
         list(parse_overrides(["stages", "3"]))
 
 
@@ -178,7 +178,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(override, reas
 def test_intervals_out_of_order_are_refused(interval):
     sentence = refusal(f"--objective.ratio_clip={interval}")
     assert sentence.startswith("the command line: objective.ratio_clip = ")
-    assert "0 <= low < high is needed" in sentence
+    assert "it needs 0 <= low < high" in sentence
 
 
 @pytest.mark.parametrize("interval", ["[0]", "[0, 1, 2]", "[0, inf]", "5"])
@@ -200,7 +200,7 @@ def test_a_fault_names_the_file(toml):
 
 def test_unreadable_files_are_refused_by_name(toml, tmp_path):
     assert refusal(file=tmp_path / "gone.toml").endswith(
-        "gone.toml: there is no such config file, and no run's directory"
+        "gone.toml: there is no such config file or run's directory"
     )
     assert "run.toml: " in refusal(file=toml("[schedule\n"))
     latin = tmp_path / "latin.toml"

@@ -156,14 +156,14 @@ def refusal(*overrides: str) -> str:
 
 def test_an_unknown_preset_is_refused_with_the_choices():
     sentence = refusal("--preset=nothing")
-    assert "preset = 'nothing': no preset; choose among asymre, cispo, " in sentence
+    assert "preset = 'nothing': no such preset; choose among asymre, cispo, " in sentence
     assert all(name in sentence for name in PRESETS)
 
 
 @pytest.mark.parametrize(
     ("overrides", "beginning"),
     [
-        (["--preset=nothing", "--seed=3"], "preset = 'nothing': no preset"),
+        (["--preset=nothing", "--seed=3"], "preset = 'nothing': no such preset"),
         (
             ["--reference.name=kl", "--reference.period=1", "--checkpoint.stage_end=false"],
             "reference.period",

@@ -43,9 +43,9 @@ ARM = "bakeoff/stage-000/own"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--objectives", "grpo,grop"], "'grop' is no method: name presets (asymre, cispo, "),
-        (["--objectives", "grpo,all"], "'all' is no method"),
-        (["--objectives", ""], "'' is no method"),
+        (["--objectives", "grpo,grop"], "'grop' is not a method: name presets (asymre, cispo, "),
+        (["--objectives", "grpo,all"], "'all' is not a method"),
+        (["--objectives", ""], "'' is not a method"),
         (["--objectives", "none.toml"], "none.toml: there is no such config file"),
         (["--objectives", "grpo", "--stage", "2"], "--stage 2: the run has stages 0 to 1"),
         (["--objectives", "grpo", "--stage", "-1"], "--stage -1: the run has stages 0 to 1"),

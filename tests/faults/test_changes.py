@@ -52,7 +52,7 @@ def test_another_preset_for_a_begun_run_is_refused(run_dir: Path, command: Comma
     before = contents(run_dir)
     for force in ((), ("--force",)):
         ended = command("train", run_dir, "--preset", "cispo", *force)
-        refused(ended, "was begun with preset mu-grpo", "single options", "--run-dir")
+        refused(ended, "was started with preset mu-grpo", "single options", "--run-dir")
     assert contents(run_dir) == before
     assert command("train", run_dir, "--preset", "mu-grpo").status == 0
 

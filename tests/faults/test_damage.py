@@ -43,8 +43,8 @@ def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
     stopped(command("train", run_dir), f"{bad} ", sentence, "`mugrpo repair")
     repaired = command("repair", run_dir)
     assert repaired.status == 0
-    assert re.search(f"{bad} .*{sentence}.*; it will be made again\n1 bad; ", repaired.out)
-    assert command("repair", run_dir).out.endswith("all is well\n")
+    assert re.search(f"{bad} .*{sentence}.*; it will be made again\n1 damaged; ", repaired.out)
+    assert command("repair", run_dir).out.endswith("no damage found\n")
     again = command("train", run_dir)
     assert again.status == 0
     assert ("stage 2: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_a_bad_shard_needs_but_is_gone_is_named_with_a_way_tha
     shutil.rmtree(gone)
     shard_path(run_dir, 1, 2).unlink()
     command("repair", run_dir)
-    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the checkpoints after")
+    stopped(command("train", run_dir), f"{gone} is needed, but gone; remove the later checkpoints")
     shutil.rmtree(run_dir / "checkpoints" / "update-000004")
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
@@ -117,7 +117,7 @@ def test_extra_files_are_reported_and_not_read(run_dir: Path, command: Command, 
     for ended in (command("repair", run_dir), command("train", run_dir)):
         assert ended.status == 0
         for stranger in (extra, notes):
-            assert f"{stranger} is not in its manifest; it is not read\n" in ended.out
+            assert f"{stranger} is not in its manifest, so it is ignored\n" in ended.out
     assert extra.exists() and notes.exists()
     assert_same(run_dir, reference)
 

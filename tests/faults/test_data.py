@@ -290,7 +290,7 @@ def test_row_22_held_out_problems_that_are_left_out_are_told(case: Case):
     case.data()
     held_out = case.data(lines([chain(1, 1, 1)]) + long(65), "e.jsonl")
     ended = case.starts("--task.eval_data", held_out, "--prompt.overlong", "drop")
-    assert "1 of 2 problems are left out: their prompts are long" in ended.out
+    assert "1 of 2 problems are left out: their prompts are too long" in ended.out
 
 
 def test_a_conversation_in_plain_form_is_refused_and_chat_form_starts(case: Case):

@@ -94,7 +94,7 @@ def test_an_empty_directory_is_no_run_but_can_become_one(tmp_path: Path, command
     folder = tmp_path / "empty"
     folder.mkdir()
     refused(command("train", folder), f"{folder} is an empty directory", "config file")
-    refused(command("repair", folder), f"{folder} is no run")
+    refused(command("repair", folder), f"{folder} is not a run")
     words = ["generate", write_config(tmp_path), "--run-dir", folder, "--stage", "0"]
     assert command(*words).status == 0
 

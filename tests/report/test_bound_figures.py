@@ -77,7 +77,7 @@ def test_groups_by_success_probability_by_hand(tmp_path):
     (first, second) = layer(page.charts()["groups by success probability"], "lines")
     assert first["x"] == second["x"] == [0, 0.25, 0.5, 0.75, 1]
     assert (first["y"], second["y"]) == ([0.5, 0.25, 0.25, 0, 0], [0, 0, 0.25, 0, 0.75])
-    assert "The weight diverges at 0 and 1 (ε alone holds it at 99), which is why" in page.text
+    assert "The weight diverges at 0 and 1 (only ε keeps it at 99). That is why" in page.text
 
 
 def test_only_groups_all_right_or_all_wrong_stand_at_the_ends(tmp_path):

@@ -71,7 +71,7 @@ def test_the_cost_under_grpo_is_said_with_what_it_is(tmp_path):
     kept = [line for line in lines if '"refresh", "update": 4' not in line]  # one stage
     (tmp_path / "run/metrics.jsonl").write_text("\n".join(kept) + "\n")
     page = report(tmp_path / "run")
-    # 2 + 10 + 1 + 24 s as it was; two refreshes of 2 s instead of one
+    # 2 + 10 + 1 + 24 s for this run; two refreshes of 2 s instead of one
     assert "refreshed 2 times over these 8 updates instead of 1" in page.text
     assert "training time would be 39.0 s instead of 37.0 s: 2.0 s more" in page.text
     assert "arithmetic on measured durations, not a run of GRPO" in page.text
@@ -81,7 +81,7 @@ def test_the_cost_under_grpo_is_said_with_what_it_is(tmp_path):
 def test_without_a_measured_refresh_that_is_said_instead_of_a_number(tmp_path):
     timed_run(tmp_path / "run", refresh_seconds=None)
     page = report(tmp_path / "run")
-    assert "cannot be said: no refresh of this run was measured" in page.text
+    assert "is unknown: no refresh of this run was measured" in page.text
     assert page.rows()["refresh"] == ["not measured"]
     assert "arithmetic" not in page.text
 
@@ -229,7 +229,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 
 
 def test_a_path_that_is_no_run_leaves_nothing(tmp_path):
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not a run"):
         write_report([tmp_path / "none"], tmp_path / "out.html")
     assert list(tmp_path.iterdir()) == []
 

@@ -349,7 +349,7 @@ def test_rewards_are_chosen_by_table_name_or_place():
         ("a:answer", "'answer' cannot name two things"),
         ({"name": "math", "weight": 0}, "every weight is 0"),
         ({"name": "math", "weight": float("inf")}, "finite number"),
-        ({"name": "regex", "pattern": "("}, "it is no regular expression: missing )"),
+        ({"name": "regex", "pattern": "("}, "it is not a regular expression: missing )"),
         ({"name": "math", "strickt": True}, "Extra inputs are not permitted"),
         (3, "Input should be a valid tuple"),
     ],

@@ -75,7 +75,7 @@ def test_a_sink_that_fails_is_told_once_and_dropped(recorder, tmp_path, monkeypa
     for update in (1, 2, 3):
         sinks.log("update", update, {"loss": 1.0})
     name = recorder.__name__
-    assert said == [f"{name} failed (no route) and gets no more; metrics.jsonl has everything"]
+    assert said == [f"{name} failed (no route) and is dropped; metrics.jsonl has everything"]
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])

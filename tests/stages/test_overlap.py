@@ -172,13 +172,13 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
 @pytest.mark.long
 def test_one_shard_is_told_of(tmp_path: Path):
     ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
-    assert "the stage is one shard, which updates wait for" in ended.out
+    assert "the stage is one shard, which all updates wait for" in ended.out
 
 
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({}, "engines of their own"),
+        ({}, "engine outside this process"),
         ({"engine": {"processes": 1}, "sampling": {"name": "dynamic"}}, "sampling.name = 'every'"),
         ({"engine": {"processes": 1}, "checkpoint": {"stage_end": False}}, "checkpoint.stage_end"),
         (
@@ -192,6 +192,6 @@ def test_one_shard_is_told_of(tmp_path: Path):
     ],
 )
 def test_what_overlap_wants(raw: dict, words: str):
-    with pytest.raises(UsageError, match="overlap = true wants") as refused:
+    with pytest.raises(UsageError, match="overlap = true needs") as refused:
         build_config({"overlap": True, **raw}, "test.toml")
     assert words in str(refused.value)

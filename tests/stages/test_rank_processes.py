@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
-from mugrpo.run.opening import _seen_by_all
+from mugrpo.run.opening import _common_update
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Started,
@@ -85,9 +85,9 @@ def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: P
     monkeypatch.setattr(time, "sleep", lambda _: None)
     folder = RunDir(tmp_path)
     folder.checkpoint(8).mkdir(parents=True)
-    assert _seen_by_all(folder, Others([0, 0, 8, 0])) == 8
-    with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it has to"):
-        _seen_by_all(folder, Others([4] * 90))
+    assert _common_update(folder, Others([0, 0, 8, 0])) == 8
+    with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it must"):
+        _common_update(folder, Others([4] * 90))
 
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:

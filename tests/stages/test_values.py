@@ -74,7 +74,7 @@ def test_dynamic_sampling_that_finds_too_few_stops_with_the_ways_out(tmp_path: P
     filling = stage_of(tmp_path, sampling={**DYNAMIC, "when_short": "fill"})
     plan_stage(filling, said.append)
     assert len(said) == 1 and said[0].endswith(
-        "enough for 2 of 3 batches; the others are filled up"
+        "enough for 2 of 3 batches; the others are filled with other groups"
     )
 
 

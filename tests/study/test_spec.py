@@ -131,7 +131,7 @@ def test_a_figure_of_an_axis_that_is_not_there_is_refused(file):
         file.read_text()
         + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "colour"\n'
     )
-    with pytest.raises(UsageError, match="figure f: no axis 'colour'"):
+    with pytest.raises(UsageError, match="figure f: there is no axis 'colour'"):
         load_study(file)
 
 

@@ -216,7 +216,7 @@ def test_a_method_is_a_run_that_can_be_reported_repaired_and_evaluated(
     run_dir = Path(shutil.copytree(compared, tmp_path / "run", symlinks=True))
     arm = home(run_dir) / "grpo"
     for target in (run_dir, arm):
-        assert command("repair", target).out == "all is well\n"
+        assert command("repair", target).out == "no damage found\n"
     said = {}
     for target in ([run_dir], [arm], [run_dir, arm]):
         out = tmp_path / f"{len(said)}.html"

@@ -221,13 +221,13 @@ def test_the_command_line_pushes_and_pulls(tmp_path: Path, reference: Path, comm
 
 
 def test_bad_places_are_refused(tmp_path: Path, reference: Path, store: str):
-    with pytest.raises(UsageError, match="is there already; name a new directory"):
+    with pytest.raises(UsageError, match="exists already; name a new directory"):
         pull(store, RunDir(tmp_path))
     with pytest.raises(UsageError, match=r"holds no run \(it has no config\.json\)"):
         pull(store, RunDir(tmp_path / "new"))
     with pytest.raises(UsageError, match="nosuch://bucket/run cannot be used"):
         push(RunDir(reference), "nosuch://bucket/run")
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not a run"):
         push(RunDir(tmp_path / "nothing"), store)
 
 

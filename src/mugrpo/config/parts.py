@@ -1,4 +1,4 @@
-"""What goes with an objective: masks, corrections, a reference policy, the step's size."""
+"""The parts of an update beside its objective: masks, corrections, a reference, the step's size."""
 
 from __future__ import annotations
 

@@ -135,9 +135,9 @@ class Peer:
 
         In a fork of the process that started it, only close the connection.
         """
-        self._hang_up()
-        if self._ended is None:
+        if self._ended is None:  # before the connection closes, at which it might end by itself
             self._ended = kill_with_all(self.process) if self.ours else ""
+        self._hang_up()
         return self._ended
 
     def _lost(self) -> PeerLost:

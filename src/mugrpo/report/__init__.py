@@ -1,4 +1,4 @@
-"""A run's directory -> one HTML file that needs nothing else: no network, no torch."""
+"""From a run's directory to one HTML file that needs nothing else: no network, no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["write_report"]
 def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
     """Draw the runs at `runs` into one file, and return its path.
 
-    By default that is RUN/report.html for one run, and report.html here for several, whose
-    charts are laid over each other. Raises UsageError if a path is no run.
+    The default is RUN/report.html for one run. Several runs share each chart, by default in
+    report.html in the working directory. Raises UsageError if a path is not a run.
     """
     from mugrpo.report.page import page  # the charts' libraries take a second
     from mugrpo.report.read import read_runs

@@ -10,12 +10,12 @@ from typing import Any
 import altair as alt
 
 TICK = 6  # pixels from one row of ticks above a chart to the next
-LEAST = 1e-300  # what is nearer to 0, or to infinity, has no place on an axis
+LEAST = 1e-300  # values nearer to 0, or beyond 1 / LEAST, are not drawn
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows, with its unit. Bounds and ticks that are None follow from the data."""
+    """An axis: its label with the unit, its scale. Bounds and ticks of None follow the data."""
 
     label: str = ""
     log: bool = False
@@ -26,17 +26,19 @@ class Axis:
 
 
 def x_channel(axis: Axis, name: str = "x", *, grid: bool = False, **more: Any) -> alt.X:
+    """Return `axis` as the x channel of the field `name`."""
     shown = alt.Axis(title=axis.label, grid=grid, **_ticks(axis))
     return alt.X(f"{name}:Q", axis=shown, scale=_scale(axis, nice=False), **more)
 
 
 def y_channel(axis: Axis, name: str = "y", **more: Any) -> alt.Y:
+    """Return `axis` as the y channel of the field `name`."""
     shown = alt.Axis(title=axis.label, titleY=-9 - TICK * axis.above, **_ticks(axis))
     return alt.Y(f"{name}:Q", axis=shown, scale=_scale(axis, nice=axis.high is None), **more)
 
 
 def with_room(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
-    """Return what an axis spans: all `values`, which are positive if `log`, and a little more."""
+    """Return the bounds of an axis with all `values` (positive if `log`) and a little room."""
     least, most = min(values, default=0.1), max(values, default=1.0)
     if log:
         room = 10 ** max(0.06 * (math.log10(most) - math.log10(least)), 0.05)
@@ -58,7 +60,7 @@ def log_ticks(axis: Axis) -> list[float]:
 def _ticks(axis: Axis) -> dict[str, Any]:
     ticks: dict[str, Any] = {"values": list(axis.ticks)} if axis.ticks else {}
     if axis.log or any(tick % 1 for tick in axis.ticks or ()):
-        ticks["labelExpr"] = "format(datum.value, '~g')"  # Vega would leave some out, and round
+        ticks["labelExpr"] = "format(datum.value, '~g')"  # by default, Vega omits and rounds labels
     return ticks
 
 

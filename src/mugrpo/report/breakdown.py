@@ -1,4 +1,4 @@
-"""What does not overlay: one run's time, statuses and response lengths, stage by stage."""
+"""Charts that runs cannot share: a run's time, statuses and response lengths, stage by stage."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from mugrpo.report.read import Line, RunData, number
 from mugrpo.report.readable import duration
 from mugrpo.report.rows import Part, Row, bar, grouped, histogram, stacked_rows
 
-_ROWS = 24  # of a stacked chart: more stages than this share rows
-_PARTS = 160  # of a timeline's row: if one has more, all are added up by phase
+_ROWS = 24  # most rows of a stacked chart; more stages share rows
+_PARTS = 160  # most parts of a timeline's row; if one has more, all rows are added up by phase
 _BINS = 24
 _WIDE = 480  # pixels of a chart that has a row to itself
 
@@ -35,7 +35,10 @@ _STATUSES = ("right", "wrong", "no_answer", "truncated", "skipped", "timeout", "
 
 
 def timeline_figure(run: RunData) -> Markup | None:
-    """Return a row for each stage, to one scale: its phases in the order of their work."""
+    """Return a row per stage, all to one scale, with its phases in the order of the work.
+
+    Return None if the run has no durations.
+    """
     timeline = spans(run)
     if not timeline:
         return None
@@ -61,15 +64,16 @@ def timeline_figure(run: RunData) -> Markup | None:
 
 
 def totals_figure(runs: Sequence[RunData]) -> Markup | None:
-    """Return the phases' totals, all bars to one scale: runs beside each other.
+    """Return the total of each phase, with all bars to one scale: one bar per run.
 
-    One run stands beside its updates as GRPO with mu = 4 would cost them.
+    A single run is compared with the cost of its updates under GRPO with mu = 4. Return None if
+    there is nothing to compare.
     """
     totals = [(run_label(run, runs), phase_seconds(spans(run))) for run in runs]
     cost = grpo_cost(runs[0])
     if len(runs) == 1 and cost and cost.refreshes != len(runs[0].refreshes):
         refresh = cost.refreshes * cost.refresh_seconds
-        totals = [("as it was", totals[0][1]), (_GRPO, {**totals[0][1], "refresh": refresh})]
+        totals = [("this run", totals[0][1]), (_GRPO, {**totals[0][1], "refresh": refresh})]
     if len(totals) < 2 or not any(seconds for _, total in totals for seconds in total.values()):
         return None
     rows = [
@@ -81,18 +85,18 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
         for name, total in totals
     ]
     shown = [phase for phase in PHASES if any(total[phase] for _, total in totals)]
-    title = "Phases in all" if len(runs) > 1 else "The same updates with GRPO's refreshes"
+    title = "Total time by phase" if len(runs) > 1 else "The same updates with GRPO's refreshes"
     note = "added up over the run; all bars are to one scale"
     return drawn(title, note, stacked_rows(rows, {phase: phase for phase in shown}, _WIDE))
 
 
 def grpo_words(run: RunData) -> Markup:
-    """What the same updates would take under GRPO with mu = 4."""
-    cost, updates, made = grpo_cost(run), len(run.updates), len(run.refreshes)
+    """Return a remark on the time that the same updates would take under GRPO with mu = 4."""
+    cost, updates, refreshes = grpo_cost(run), len(run.updates), len(run.refreshes)
     if cost is None:
         words = (
-            f"What these updates would cost under {_GRPO} cannot be said: no refresh of this run "
-            "was measured (time/refresh)."
+            f"The cost of these updates under {_GRPO} is unknown: no refresh of this run was "
+            "measured (time/refresh)."
         )
         return tag("p", words, class_="remark")
     refresh = join(
@@ -101,8 +105,8 @@ def grpo_words(run: RunData) -> Markup:
             f" a refresh (handing the weights over and checking them; mean of {cost.measured:,})",
         ]
     )
-    if cost.refreshes == made:
-        words = f"This run made the {made:,} refreshes that {_GRPO} makes, at "
+    if cost.refreshes == refreshes:
+        words = f"This run made the {refreshes:,} refreshes that {_GRPO} makes, at "
         return tag("p", words, refresh, ".", class_="remark")
     actual = training_seconds(run)
     difference = cost.training_seconds - actual
@@ -111,7 +115,7 @@ def grpo_words(run: RunData) -> Markup:
         "p",
         f"{_GRPO} would have refreshed ",
         tag("b", f"{cost.refreshes:,} times"),
-        f" over these {updates:,} updates instead of {made:,}. At the measured ",
+        f" over these {updates:,} updates instead of {refreshes:,}. At the measured ",
         refresh,
         " its training time would be ",
         tag("b", duration(cost.training_seconds)),
@@ -121,15 +125,15 @@ def grpo_words(run: RunData) -> Markup:
 
 
 def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
-    """Say what the figures of `grpo_words` are and are not; None if there are none."""
+    """Return a remark on what the numbers of `grpo_words` mean, or None if there are none."""
     costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
-    if not any(cost and cost.refreshes != made for cost, made in costs):
+    if not any(cost and cost.refreshes != refreshes for cost, refreshes in costs):
         return None
     words = (
-        f"Time under {_GRPO} is arithmetic on measured durations, not a run of GRPO: it takes "
-        "generation, scoring and optimization as long as they were here, so it leaves out that "
-        "small batches generate less efficiently, and it says nothing of the accuracy that GRPO "
-        "would have reached."
+        f"Time under {_GRPO} is arithmetic on measured durations, not a run of GRPO. It assumes "
+        "that generation, scoring and optimization take as long as they did here, although small "
+        "batches generate less efficiently. It says nothing about the accuracy that GRPO would "
+        "have reached."
     )
     return tag("p", words, class_="remark muted")
 
@@ -195,7 +199,7 @@ def length_figures(run: RunData) -> list[Markup]:
 
 
 def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:
-    """(phase, seconds) in order, neighbors of one phase as one."""
+    """Return (phase, seconds) in order, with neighbors of the same phase merged."""
     runs = groupby(timeline, key=lambda span: span.phase)
     return [(phase, sum(span.seconds for span in run)) for phase, run in runs]
 
@@ -206,7 +210,7 @@ def _phase_part(phase: str, seconds: float, kind: str) -> Part:
 
 
 def _status_names(lines: Sequence[Line]) -> list[str]:
-    """Statuses that occur, in the order of Status; unknown ones last."""
+    """Return the statuses that occur, in the order of Status, unknown ones last."""
     keys = {key for line in lines for key in line if key.startswith("status/") and line[key]}
     names = {key.removeprefix("status/") for key in keys}
     known = [name for name in _STATUSES if name in names]

@@ -1,7 +1,7 @@
 """Charts in Altair's grammar: lines and bands against one axis, with legends that switch them off.
 
-Colors are the variables of colors.css, so that one chart is right on a light page, on a dark one
-and on paper. None in a series is a gap, and so is a value that a logarithmic axis has no place for.
+Colors are the variables of colors.css, so that one chart suits a light page, a dark page and paper.
+None in a series is a gap, and so is a value that a logarithmic axis cannot show.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mugrpo.report.thinning import Point, envelope, thinned
 Values = Sequence[float | None]
 Looks = Mapping[str, Mapping[str, Any]]  # label of a legend -> channel -> value
 
-_COLUMNS = 160  # of a chart: of more points, each column shows the least and the greatest
+_COLUMNS = 160  # if a chart has more points, each column shows the least and the greatest
 _LONGEST_LABEL = 40
 _CHARACTER = 6.6  # pixels, on the generous side
-_PHONE = 370  # pixels that a legend has to fit
+_PHONE = 370  # pixels that a legend must fit into
 _STYLES: dict[str, dict[str, Any]] = {
     "dashed": {"strokeDash": [6, 4]},
     "dotted": {"strokeDash": [1, 3.5]},
@@ -54,7 +54,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart: its layers from back to front, and those that only a reader with a mouse needs."""
+    """A chart: its layers from back to front, and the layers that only a mouse makes use of."""
 
     layers: Sequence[alt.Chart]
     width: int = 400
@@ -74,7 +74,7 @@ def line_chart(
     live: bool = True,
     legend: int = _PHONE,
 ) -> Picture | None:
-    """Return the traces as a picture, the last one on top, or None if nothing is known of them.
+    """Return the traces as a picture, the last one on top, or None if they have no values.
 
     With `ends`, every value has a dot, and the last value of a single line is written beside it.
     """
@@ -98,7 +98,7 @@ def line_chart(
 
     layers = [*under]
     if bands := [row for row in rows if "y2" in row]:
-        # A scale for the color would have a legend beside the lines'.
+        # A scale for the color would add a second legend.
         band = layer("bands", bands, "x", "y", "y2").mark_area(opacity=0.17)
         layers.append(band.encode(y2="y2:Q", fill=alt.Fill("hue:N", scale=None)))
     lines = layer("lines", [row for row in rows if "y2" not in row], "x", "y")
@@ -111,23 +111,23 @@ def line_chart(
         layers.append(dots.encode(color=styles["color"]))
     if ends and len(traces) == 1:
         layers.append(_last_value(x, y, points[0]).encode(color=styles["color"]))
-    told = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
-    told += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
-    told += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
+    tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
+    tooltips += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
+    tooltips += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
     hover = layer("points", rows, "x", "y").mark_circle(size=90)
-    hover = hover.encode(opacity=alt.value(0), tooltip=told)
+    hover = hover.encode(opacity=alt.value(0), tooltip=tooltips)
     return Picture(layers, width, height, [hover] if live else [])
 
 
 def refresh_lines(xs: Sequence[float]) -> alt.Chart:
-    """Return dashed upright lines at `xs`."""
+    """Return dashed vertical lines at `xs`."""
     chart = alt.Chart(inline({"x": x} for x in xs), name="refreshes")
     mark: alt.Chart = chart.mark_rule(color=color("axis"), strokeDash=[2, 3])
     return mark.encode(x="x:Q")
 
 
 def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
-    """Return a row of ticks above the chart at `xs`. Of very many, one stands for several."""
+    """Return a row of ticks above the chart at `xs`. If there are very many, some are left out."""
     shown = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
     chart = alt.Chart(inline(shown), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue))
@@ -136,21 +136,26 @@ def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
 
 
 def words(label: str) -> str:
-    """Return a label from outside as it is drawn: of limited length, every character visible."""
+    """Return a label from outside for drawing: of limited length, with every character visible."""
     shown, note = cut(visible(label), _LONGEST_LABEL)
     return f"{shown}\u2026" if note else shown
 
 
 def color(name: str) -> str:
+    """Return the color `name` of colors.css."""
     return f"var(--{name})"
 
 
 def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
+    """Return `rows` as data inside a chart."""
     return alt.InlineData(values=list(rows))
 
 
 def toggle(name: str, looks: Looks) -> list[alt.Parameter]:
-    """Return a parameter that holds the labels of a legend that are on. A click changes one."""
+    """Return a parameter that holds which labels of a legend are on; a click toggles one.
+
+    Return [] for a legend with a single label.
+    """
     if len(looks) < 2:
         return []
     select = alt.selection_point(
@@ -168,7 +173,7 @@ def toggle(name: str, looks: Looks) -> list[alt.Parameter]:
 def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
     """Return the channels that show the field `name`.
 
-    If it has several labels, they share a legend of at most `width` pixels.
+    If the field has several labels, they share a legend of at most `width` pixels.
     """
     first = next(iter(looks.values()))
     if len(looks) < 2:
@@ -199,7 +204,7 @@ _Points = list[tuple[float, float | None, float | None]]  # x, y, and the upper 
 
 
 def _points(trace: Trace, log: bool) -> _Points:
-    """Return the trace's points, with None for what is not finite or has no place on the axis."""
+    """Return the trace's points, with None for values that are not finite or not on the axis."""
 
     def known(y: float | None) -> float | None:
         if y is None or not (y == 0 or LEAST < abs(y) < 1 / LEAST):
@@ -212,7 +217,7 @@ def _points(trace: Trace, log: bool) -> _Points:
 
 
 def _last_value(x: Axis, y: Axis, points: _Points) -> alt.Chart:
-    """Return the last value that is known, written beside its point."""
+    """Return the last known value as text beside its point."""
     last = [{"x": at, "y": value} for at, value, _ in points if value is not None][-1]
     text: alt.Chart = alt.Chart(inline([last]), name="ends").mark_text(
         align="left", dx=7, fontWeight=600
@@ -221,14 +226,14 @@ def _last_value(x: Axis, y: Axis, points: _Points) -> alt.Chart:
 
 
 def _row(place: int, trace: Trace, points: _Points) -> dict[str, Any]:
-    """Return the trace as one row of data, whose lists Vega makes points of."""
+    """Return the trace as one row of data, with lists that Vega turns into points."""
     row: dict[str, Any] = {"run": trace.run, "series": trace.series, "trace": place}
     lower: list[Point] = [(x, y) for x, y, _ in points]
     if trace.uppers is None:
         kept = thinned(lower, _COLUMNS)
         return {**row, "x": [_short(x) for x, _ in kept], "y": [_short(y) for _, y in kept]}
     steps = envelope(lower, [(x, upper) for x, _, upper in points], _COLUMNS)
-    ends = [found or (None, None) for _, found in steps]
+    ends = [pair or (None, None) for _, pair in steps]
     lists = {
         "x": [_short(x) for x, _ in steps],
         "y": [_short(low) for low, _ in ends],
@@ -238,7 +243,7 @@ def _row(place: int, trace: Trace, points: _Points) -> dict[str, Any]:
 
 
 def _legends(traces: Sequence[Trace]) -> dict[str, Looks]:
-    """Return the looks of the runs, of the series, or of both: colors are those of one field."""
+    """Return the looks of the runs, of the series, or of both. Only one of them has colors."""
     runs = {trace.run: {"color": color(trace.color)} for trace in traces[::-1]}  # the first on top
     styles = {trace.series: _style(trace.style) for trace in traces}
     if len(runs) == 1:
@@ -256,7 +261,7 @@ def _style(style: str) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Return five digits of `value`, more than a screen has; of a whole number, all."""
+    """Return `value` to five digits, more than a screen can show; whole numbers exactly."""
     if value is None:
         return None
     whole = abs(value) < 1e15 and value == int(value)

@@ -1,6 +1,6 @@
-"""Where a run's time went, in the order it went there, and what it would cost under GRPO.
+"""Where a run's time went, in the order of the work, and what the run would cost under GRPO.
 
-Only durations (`time/*`) are added up, never clock times: a run that was killed and resumed reads
+Only durations (`time/*`) are added up, never clock times: a run that was killed and resumed looks
 like one that was not.
 """
 
@@ -19,7 +19,7 @@ PHASES = ("refresh", "generate", "score", "optimize", "checkpoint", "evaluate")
 
 @dataclass(frozen=True)
 class Span:
-    """`seconds` spent on `phase` after `update` updates (by that update, for "optimize")."""
+    """Seconds spent on a phase after `update` updates ("optimize": on that update itself)."""
 
     phase: str
     stage: int  # counted by refreshes; -1 before the first
@@ -32,30 +32,31 @@ class GRPOCost:
     """A run's updates under GRPO with mu = 4: arithmetic on measured durations."""
 
     refreshes: int
-    refresh_seconds: float  # the mean of those that were measured
-    measured: int
+    refresh_seconds: float  # mean over the measured refreshes
+    measured: int  # refreshes
     training_seconds: float
 
 
 def spans(run: RunData) -> list[Span]:
-    """The run's time in order: update, its checkpoint, evaluation, then the next stage's refresh.
+    """Return the run's time in order: update, checkpoint, evaluation, then the next refresh.
 
-    A checkpoint's seconds stand in the line of the update after it; here they come before that.
+    A checkpoint's seconds are in the line of the update after it; here they come before that
+    update.
     """
-    found = [*_update_spans(run.updates), *_evaluation_spans(run.evaluations)]
-    found += [span for line in run.refreshes for span in _refresh_spans(line)]
-    found.sort(key=lambda item: (item[1], item[0]))
+    entries = [*_update_spans(run.updates), *_evaluation_spans(run.evaluations)]
+    entries += [span for line in run.refreshes for span in _refresh_spans(line)]
+    entries.sort(key=lambda item: (item[1], item[0]))
     ordered, stage = [], -1
-    for _, update, phase, seconds in found:
+    for _, update, phase, seconds in entries:
         stage += phase == "refresh"
         if seconds > 0:
-            # What is evaluated before the first refresh belongs to the stage that follows.
+            # An evaluation before the first refresh belongs to the stage that follows.
             ordered.append(Span(phase, max(stage, 0), update, seconds))
     return ordered
 
 
 def training_clock(run: RunData) -> dict[tuple[str, int], float]:
-    """Seconds of training, evaluation left out, up to each ("update" or "evaluation", n)."""
+    """Return the seconds of training, without evaluation, up to each ("update"|"evaluation", n)."""
     passed, clock = 0.0, dict[tuple[str, int], float]()
     timeline = iter(spans(run))
     events = [("update", line["update"], 0) for line in run.updates]
@@ -70,15 +71,20 @@ def training_clock(run: RunData) -> dict[tuple[str, int], float]:
 
 
 def phase_seconds(timeline: Sequence[Span]) -> dict[str, float]:
+    """Return phase -> seconds in all."""
     return {phase: sum(s.seconds for s in timeline if s.phase == phase) for phase in PHASES}
 
 
 def training_seconds(run: RunData) -> float:
+    """Return the seconds of all phases but evaluation."""
     return sum(span.seconds for span in spans(run) if span.phase != "evaluate")
 
 
 def grpo_cost(run: RunData) -> GRPOCost | None:
-    """The same updates with a refresh every four of them; None where no refresh was measured."""
+    """Return the cost of the same updates with a refresh after every four of them.
+
+    Return None if no refresh was measured.
+    """
     measured = [
         s for line in run.refreshes if (s := number(line, "time/refresh")) is not None and s >= 0
     ]
@@ -96,10 +102,10 @@ def grpo_cost(run: RunData) -> GRPOCost | None:
 
 _ORDER = {"optimize": 0, "checkpoint": 1, "evaluate": 2, "refresh": 3, "generate": 4, "score": 5}
 
-_Found = tuple[int, int, str, float]  # order within an update, update, phase, seconds
+_Entry = tuple[int, int, str, float]  # order within an update, update, phase, seconds
 
 
-def _update_spans(lines: Sequence[Line]) -> Iterator[_Found]:
+def _update_spans(lines: Sequence[Line]) -> Iterator[_Entry]:
     for line in lines:
         update = line["update"]
         optimize = (number(line, "time/update") or 0.0) + (number(line, "time/read") or 0.0)
@@ -108,12 +114,12 @@ def _update_spans(lines: Sequence[Line]) -> Iterator[_Found]:
         yield _ORDER["checkpoint"], update - 1, "checkpoint", saving
 
 
-def _evaluation_spans(lines: Sequence[Line]) -> Iterator[_Found]:
+def _evaluation_spans(lines: Sequence[Line]) -> Iterator[_Entry]:
     for line in lines:
         seconds = number(line, "time/evaluate") or 0.0
         yield _ORDER["evaluate"], line["update"], "evaluate", seconds
 
 
-def _refresh_spans(line: Line) -> Iterator[_Found]:
+def _refresh_spans(line: Line) -> Iterator[_Entry]:
     for phase in ("refresh", "generate", "score"):
         yield _ORDER[phase], line["update"], phase, number(line, f"time/{phase}") or 0.0

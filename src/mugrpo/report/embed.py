@@ -1,7 +1,7 @@
-"""Pictures as SVG and PNG without a browser, and as charts of a page that asks for nothing.
+"""Pictures as SVG and PNG without a browser, and as charts of a page that requests nothing.
 
-A page holds each chart twice. The static SVG is there at once, without a script and on paper.
-draw.js puts the live chart in its place when a reader comes to it.
+A page holds each chart twice. The static SVG is visible at once, without a script and on paper.
+draw.js replaces it by the live chart when a reader reaches it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import vl_convert
 from mugrpo.report.charts import Picture, color
 from mugrpo.report.markup import Markup, tag
 
-# Metrics of Liberation Sans are Arial's and Helvetica's: text is as wide here as in a browser.
+# Liberation Sans has the metrics of Arial and Helvetica: text is as wide here as in a browser.
 _FONT = "Helvetica, Arial, Liberation Sans, sans-serif"
 _TEXT = {"labelFontSize": 11, "labelColor": color("muted"), "titleColor": color("muted")}
 
 THEME: dict[str, Any] = {
-    "aria": False,  # the figure has a name; a label for each point would drown it
+    "aria": False,  # the figure has a name; labels for all points would bury it
     "background": "transparent",
     "font": _FONT,
     "padding": 2,
@@ -78,7 +78,7 @@ Chart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.FacetChart
 
 
 def chart_markup(name: str, picture: Picture) -> Markup:
-    """Return the picture as a chart of a page; `name` is what a screen reader calls it."""
+    """Return the picture as a chart of a page. Screen readers read its `name`."""
     live = alt.layer(*picture.layers, *picture.hover)
     spec = vega_lite(live.properties(width="container", height=picture.height))
     still = {**spec, "layer": spec["layer"][: len(picture.layers)], "width": picture.width}
@@ -91,20 +91,20 @@ def chart_markup(name: str, picture: Picture) -> Markup:
 
 
 def vega_lite(chart: Chart) -> dict[str, Any]:
-    """Return the chart's Vega-Lite with the theme; without its schema, which is an address."""
+    """Return the chart's Vega-Lite with the theme, but without its schema, which is a URL."""
     spec: dict[str, Any] = {**chart.to_dict(validate=False), "config": THEME}
     del spec["$schema"]
     return spec
 
 
 def svg(spec: dict[str, Any]) -> str:
-    """Return Vega-Lite as SVG without empty paths; its colors are still those of a style sheet."""
-    drawn = _NOTHING.sub("", vl_convert.vegalite_to_svg(spec))
-    return re.sub(r' d="[^"]*"', lambda found: _POINT.sub(r"\1", found[0]), drawn)
+    """Return Vega-Lite as SVG without empty paths. Its colors are variables of a style sheet."""
+    image = _NOTHING.sub("", vl_convert.vegalite_to_svg(spec))
+    return re.sub(r' d="[^"]*"', lambda match: _POINT.sub(r"\1", match[0]), image)
 
 
 def svg_file(chart: Chart) -> str:
-    """Return the chart as a file that is right in the reader's light or dark."""
+    """Return the chart as an SVG file for light and dark pages."""
     head, rest = svg(vega_lite(chart)).split(">", 1)
     paper = f'<rect width="100%" height="100%" fill="{color("page")}"/>'
     return f"{head}><style>{sheet('colors.css')}</style>{paper}{rest}\n"
@@ -114,14 +114,14 @@ def png(chart: Chart, scale: float = 2.0) -> bytes:
     """Return the chart as PNG, in light colors."""
     light = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet("colors.css").split("@media")[0]))
     text = json.dumps({**vega_lite(chart), "background": light["page"]})
-    spec = _VARIABLE.sub(lambda found: light[found[1]], text)
-    drawn: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
-    return drawn
+    spec = _VARIABLE.sub(lambda match: light[match[1]], text)
+    image: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
+    return image
 
 
 @cache
 def script() -> str:
-    """Return the one script of a page: Vega with its license, and what draws the charts."""
+    """Return the only script of a page: Vega with its license, and draw.js."""
     bundle: str = vl_convert.javascript_bundle(sheet("draw.js"))
     return f"/*!\n{sheet('VEGA_LICENSE')}*/\n{bundle}"
 
@@ -133,13 +133,13 @@ def sheet(file: str) -> str:
 
 
 def _as_script(spec: dict[str, Any]) -> str:
-    """Return JSON that cannot end the element it is in, whatever the strings of `spec` are."""
+    """Return JSON that cannot end the element around it, whatever strings `spec` has."""
     text = json.dumps(spec, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _inline(drawn: str) -> str:
-    """Return an SVG for a page: without name spaces, which are addresses."""
-    head, rest = drawn.split(">", 1)
+def _inline(image: str) -> str:
+    """Return an SVG for use inside a page: without namespaces, which are URLs."""
+    head, rest = image.split(">", 1)
     size = re.findall(r'(?:width|height|viewBox)="[^"]*"', head)
     return f"<svg {' '.join(size)}>{rest}"

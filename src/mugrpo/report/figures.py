@@ -1,4 +1,4 @@
-"""The charts that runs share: one color a run, against updates, training time or staleness."""
+"""Charts that several runs share, a color each, against updates, training time or staleness."""
 
 from __future__ import annotations
 
@@ -26,61 +26,62 @@ from mugrpo.report.markup import Content, Markup, tag
 from mugrpo.report.read import RunData, column
 
 _HUES = 8
-_BOUNDARIES_IN_FULL = 20  # refreshes beyond this are ticks at the top, not lines
+_BOUNDARIES_IN_FULL = 20  # if a run has more refreshes, they are ticks at the top, not lines
 _STALENESS_BINS = 16
 _TICKS = 6
-_LOG_FROM = 60  # greatest over median: beyond it a linear axis shows only the greatest
-_LOG_SPAN = 1e-6  # share of the greatest below which values stand at the edge of a log axis
-_WIDE = 480  # pixels of a chart of two to a row
+_LOG_FROM = 60  # greatest over median; beyond this, a linear axis would show only the greatest
+_LOG_SPAN = 1e-6  # share of the greatest; smaller values are at the edge of a log axis
+_WIDE = 480  # pixels of a chart, two to a row
 
 
 @dataclass(frozen=True)
 class Series:
-    """A key of the update lines, its name, and its style if runs are compared."""
+    """A key of the update lines, with its label and style."""
 
     key: str
     label: str = ""
     style: str = ""
-    hue: int | None = None  # its own color if there is one run only
+    hue: int | None = None  # its own color, used if there is only one run
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What a chart shows: its title, a sentence on what it means, its unit and its series."""
+    """The contents of a chart: its title, a note on what it means, its unit and its series."""
 
     title: str
     note: str
     unit: str
     series: Sequence[Series]
     low: float | None = None
-    log: bool | None = None  # None: if the values ask for it
-    band: tuple[str, str] | None = None
+    log: bool | None = None  # None: decided by the values
+    band: tuple[str, str] | None = None  # keys of the lower and upper edge
 
 
 def run_hue(index: int) -> str:
-    """Return the color of the `index`-th run. After eight runs they repeat, dashed."""
+    """Return the color of the `index`-th run. After eight runs the colors repeat, dashed."""
     return f"run-{index % _HUES}"
 
 
 def run_label(run: RunData, runs: Sequence[RunData]) -> str:
-    """Return the name of one of several runs in a legend: the end of it, if it is long."""
+    """Return the name of one of several runs for a legend. Of a long name, only the end is used."""
     labels = [words(one.name[-40:]) for one in runs]
     place = runs.index(run)
     return labels[place] if labels.count(labels[place]) == 1 else f"{place + 1}. {labels[place]}"
 
 
 def figure(title: str, note: Content, *content: Content, css: str = "") -> Markup:
+    """Return `content` as a figure under its title and note."""
     caption = tag("figcaption", tag("strong", title), tag("span", note) if note else None)
     return tag("figure", caption, tag("div", *content), class_=css or None)
 
 
 def drawn(title: str, note: Content, picture: Picture | None, css: str = "") -> Markup | None:
-    """Return the picture as a figure under its title; None if there is none."""
+    """Return the picture as a figure under its title, or None without a picture."""
     return figure(title, note, chart_markup(title, picture), css=css) if picture else None
 
 
 def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
-    """Return `panel` against updates, with the refreshes marked; None if nothing was measured."""
+    """Return `panel` against updates with the refreshes marked, or None if it has no values."""
     traces = []
     for index, run in _first_on_top(runs):
         xs = [line["update"] for line in run.updates]
@@ -91,7 +92,10 @@ def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
 
 
 def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
-    """Return `panel` against staleness: each bin's median over updates ("max": its greatest)."""
+    """Return `panel` against staleness, or None if it has no values.
+
+    A point is the median over the updates of a bin; a series "max" has the greatest.
+    """
     traces = []
     for index, run in _first_on_top(runs):
         bins = staleness_bins(run)
@@ -100,7 +104,7 @@ def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
             values = column(run.updates, key)
             merge = max if key.endswith("/max") else median
             known = [[v for i in bin_ if (v := values[i]) is not None] for bin_ in bins]
-            return [merge(found) if found else None for found in known]
+            return [merge(numbers) if numbers else None for numbers in known]
 
         stalenesses = column(run.updates, "staleness")
         xs = [sum(stalenesses[i] or 0.0 for i in bin_) / len(bin_) for bin_ in bins]
@@ -112,7 +116,10 @@ def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
 
 
 def staleness_bins(run: RunData) -> list[list[int]]:
-    """Places in `run.updates` by staleness: at most 16 bins of equal width, none of them empty."""
+    """Return indices of `run.updates` by staleness, in at most 16 bins of equal width.
+
+    Empty bins are left out.
+    """
     stalenesses = column(run.updates, "staleness")
     known = [s for s in stalenesses if s is not None]
     if not known:
@@ -160,7 +167,7 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
 
 
 def reward_figure(runs: Sequence[RunData]) -> Markup | None:
-    """Return the behavior policy's reward by stage; for one run with the rewards of its batches."""
+    """Return the behavior policy's reward by stage; for a single run, also that of each batch."""
     traces = []
     for index, run in _first_on_top(runs):
         xs = [line["update"] for line in run.updates]
@@ -172,12 +179,15 @@ def reward_figure(runs: Sequence[RunData]) -> Markup | None:
         traces.append(Trace(*reward_steps(run), name, "stage", hue, style))
     picture = update_chart(runs, Axis("mean reward"), traces)
     note = "of each stage's rollouts: flat within a stage, as its behavior policy is"
-    batches = "; thin: the batches it is made of" if len(runs) == 1 else ""
+    batches = "; thin: each update's batch" if len(runs) == 1 else ""
     return drawn("Behavior reward", note + batches, picture)
 
 
 def reward_steps(run: RunData) -> tuple[list[float], Values]:
-    """Each stage's behavior reward from its refresh to the next, or to the last update made."""
+    """Return (xs, ys) of each stage's behavior reward, from its refresh to the next.
+
+    The last stage extends to the last update.
+    """
     begins = [float(update) for update in run.refresh_updates]
     last = float(run.updates[-1]["update"]) if run.updates else 0.0
     ends = [*begins[1:], max(last, *begins[-1:])] if begins else []
@@ -187,10 +197,10 @@ def reward_steps(run: RunData) -> tuple[list[float], Values]:
 
 
 def update_axis(runs: Sequence[RunData]) -> Axis:
-    """Return an axis from 0. One run's few refreshes and its last update are its ticks."""
+    """Return an axis from 0. If they fit, its ticks are one run's refreshes and last update."""
     ticks = sorted({line["update"] for line in runs[0].refreshes + runs[0].updates[-1:]})
-    made = [line for run in runs for line in (*run.refreshes, *run.updates, *run.evaluations)]
-    axis = Axis("updates", low=0, high=max((line["update"] for line in made), default=1) or 1)
+    lines = [line for run in runs for line in (*run.refreshes, *run.updates, *run.evaluations)]
+    axis = Axis("updates", low=0, high=max((line["update"] for line in lines), default=1) or 1)
     apart = [b - a for a, b in pairwise(ticks)]
     fitting = len(runs) == 1 and len(runs[0].refreshes) <= _TICKS and len(ticks) > 1
     if fitting and min(apart) >= ticks[-1] / (_TICKS + 1):
@@ -203,7 +213,7 @@ def update_chart(
 ) -> Picture | None:
     """Return the traces against updates, with the refreshes marked.
 
-    They are lines for one run of few stages, else ticks, a row a run.
+    They are lines for a single run with few refreshes. Otherwise they are ticks, a row per run.
     """
     marked = [(index, run.refresh_updates) for index, run in enumerate(runs) if run.refreshes]
     under = [refresh_lines(xs) for _, xs in marked]
@@ -214,18 +224,19 @@ def update_chart(
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """(seconds in it, its name): the unit in which an axis up to `seconds` reads well."""
+    """Return a good unit for an axis up to `seconds`: (seconds in the unit, its name)."""
     if seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
 def _first_on_top(runs: Sequence[RunData]) -> list[tuple[int, RunData]]:
-    """(index, run) in the order of drawing: dense lines of later runs hide none of the first."""
+    """Return (index, run) in the order of drawing, the first last: later runs do not hide it."""
     return list(enumerate(runs))[::-1]
 
 
 def _rugs(runs: Sequence[RunData]) -> bool:
+    """Return whether refreshes are ticks at the top rather than lines."""
     return len(runs) > 1 or len(runs[0].refreshes) > _BOUNDARIES_IN_FULL
 
 
@@ -259,8 +270,8 @@ def _traces(
 
 def _values(runs: Sequence[RunData], panel: Panel) -> list[float]:
     keys = [series.key for series in panel.series]
-    found = (value for run in runs for key in keys for value in column(run.updates, key))
-    return [value for value in found if value is not None]
+    values = (value for run in runs for key in keys for value in column(run.updates, key))
+    return [value for value in values if value is not None]
 
 
 def _is_log(runs: Sequence[RunData], panel: Panel) -> bool:
@@ -272,7 +283,7 @@ def _is_log(runs: Sequence[RunData], panel: Panel) -> bool:
 
 
 def _low(runs: Sequence[RunData], panel: Panel) -> float | None:
-    """The axis's lower bound: the panel's, or on a log axis what keeps it readable."""
+    """Return the axis's lower bound: the panel's, or one that keeps a log axis readable."""
     if panel.log is None and _is_log(runs, panel):
         values = [value for value in _values(runs, panel) if value > 0]
         return max(min(values), max(values) * _LOG_SPAN)

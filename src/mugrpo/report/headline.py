@@ -1,4 +1,4 @@
-"""What a run is and what it came to: figures in large type, and tables with a column a run."""
+"""A run's options and results: numbers in large type, and tables with a column per run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
 
 
 def tiles(run: RunData) -> Markup:
-    """The run's result in four figures."""
+    """Return the run's result in four numbers."""
     grpo = -(-len(run.updates) // GRPO_UPDATES_PER_REFRESH)
     planned = run.planned_updates
     return tag(
@@ -77,7 +77,7 @@ def tiles(run: RunData) -> Markup:
 
 
 def results_table(runs: Sequence[RunData]) -> Markup:
-    """What each run came to, a column a run."""
+    """Return a table of results with a column per run."""
     rows: list[tuple[str, Callable[[RunData], Content]]] = [
         ("accuracy before", lambda run: accuracy_ends(run)[0]),
         ("accuracy after", lambda run: accuracy_ends(run)[1]),
@@ -103,7 +103,7 @@ def results_table(runs: Sequence[RunData]) -> Markup:
 
 
 def config_table(runs: Sequence[RunData]) -> Markup:
-    """The options that matter most, any in which runs differ, and versions."""
+    """Return a table of the most important options, all that differ between runs, and versions."""
     names = [name for name in _ESSENTIAL if any(name in run.options for run in runs)]
     every = dict.fromkeys(name for run in runs for name in run.options)
     names += [name for name in every if name not in names and _differs(runs, name)]
@@ -117,7 +117,7 @@ def config_table(runs: Sequence[RunData]) -> Markup:
 
 
 def full_config(run: RunData) -> Markup:
-    """Every option and what the run rests on, folded away."""
+    """Return every option and the run's provenance, folded away."""
     everything = {"config": run.config, "provenance": run.provenance}
     shown, note = cut(json.dumps(everything, indent=2, ensure_ascii=False), 20_000)
     return tag(
@@ -129,7 +129,7 @@ def full_config(run: RunData) -> Markup:
 
 
 def accuracy_ends(run: RunData) -> tuple[str, str]:
-    """The first and the last evaluation's accuracy."""
+    """Return the accuracy of the first and of the last evaluation, as text."""
     if not run.evaluations:
         return MISSING, MISSING
     ends = (number(run.evaluations[i], "accuracy") for i in (0, -1))
@@ -138,7 +138,7 @@ def accuracy_ends(run: RunData) -> tuple[str, str]:
 
 
 def run_name(runs: Sequence[RunData], index: int) -> Markup:
-    """A run's name, behind its color where there are several."""
+    """Return a run's name, after a sample of its color if there are several runs."""
     sample = tag("i", class_=f"swatch {run_hue(index)}") if len(runs) > 1 else None
     return tag("span", sample, runs[index].name, class_="run-name")
 
@@ -210,6 +210,7 @@ def _total(run: RunData, key: str) -> float | None:
 
 
 def _phase(run: RunData, phase: str) -> str:
+    """Return the time that a phase took in all, as text."""
     if phase == "refresh" and all(number(line, "time/refresh") is None for line in run.refreshes):
         return "not measured"
     return duration(phase_seconds(spans(run))[phase])

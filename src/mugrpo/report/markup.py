@@ -1,8 +1,8 @@
-"""HTML and SVG as text that cannot be broken out of: what is not Markup is escaped on its way in.
+"""HTML and SVG that no text can break out of: whatever is not Markup is escaped on its way in.
 
-Names, prompts, responses and options come from models, data sets and people. They reach a page
-through `tag` or `text` only, which also make visible what a reader could not see or what would
-turn the text around: control characters, directional overrides, lone surrogates.
+Names, prompts, responses and options come from models, data sets and people. They reach a page only
+through `tag` or `text`. These also make visible the characters that a reader could not see, or that
+would reverse the text: control characters, directional overrides, lone surrogates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VOID = {"meta", "br"}
 
 
 class Markup(str):
-    """HTML that `tag`, `text` or `join` made."""
+    """HTML from `tag`, `text` or `join`."""
 
     __slots__ = ()
 
@@ -24,7 +24,10 @@ Content = str | Markup | None
 
 
 def tag(name: str, /, *children: Content, **attributes: str | None) -> Markup:
-    """One element. Attributes and children that are None are left out; `class_`, `aria_label`."""
+    """Return an element. Attributes and children that are None are left out.
+
+    Attribute names are written as in Python: `class_`, `aria_label`.
+    """
     parts = [name]
     for key, value in attributes.items():
         if value is not None:
@@ -35,19 +38,20 @@ def tag(name: str, /, *children: Content, **attributes: str | None) -> Markup:
 
 
 def text(value: str) -> Markup:
-    """`value`, escaped; Markup stays what it is."""
+    """Return `value` escaped, or unchanged if it is Markup."""
     return value if isinstance(value, Markup) else Markup(_escaped(value))
 
 
 def join(parts: Iterable[Content], between: str = "") -> Markup:
+    """Return the parts that are not None, escaped and joined."""
     return Markup(between.join(text(part) for part in parts if part is not None))
 
 
 def visible(value: str) -> str:
-    """`value` with a sign in the place of every character that would not be seen.
+    """Return `value` with a visible sign for every invisible character.
 
-    Line feeds, tabs and spaces stay. Control characters become their pictures, others U+ and
-    their number.
+    Line feeds, tabs and spaces stay. Control characters become their pictures, others U+ with their
+    number.
     """
     if value.isprintable():
         return value
@@ -55,7 +59,7 @@ def visible(value: str) -> str:
 
 
 def cut(value: str, limit: int) -> tuple[str, str | None]:
-    """The first `limit` characters of `value`, and a note where there were more."""
+    """Return the first `limit` characters of `value`, and a note if there are more."""
     if len(value) <= limit:
         return value, None
     return value[:limit], f"cut: {limit:,} of {len(value):,} characters shown"

@@ -1,4 +1,4 @@
-"""The page: sections in reading order, one style sheet, one script, nothing from elsewhere."""
+"""The page: sections in reading order, with one style sheet, one script, and no request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = Sequence[Markup | None]
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Return the whole report. Its policy allows its one script, its one style, and no request."""
+    """Return the whole report. Its security policy allows its own script and style, no request."""
     style = sheet("colors.css") + sheet("style.css")
     policy = (
         f"default-src 'none'; script-src '{_digest(script())}'; style-src '{_digest(style)}'; "
@@ -46,6 +46,7 @@ def page(runs: Sequence[RunData]) -> str:
 
 
 def _digest(source: str) -> str:
+    """Return a source's hash as a security policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
@@ -82,7 +83,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
 
 
 def _policy(runs: Sequence[RunData]) -> Figures:
-    """Three to a row: the ratios against staleness stand below those against updates."""
+    """Return figures in rows of three: ratios against staleness below those against updates."""
     ratios = [ratio_panel(sign) for sign in ("positive", "negative")]
     others = [update_figure(runs, panel) for panel in (*fraction_panels(runs), *POLICY)]
     return [
@@ -127,22 +128,22 @@ def _samples(run: RunData, runs: Sequence[RunData]) -> Markup | None:
 
 
 def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> list[Markup | None]:
-    """Return what `draw` makes of each run, under the run's name if there are several."""
-    drawn = [(index, draw(run)) for index, run in enumerate(runs)]
+    """Return what `draw` returns for each run, under the run's name if there are several."""
+    contents = [(index, draw(run)) for index, run in enumerate(runs)]
     return [
         join([tag("h3", headline.run_name(runs, index)) if len(runs) > 1 else None, content])
-        for index, content in drawn
+        for index, content in contents
         if content
     ]
 
 
 def _section(title: str, *content: Content) -> Markup | None:
-    """A section, or None if none of its figures has anything to show."""
+    """Return a section, or None if all of its content is empty."""
     return tag("section", tag("h2", title), *content) if any(content) else None
 
 
 def _grid(figures: Figures, css: str = "grid") -> Markup | None:
-    shown = [drawn for drawn in figures if drawn]
+    shown = [figure for figure in figures if figure]
     return tag("div", *shown, class_=css) if shown else None
 
 

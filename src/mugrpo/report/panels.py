@@ -1,4 +1,4 @@
-"""Which of an update's numbers are drawn, in which order, under which words."""
+"""The charts of an update's numbers: which are drawn, in which order, with which words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mugrpo.report.read import RunData
 
 
 def ratio_panel(sign: str) -> Panel:
-    """Importance ratios of the tokens of one advantage sign, "positive" or "negative"."""
+    """Return the panel of importance ratios for "positive" or "negative" advantages."""
     name = f"ratio/{sign}"
     return Panel(
         f"Importance ratio, {sign} advantage",
@@ -27,7 +27,7 @@ def ratio_panel(sign: str) -> Panel:
 
 
 def fraction_panels(runs: Sequence[RunData]) -> list[Panel]:
-    """Every fraction that an objective logged: together for one run, one by one for several."""
+    """Return the fractions that objectives logged: in one panel for one run, else a panel each."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("update", "", "_fraction")))
     words = {key: key.removesuffix("_fraction").replace("_", " ") for key in keys}
     note = "share of the update's response tokens"

@@ -1,7 +1,7 @@
-"""What a report is drawn from: a run's files, read leniently. Nothing here writes into a run.
+"""The data of a report: a run's files, read leniently. Nothing here writes into a run.
 
-A run may be going on, old, or damaged. What is not there yet is absent from the report; what is
-there and cannot be read becomes a sentence in `notes`.
+A run may be unfinished, old or damaged. Files that do not exist yet are absent from the report. A
+file that cannot be read becomes a sentence in `notes`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.report.samples import SampleFile, finite, read_sample_file
 
 Line = Mapping[str, Any]
-Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens, one a rollout
+Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens of each rollout
 
 KINDS = ("refresh", "update", "evaluation")
 
-_STAGES_READ = 6  # whose rollouts are opened: reading thousands would take minutes
+_STAGES_READ = 6  # stages whose rollouts are read; thousands would take minutes
 _SAMPLE_FILES_READ = 12
 
 
 @dataclass(frozen=True)
 class RunData:
-    """One run as a report sees it. Lines ascend in `update`, one of a kind for each."""
+    """A run as a report sees it. Lines ascend in `update`; each kind has one line per update."""
 
     name: str
     config: dict[str, Any]
@@ -45,18 +45,19 @@ class RunData:
     refreshes: list[Line]
     updates: list[Line]
     evaluations: list[Line]
-    lengths: dict[int, Lengths] = field(default_factory=dict)  # of some stages
-    rollout_stages: int = 0  # that have rollouts
+    lengths: dict[int, Lengths] = field(default_factory=dict)  # stage -> lengths, of some stages
+    rollout_stages: int = 0  # stages that have rollouts
     samples: list[SampleFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The resolved config under its dotted names."""
+        """Return dotted name -> value of the resolved config."""
         return flattened(self.config)
 
     @property
     def planned_updates(self) -> int | None:
+        """Return the updates that the config plans, or None if it does not say."""
         names = ("stages", "batches_per_stage", "passes_per_batch")
         factors = [self.options.get(f"schedule.{name}") for name in names]
         return (
@@ -67,18 +68,18 @@ class RunData:
 
     @property
     def refresh_updates(self) -> list[int]:
-        """The updates that each stage begins after: where refreshes stand on an update axis."""
+        """Return the updates before each stage: the places of refreshes on an axis of updates."""
         return [line["update"] for line in self.refreshes]
 
     def keys(self, kind: str, prefix: str = "", suffix: str = "") -> list[str]:
-        """Keys of this form in any line of `kind`, in order of first appearance."""
+        """Return the keys of this form in any line of `kind`, in order of first appearance."""
         lines = {"refresh": self.refreshes, "update": self.updates, "evaluation": self.evaluations}
-        found = dict.fromkeys(key for line in lines[kind] for key in line)
-        return [key for key in found if key.startswith(prefix) and key.endswith(suffix)]
+        keys = dict.fromkeys(key for line in lines[kind] for key in line)
+        return [key for key in keys if key.startswith(prefix) and key.endswith(suffix)]
 
 
 def number(line: Line, key: str) -> float | None:
-    """The finite number at `key`, or None."""
+    """Return the finite number at `key`, or None."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -86,11 +87,12 @@ def number(line: Line, key: str) -> float | None:
 
 
 def column(lines: Sequence[Line], key: str) -> list[float | None]:
+    """Return the number at `key` of each line."""
     return [number(line, key) for line in lines]
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
-    """The runs at `paths`, each once. Raises UsageError where one is no run."""
+    """Return the runs at `paths`, each once. Raises UsageError if a path is not a run."""
     roots = list(dict.fromkeys(path.absolute().resolve() for path in paths))
     if not roots:
         raise UsageError("name at least one run's directory")
@@ -102,7 +104,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
 
 
 def unique_names(roots: Sequence[Path]) -> list[str]:
-    """Directory names, with as many parents as tell them apart."""
+    """Return the directories' names, with as many parents as are needed to tell them apart."""
     deepest = max(len(root.parts) for root in roots)
     names = ["/".join(root.parts[-1:]) or str(root) for root in roots]
     for depth in range(2, deepest + 1):
@@ -115,6 +117,7 @@ def unique_names(roots: Sequence[Path]) -> list[str]:
 
 
 def flattened(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted name -> value for nested options."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
         name = f"{prefix}{key}"
@@ -123,7 +126,7 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` of `items`, evenly spaced, the first and the last among them."""
+    """Return at most `count` of `items`, evenly spaced, including the first and the last."""
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
@@ -133,7 +136,7 @@ def _config(root: Path) -> dict[str, Any]:
     run_dir = RunDir(root)
     document = run_dir.read_config() if run_dir.config.is_file() else None
     if document is None:
-        raise UsageError(f"{root} is no run (it has no config.json); name a run's directory")
+        raise UsageError(f"{root} is not a run (it has no config.json); name a run's directory")
     return document
 
 
@@ -156,7 +159,7 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
 
 
 def _metrics(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
-    """Lines by kind. After a line that is none, which is noted, nothing more is read."""
+    """Return the metrics lines by kind. A damaged line ends the reading, and is noted."""
     lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
     try:
         for line in read_metrics(run_dir.metrics):
@@ -165,7 +168,7 @@ def _metrics(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
                 lines[line["kind"]][update] = line
     except (RunStopped, OSError, UnicodeError) as error:
         notes.append(f"{error}; this report uses the lines before it")
-    return {kind: [found[update] for update in sorted(found)] for kind, found in lines.items()}
+    return {kind: [by_update[u] for u in sorted(by_update)] for kind, by_update in lines.items()}
 
 
 def _rollout_stages(run_dir: RunDir) -> list[int]:
@@ -180,8 +183,8 @@ def _lengths(run_dir: RunDir, stages: Sequence[int], notes: list[str]) -> dict[i
             shards = ShardSet(run_dir.shards(stage, "rollouts"), "rollouts")
             lengths[stage] = _stage_lengths(shards, notes)
         except (RunStopped, UsageError, OSError) as error:
-            notes.append(f"response lengths lack stage {stage}: {error}")
-    return {stage: found for stage, found in lengths.items() if found}
+            notes.append(f"response lengths of stage {stage} are missing: {error}")
+    return {stage: by_reason for stage, by_reason in lengths.items() if by_reason}
 
 
 def _stage_lengths(shards: ShardSet, notes: list[str]) -> Lengths:
@@ -196,9 +199,9 @@ def _stage_lengths(shards: ShardSet, notes: list[str]) -> Lengths:
                 for reason in dict.fromkeys(reasons):
                     parts.setdefault(str(reason), []).append(sizes[reasons == reason].astype(int))
         except (RunStopped, OSError, pa.ArrowException, KeyError) as error:
-            notes.append(f"response lengths lack a shard: {error}")
+            notes.append(f"response lengths of a shard are missing: {error}")
     return {
-        reason: np.concatenate(found) for reason, found in sorted(parts.items(), key=_stop_first)
+        reason: np.concatenate(arrays) for reason, arrays in sorted(parts.items(), key=_stop_first)
     }
 
 
@@ -214,5 +217,5 @@ def _samples(run_dir: RunDir, notes: list[str]) -> list[SampleFile]:
         try:
             samples.append(read_sample_file(json.loads(file.read_bytes())))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            notes.append(f"{file} holds no samples that can be shown ({error})")
+            notes.append(f"{file} has no samples that can be shown ({error})")
     return samples

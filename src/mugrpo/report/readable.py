@@ -1,4 +1,4 @@
-"""Numbers and durations as a reader sees them."""
+"""Numbers and durations as text for readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """A number for a reader: `digits` significant digits, thousands separated."""
+    """Return a number with `digits` significant digits and separated thousands."""
     if value is None:
         return MISSING
     if value == 0:
@@ -29,11 +29,12 @@ def plain(value: float | None, digits: int = 3) -> str:
 
 
 def ten_to(exponent: int) -> str:
+    """Return a power of ten, with the exponent in superscript."""
     return "10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
 def duration(seconds: float | None) -> str:
-    """85 ms, 3.2 s, 2:05, 1:02:05."""
+    """Return a duration in the form 85 ms, 3.2 s, 2:05 or 1:02:05."""
     if seconds is None:
         return MISSING
     if seconds < 0.9995:

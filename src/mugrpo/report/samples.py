@@ -1,4 +1,4 @@
-"""Sampled rollouts as an update saw them: `samples/update-NNNNNN.json`."""
+"""Sampled rollouts in the state that an update saw: `samples/update-NNNNNN.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-_BEYOND = 1e100  # sums of what is smaller stay finite; float32 ends at 3e38
+_BEYOND = 1e100  # sums of smaller numbers stay finite; float32 ends at 3e38
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Sample:
+    """A rollout with its score and its tokens."""
+
     problem_id: str
     occurrence: int
     sample: int
@@ -34,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleFile:
-    """What one update, the `update`-th, saw of a few of its rollouts."""
+    """A few rollouts of update number `update` (from 1)."""
 
     update: int
     stage: int | None
@@ -43,7 +45,10 @@ class SampleFile:
 
 
 def read_sample_file(document: Any) -> SampleFile:
-    """Raises ValueError, KeyError or TypeError where `document` is no file of samples."""
+    """Return the samples of a file's JSON.
+
+    Raises ValueError, KeyError or TypeError if `document` is not a file of samples.
+    """
     return SampleFile(
         update=int(document["update"]),
         stage=_whole(document.get("stage")),
@@ -85,12 +90,12 @@ def _ratio(logprob: float | None, behavior: float | None) -> float | None:
 
 
 def _exp(value: float | None) -> float | None:
-    """e to the `value`, kept within what a float holds."""
+    """Return e to the power of `value`, clamped to the range of a float."""
     return None if value is None else math.exp(max(-700.0, min(700.0, value)))
 
 
 def finite(value: Any) -> float | None:
-    """A number as a float; None where it is none, not finite, or beyond any measurement."""
+    """Return a number as a float, or None if it is None, not finite, or absurdly large."""
     if value is None or not abs(value) < _BEYOND:
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""How hard a run's groups are, and what the bound makes of that: the weight of their variance."""
+"""How hard a run's groups are, and the weight that the bound gives to their variance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mugrpo.report.readable import plain
 from mugrpo.report.rows import bar, histogram
 
 _PREFIX = "groups_right/"
-_EPS = 1e-4  # the bound's, inside the root
-_STAGES = 4  # drawn as lines of their own
+_EPS = 1e-4  # the bound's epsilon, inside the root
+_STAGES = 4  # most stages with a line of their own
 _MOST_BINS = 32
-_MOST_GROUPS = 1e15  # a count beyond it is none
+_MOST_GROUPS = 1e15  # a larger number is not a count
 _CURVE = 256  # steps of the weight's curve, closer together towards its ends
 _WIDTH = 480  # pixels
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -30,15 +30,18 @@ Shares = list[float]  # of a stage's groups, by bin
 
 
 def variance_weight_figure(run: RunData) -> Markup | None:
-    """Return groups by the share of right responses, above the bound's (1-s)/s of that share."""
+    """Return groups by their share of right responses, above the bound's (1-s)/s of that share.
+
+    Return None if the run has no counts of groups.
+    """
     bins = _bins(run)
     counts = [_counts(line, bins) for line in run.refreshes]
-    known = [(stage, _shares(found)) for stage, found in enumerate(counts) if any(found)]
+    known = [(stage, _shares(groups)) for stage, groups in enumerate(counts) if any(groups)]
     if not known:
         return None
     every = _shares([sum(column) for column in zip(*counts, strict=True)])
     words = (
-        f"The weight diverges at 0 and 1 (ε alone holds it at {plain(_weight(0.0))}), which is why "
+        f"The weight diverges at 0 and 1 (only ε keeps it at {plain(_weight(0.0))}). That is why "
         "groups whose responses are all right or all wrong are masked."
     )
     lines = evenly(known, _STAGES) if len(known) > 1 else []
@@ -89,7 +92,7 @@ def _weight_picture(bins: int) -> Picture:
 
 
 def _dots(shares: Sequence[float]) -> alt.Chart:
-    """Return the shares that groups have, on the curve."""
+    """Return dots on the curve at the shares that a group can have."""
     rows = [
         {"x": p, "y": _weight(p), "title": f"{plain(p)} right: {plain(_weight(p))}"} for p in shares
     ]
@@ -108,13 +111,13 @@ def _weight(p: float) -> float:
 
 
 def _bins(run: RunData) -> int:
-    """Steps from 0 to 1: those of a group of the run's size."""
+    """Return the steps from 0 to 1: those of a group of the run's size."""
     size = run.options.get("schedule.group_size")
     return min(_MOST_BINS, max(2, size)) if isinstance(size, int) else _MOST_BINS
 
 
 def _counts(line: Line, bins: int) -> list[float]:
-    """Groups by the nearest bin. The first and the last hold only those of 0 and of 1."""
+    """Return the groups in each bin. The first and the last bin hold only shares of 0 and 1."""
     counts = [0.0] * (bins + 1)
     for key in line:
         count = number(line, key) if key.startswith(_PREFIX) else None

@@ -1,4 +1,4 @@
-"""Long series cut down to what a chart has pixels for, so that no extreme is lost."""
+"""Long series reduced to the points that a chart has pixels for, without losing an extreme."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Point = tuple[float, float | None]  # None is a gap
 
 
 def thinned(points: Sequence[Point], columns: int) -> list[Point]:
-    """Return at most two points a column, the least and the greatest: no extreme is lost.
+    """Return at most two points per column, the least and the greatest, so no extreme is lost.
 
-    Columns are of equal width on the x axis, and points ascend in x. A column of gaps is a gap.
+    Columns have equal width on the x axis, and points ascend in x. A column of gaps is a gap.
     """
     if len(points) <= 2 * columns:
         return list(points)
@@ -35,7 +35,7 @@ def envelope(
 ) -> list[tuple[float, tuple[float, float] | None]]:
     """Return two lines over the same xs in about `columns` steps: (x, (least, greatest)).
 
-    The ends are None if nothing of the step is known.
+    The pair is None if no value of the step is known.
     """
     every = max(1, math.ceil(len(lower) / columns))
     steps: list[tuple[float, tuple[float, float] | None]] = []

@@ -1,4 +1,4 @@
-"""Sampled rollouts as text, each token on the color of its importance ratio."""
+"""Sampled rollouts as text, with each token on the color of its importance ratio."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LONGEST_PROMPT = 1500
 
 
 def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
-    """The files' rollouts, folded by update, the last unfolded; at most `budget` tokens in all.
+    """Return the files' rollouts, folded by update, with the last update unfolded.
 
-    Where that is too little, later files give way to none: every file shows as much as the others.
+    They show about `budget` tokens in all: every response is cut at the same length.
     """
     shown = [file for file in files if file.samples]
     if not shown:
@@ -46,7 +46,10 @@ def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
 
 
 def step_css(ratio: float | None) -> str:
-    """The class of a ratio's color: b6 (far below 1) to b1, none about 1, a1 to a6 (far above)."""
+    """Return the class of a ratio's color: b6 (far below 1) to b1, a1 to a6 (far above 1).
+
+    It is "" near 1, and "unknown" without a ratio.
+    """
     if ratio is None:
         return "unknown"
     away = math.exp(abs(math.log(ratio))) if ratio > 0 else math.inf
@@ -55,7 +58,7 @@ def step_css(ratio: float | None) -> str:
 
 
 def ratio_legend(files: Sequence[SampleFile]) -> Markup:
-    """The ramp of colors with its bounds, and the marks that occur."""
+    """Return the ramp of colors with its bounds, and the marks that occur."""
     below = [f"b{step}" for step in range(len(STEPS), 0, -1)]
     above = [f"a{step}" for step in range(1, len(STEPS) + 1)]
     bounds = [plain(1 / bound, 2) for bound in reversed(STEPS)]
@@ -69,13 +72,14 @@ def ratio_legend(files: Sequence[SampleFile]) -> Markup:
         tag("span", "more likely", class_="muted"),
         class_="ramp",
     )
-    found = {mark for file in files for s in file.samples for t in s.tokens for mark in t.marks}
-    names = [mark for mark in MARKS if mark in found] + sorted(found - set(MARKS))
+    present = {mark for file in files for s in file.samples for t in s.tokens for mark in t.marks}
+    names = [mark for mark in MARKS if mark in present] + sorted(present - set(MARKS))
     marks = [tag("span", tag("s", name, class_=f"t {mark_css(name)}"), " ") for name in names]
     return join([ramp, tag("p", "Marked tokens: ", *marks, class_="marks") if marks else None])
 
 
 def mark_css(mark: str) -> str:
+    """Return the class of a mark."""
     return f"mark-{mark}" if mark in MARKS else "mark-other"
 
 

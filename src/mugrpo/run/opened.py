@@ -1,4 +1,4 @@
-"""An open run: what every stage needs to know, and nothing that acts by being looked at."""
+"""An open run: what every stage needs to know. Reading its attributes never starts any work."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mugrpo.tasks.base import Task
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose folder is locked, whose config is settled and whose problems are read.
+    """A run whose folder is locked, whose config is checked and whose problems are read.
 
-    `open_run` makes it. No model is in it: `Weights`, `Sampling` and `Training` are made by the
-    phase that uses them.
+    `open_run` yields it. It holds no model: each phase creates the `Weights`, `Sampling` or
+    `Training` that it uses.
     """
 
     folder: RunDir
@@ -34,18 +34,18 @@ class OpenRun:
     eval_problems: Sequence[Problem]
     prompts: PromptEncoder  # and the tokenizer
     vocabulary: Vocabulary
-    judge: str  # the fingerprint of what judges rollouts
+    judge: str  # fingerprint of everything that decides a score
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
 
     def schedule(self) -> Schedule:
-        """Return the schedule as it stands after the newest checkpoint, early ends included."""
+        """Return the schedule as of the newest checkpoint, with the stages that ended early."""
         starts = self.folder.stage_starts(self.folder.newest_update())
         return Schedule(self.config.schedule, len(self.problems), self.config.seed, starts)
 
     def scorer(self, problems: Sequence[Problem]) -> Scorer:
-        """Return what scores rollouts of `problems`."""
+        """Return a scorer for rollouts of `problems`."""
         return Scorer(
             self.task,
             problems,
@@ -57,10 +57,10 @@ class OpenRun:
         )
 
     def check(self) -> None:
-        """Raise Interrupted if the run is asked to stop. All ranks raise at the same update."""
+        """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""
         if self.ranks.alone:
             self.stop.check()
             return
-        asked = self.ranks.driven and self.folder.stop_request.exists()
-        if self.ranks.any(asked or self.stop.signal_name is not None):
+        requested = self.ranks.driven and self.folder.stop_request.exists()
+        if self.ranks.any(requested or self.stop.signal_name is not None):
             raise Interrupted("stopped with the other ranks")

@@ -1,4 +1,4 @@
-"""Opening a run: its folder locked, its config checked, its problems read."""
+"""Opening a run: lock its folder, check its config, read its problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mugrpo.run.provenance import judge_fingerprint, provenance_of, settled_conf
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 
-_PATIENCE = 90  # seconds until what one machine has written is seen by all
+_PATIENCE = 90  # seconds to wait until all machines see what one of them has written
 
 
 @contextmanager
@@ -39,38 +39,40 @@ def open_run(
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[OpenRun]:
-    """Open the run of `target`, a config file (begins the run if it is new) or a run's directory.
+    """Open the run that `target` names: a config file, or the directory of a run.
 
-    The folder is `run_dir`, or runs/NAME of a config file NAME.toml. It is locked while the block
-    lasts. `overrides` are words of the command line, "--optimizer.lr", "2e-4". `progress` is told
-    what goes on, and prints it unless another one is given; `stop` may end the work early. Of
-    several `ranks` the first locks and checks the run, unless the run that started them has.
+    A config file starts a new run if the run's directory does not exist yet. The directory is
+    `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts.
+    `overrides` are words of the command line, "--optimizer.lr", "2e-4". `progress` prints unless
+    another one is given; `stop` may end the work early. Of several `ranks`, the first locks and
+    checks the run, unless the run that started the ranks has done so.
 
-    Raises UsageError if the folder is no run, is locked, or was begun with another config, data,
-    model or code (unless `force`), and whatever `load_config` raises.
+    Raises UsageError if the folder is not a run, is locked, or was started with another config,
+    data, model or code (unless `force`), and whatever `load_config` raises.
     """
     progress = progress or Progress(shown=ranks.first)
-    folder, config = _begun_or_new(
+    folder, config = _folder_and_config(
         Path(target), overrides, None if run_dir is None else Path(run_dir)
     )
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
-    made = _seen_by_all(folder, ranks)
-    starts = folder.stage_starts(made)
+    newest = _common_update(folder, ranks)
+    starts = folder.stage_starts(newest)
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
-    if made > config.schedule.total_updates:
+    if newest > config.schedule.total_updates:
         raise UsageError(
-            f"{folder.root} has made {made} updates, more than the {config.schedule.total_updates} "
-            "of schedule.stages and the rest; raise schedule.stages, or choose a new --run-dir"
+            f"{folder.root} already has {newest} updates, more than the "
+            f"{config.schedule.total_updates} of its schedule; raise schedule.stages, or choose a "
+            "new --run-dir"
         )
-    held = not ranks.first or ranks.driven  # by another process
-    with nullcontext(()) if held else folder.locked() as notices:
+    locked_elsewhere = not ranks.first or ranks.driven
+    with nullcontext(()) if locked_elsewhere else folder.locked() as notices:
         for notice in notices:
             progress.say(notice)
-        if not held:
+        if not locked_elsewhere:
             provenance = provenance_of(config, problems, eval_problems)
-            _settle(folder, config, provenance, force, progress, schedule.stage_of(made))
+            _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
         try:
             yield OpenRun(
                 folder,
@@ -114,49 +116,59 @@ def _settle(
     progress: Progress,
     stage: int,
 ) -> None:
-    """Hold the config against the stored one and store it. `stage` is the one under way.
+    """Check the config against the stored one, then store it. `stage` is the current stage.
 
-    Rollouts of later stages are set aside if a change was forced: their policy will not come again.
+    If a change was forced, rollouts of later stages are set aside: the run will reach those stages
+    with another policy. Raises UsageError if a change is refused.
     """
     document, forced = settled_config(folder, config, provenance, force, progress)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
-    if document:  # only now, so that a kill before it leaves the change to be forced again
+    if document:  # last, so that after a kill before this line the change must be forced again
         publish_json(folder.config, document)
 
 
-def _seen_by_all(folder: RunDir, ranks: Ranks) -> int:
-    """The update of the newest checkpoint. Shared storage may tell some ranks of it later."""
+def _common_update(folder: RunDir, ranks: Ranks) -> int:
+    """Return the update of the newest checkpoint, once all ranks see the same one.
+
+    Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
+    the ranks still disagree after `_PATIENCE` seconds.
+    """
     for _ in range(_PATIENCE):
-        seen = ranks.all(folder.newest_update())
-        if len(set(seen)) == 1:
-            return seen[0]
+        updates = ranks.all(folder.newest_update())
+        if len(set(updates)) == 1:
+            return updates[0]
         time.sleep(1)
     raise UsageError(
         f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "
-        f"{', '.join(map(str, seen))}; it has to lie on storage that all machines share"
+        f"{', '.join(map(str, updates))}; it must be on storage that all machines share"
     )
 
 
-def _begun_or_new(
+def _folder_and_config(
     target: Path, overrides: Sequence[str], run_dir: Path | None
 ) -> tuple[RunDir, RunConfig]:
-    """The directory and the config of the run that `target` names."""
+    """Return the directory and the config of the run that `target` names.
+
+    Raises UsageError if `target` is a directory without a run, or if the options contradict the
+    run in it.
+    """
     if target.is_dir():
         if run_dir is not None:
             raise UsageError(
-                f"{target} is a run's directory already; leave out --run-dir {run_dir}"
+                f"{target} is already a run's directory; leave out --run-dir {run_dir}"
             )
         folder = RunDir(target)
         stored = folder.read_config()
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
         raw = apply_overrides(stored["config"], overrides)
-        if raw.get("preset") != (begun := stored["config"].get("preset")):
+        if raw.get("preset") != (preset := stored["config"].get("preset")):
             raise UsageError(
-                f"{target} was begun with preset {begun}, whose options are all set by now; change "
-                "single options, or begin another run from a config file with --run-dir"
+                f"{target} was started with preset {preset}, whose options are already part of its "
+                "config; change single options, or start another run from a config file with "
+                "--run-dir"
             )
         config = build_config(raw, str(folder.config))
     else:
@@ -167,11 +179,14 @@ def _begun_or_new(
 
 
 def prompt_encoder(config: RunConfig) -> PromptEncoder:
-    """What makes prompts under `config`, leaving room for a response in the model's context."""
+    """Return the prompt encoder of `config`, which leaves room for a response in the context.
+
+    Raises UsageError if `max_new_tokens` leaves no room for a prompt.
+    """
     vocab_size, context = model_sizes(config.model)
     longest = config.rollouts.max_new_tokens
-    if (most := config.engine.max_model_len) is not None:
-        context = min(most, context or most)
+    if (engine_context := config.engine.max_model_len) is not None:
+        context = min(engine_context, context or engine_context)
     if context is not None and context <= longest:
         raise UsageError(
             f"rollouts.max_new_tokens = {longest} leaves no room for a prompt in the model's "
@@ -184,8 +199,10 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
 def _fitting(
     encode: PromptEncoder, problems: Sequence[Problem], progress: Progress
 ) -> list[Problem]:
-    """Those of `problems` whose prompts are not too long; others are told of."""
+    """Return the problems whose prompts are not too long. Say how many are left out."""
     fitting = encode.fitting(problems)
     if dropped := len(problems) - len(fitting):
-        progress.say(f"{dropped} of {len(problems)} problems are left out: their prompts are long")
+        progress.say(
+            f"{dropped} of {len(problems)} problems are left out: their prompts are too long"
+        )
     return fitting

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live line on a terminal, plain lines elsewhere."""
+"""What a person sees during a run: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 
 
 class Progress:
-    """Reports phases of work: `begin` one, `advance` in it, `end` it; `say` a sentence between.
+    """A display of the current phase of work, and of sentences between phases.
 
-    On a terminal the current line is redrawn in place; elsewhere a line is printed every ten
-    seconds and at each phase's end. Times are of the monotonic clock.
+    `begin` a phase, `advance` it, `end` it; `say` a sentence. On a terminal the current line is
+    redrawn in place. Elsewhere a line is printed every ten seconds and at the end of each phase.
+    Times come from the monotonic clock.
     """
 
     def __init__(self, console: Console | None = None, *, shown: bool = True) -> None:
@@ -33,7 +34,7 @@ class Progress:
         self._began = self._printed = time.monotonic()
 
     def begin(self, heading: str, unit: str, total: int, done: int = 0) -> None:
-        """Start a phase of `total` units, `done` of which were there before."""
+        """Start a phase of `total` units. `done` of them exist already."""
         self._heading, self._unit, self._total = heading, unit, total
         self._done = self._before = done
         self._tokens = 0
@@ -41,6 +42,7 @@ class Progress:
         self._show_live()
 
     def advance(self, units: int, tokens: int = 0) -> None:
+        """Count `units` more as done, and the `tokens` that they took."""
         self._done += units
         self._tokens += tokens
         if self._live:
@@ -59,19 +61,21 @@ class Progress:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Another phase may begin and end in the block; then this one goes on, its clock stopped
-        meanwhile."""
+        """Let another phase begin and end in the block, then continue this one.
+
+        The clock of this phase stops meanwhile.
+        """
         self.stop()
         phase = (self._heading, self._unit, self._total, self._done, self._before, self._tokens)
-        began, left = self._began, time.monotonic()
+        began, paused = self._began, time.monotonic()
         yield
         (self._heading, self._unit, self._total, self._done, self._before, self._tokens) = phase
-        self._began = began + time.monotonic() - left
+        self._began = began + time.monotonic() - paused
         self._printed = time.monotonic()
         self._show_live()
 
     def stop(self) -> None:
-        """Leave the terminal whole, whatever state the phase is in."""
+        """Erase the live line, in any state of the phase."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -80,7 +84,7 @@ class Progress:
         self.console.print(Text(sentence))
 
     def line(self) -> str:
-        """The current phase in one line: done, tokens/s, time left, reward, accuracy."""
+        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
         seconds = time.monotonic() - self._began
         parts = [self._heading, f"{self._done}/{self._total} {self._unit}"]
         if self._tokens and seconds > 0:
@@ -107,7 +111,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """125 seconds are "2:05"."""
+    """Return seconds as a clock shows them: 125 is "2:05"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a run's numbers rest on, and whether a resumed run still rests on it."""
+"""What a run's numbers depend on, and whether it is still the same when the run resumes."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _DECIDES = (
 def settled_config(
     folder: RunDir, config: RunConfig, provenance: dict[str, Any], force: bool, progress: Progress
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Hold a resumed run's config against what it was begun with.
+    """Compare a resumed run's config with the one that it was started with.
 
-    Returns the config.json to store, None where it stands already, and whether something that
-    decides the run's numbers was changed by force.
+    Returns the config.json to store (None if it is stored already), and whether `force` accepted a
+    change of something that decides the run's numbers. Raises UsageError if a change is refused.
     """
     resolved = json.loads(config.model_dump_json())
     document = {"format": FORMAT, "config": resolved, "provenance": provenance}
@@ -73,21 +73,27 @@ def settled_config(
     fixed = [name for name in texts if on_resume(name) == "fixed"]
     if fixed or (refused and not force):
         way_out = (
-            f"The shards on disk rest on {', '.join(fixed)}: undo that or choose a new --run-dir"
+            f"The shards on disk depend on {', '.join(fixed)}: undo that or choose a new --run-dir"
             if fixed
-            else "Undo that, choose a new --run-dir, or go on regardless with --force"
+            else "Undo that, choose a new --run-dir, or continue anyway with --force"
         )
-        raise UsageError(f"{folder.root} was begun otherwise: {'; '.join(refused)}. {way_out}")
+        raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {way_out}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
     for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
         if (old := stored["provenance"].get(name)) != provenance[name]:
-            progress.say(f"{name} was {old}, is {provenance[name]}: not resumed to the bit")
+            progress.say(
+                f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
+                "last bits"
+            )
     return (document if differences or refused else None), bool(refused)
 
 
 def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:
-    """What a run's numbers rest on besides its config."""
+    """Return what a run's numbers depend on besides its config.
+
+    Raises UsageError if the chat template's file does not exist.
+    """
     problems = hashlib.sha256()
     for problem in (problem for problems in problem_sets for problem in problems):
         content = [problem.id, problem.prompt, problem.answer, problem.columns]
@@ -113,7 +119,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
 def code_sha256(home: Path) -> str:
     """Return a hash of the code below `home` that decides a run's numbers.
 
-    Comments, docstrings and layout do not count, and neither does what only shows numbers.
+    Comments, docstrings and layout do not count, and neither does code that only shows numbers.
     """
     files = [file for place in _DECIDES for file in (home / place).rglob("*.py")]
     files += [home / place for place in _DECIDES if place.endswith(".py")]
@@ -134,18 +140,18 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _objective_file_sha256(config: RunConfig) -> str | None:
-    """Return the hash of the file of the user's own objective, or None if there is none."""
+    """Return the hash of the user's own objective file, or None if there is none."""
     path = config.objective_file
     return sha256_of(path) if path and path.is_file() else None
 
 
 def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
-    """Return the hash of every file that a reward function is taken from."""
+    """Return file -> hash for every file that a reward function comes from."""
     return {str(file): sha256_of(file) for file in config.reward_files}
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
-    """A hash of all that decides a score: rewards, their files, references, truncation."""
+    """Return a hash of everything that decides a score: rewards, files, references, truncation."""
     options = config.task.model_dump(mode="json")
     judge = {
         "task": options["name"],
@@ -160,9 +166,10 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
 
 
 def _git_revision(folder: Path) -> str | None:
+    """Return the commit that `folder` is checked out at, or None outside a git checkout."""
     command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -1,7 +1,8 @@
 """Where metrics go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases; each optional.
 
-A sink is fed what is appended to metrics.jsonl, as `kind/key` over the update. It is a copy for
-looking at: a run that is resumed goes on in the same place, and a sink that fails is dropped.
+A sink gets every line that is appended to metrics.jsonl, as values named `kind/key` at an update.
+It is a copy for viewing: a resumed run continues in the same place, and a sink that fails is
+dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mugrpo.disk.errors import UsageError
 
 
 class Sink(Protocol):
-    """Takes the numbers of one metrics line."""
+    """A receiver of metrics; `log` takes the numbers of one metrics line."""
 
     def log(self, update: int, values: dict[str, float]) -> None: ...
 
@@ -25,7 +26,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in `folder`; those past `update` are purged, as they will be made again."""
+    """Event files in `folder`. Events past `update` are purged: the run will write them again."""
 
     def __init__(self, folder: Path, update: int) -> None:
         try:
@@ -43,7 +44,7 @@ class TensorBoard:
 
 
 class Project:
-    """A run in a project of trackio or wandb, whose calls are the same."""
+    """A run in a project of trackio or wandb, which have the same calls."""
 
     def __init__(self, package: str, project: str, run_dir: Path, config: dict[str, Any]) -> None:
         identity = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]
@@ -63,7 +64,10 @@ class Project:
 
 
 class Sinks:
-    """All that `options` ask for. `update` is where the run goes on from."""
+    """All sinks that `options` ask for. `update` is where the run continues.
+
+    Raises UsageError if a sink's package is not installed.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Sinks:
                 self._sinks[package] = Project(package, project, run_dir, config)
 
     def log(self, kind: str, update: int, values: dict[str, Any]) -> None:
-        """Hand on the numbers of `values`; what is no number is left out."""
+        """Pass the numbers in `values` to every sink. Other values are left out."""
         numbers = {
             f"{kind}/{name}": float(value)
             for name, value in values.items()
@@ -92,7 +96,7 @@ class Sinks:
             try:
                 sink.log(update, numbers)
             except Exception as error:
-                self._say(f"{name} failed ({error}) and gets no more; metrics.jsonl has everything")
+                self._say(f"{name} failed ({error}) and is dropped; metrics.jsonl has everything")
                 del self._sinks[name]
 
     def close(self) -> None:

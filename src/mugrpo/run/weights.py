@@ -1,4 +1,4 @@
-"""The weights of a run's policy: on disk by update, and in this process once they are loaded."""
+"""The weights of a run's policy: on disk by update, and in this process once loaded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Check = Callable[[], None]
 
 
 class Weights:
-    """The policy's weights by update.
+    """The policy's weights after any update that has a checkpoint.
 
-    Nothing is loaded until `load` or `at` is called. `policy` is the one that is trained, and that
-    an engine in this process samples from.
+    Nothing is loaded until a method needs it. `policy` is the model that is trained, and that an
+    engine in this process samples from.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Weights:
         self._check = check
 
     def load(self) -> Policy:
-        """Return the policy in this process. Load the initial model if there is none yet."""
+        """Return the policy in this process. Load the initial model if no policy is loaded yet."""
         if self.policy is None:
             policy = load_policy(self._config.model, self._notify, self._ranks)
             if self._ranks.size > 1:
@@ -66,7 +66,8 @@ class Weights:
     def at(self, update: int) -> Policy:
         """Return the policy with the weights after `update` updates.
 
-        Raises UsageError if no update has come so far, RunStopped if its checkpoint is gone.
+        Raises UsageError if the run has not reached this update yet, RunStopped if its checkpoint
+        is gone or damaged.
         """
         policy = self.load()
         if policy.update != update:
@@ -74,13 +75,13 @@ class Weights:
         return policy
 
     def path(self, update: int) -> str:
-        """Return the checkpoint (or the model) with the weights after `update` updates."""
+        """Return the checkpoint (or model) that holds the weights after `update` updates."""
         return weights_at(self._folder, self._config.model, update)
 
     def handed_over(self, update: int) -> str:
-        """Return a folder with the weights after `update` updates and nothing else.
+        """Return a folder that holds only the weights after `update` updates.
 
-        Engines in other processes read it. A checkpoint's model is linked to; weights that only
+        Engines in other processes read it. Files of a checkpoint are linked; weights that only
         this process has are written.
         """
         policy = self.policy if self.policy and self.policy.update == update else None
@@ -89,18 +90,20 @@ class Weights:
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """Return the logprobs [T] of each rollout's response after `update` updates.
 
-        The policy of this process is not touched: a second one is loaded if it is elsewhere.
+        The policy of this process stays as it is: if it has other weights, a second model is
+        loaded.
         """
         return rollout_logprobs(
-            self._at_rest(update), rollouts, self._config, self.budget, self._check
+            self._frozen_at(update), rollouts, self._config, self.budget, self._check
         )
 
     def release(self) -> None:
-        """Leave memory to other processes."""
+        """Drop all models, to leave their memory to other processes."""
         self.policy = self._frozen = None
         give_back_memory()
 
-    def _at_rest(self, update: int) -> Policy:
+    def _frozen_at(self, update: int) -> Policy:
+        """Return a policy with the weights after `update` updates, not to be trained."""
         if self.policy is not None and self.policy.update == update:
             return self.policy
         if self._frozen is None or self._frozen.update != update:
@@ -112,19 +115,21 @@ class Weights:
 def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
     """Return the model directory (or hub id) of the weights after `update` updates.
 
-    Raises UsageError if no update has come so far, RunStopped if its checkpoint is gone or damaged.
+    Raises UsageError if the run has not reached this update yet, RunStopped if its checkpoint is
+    gone or damaged.
     """
     if update == 0:
         return model_path(model)
-    checkpoint, made = folder.checkpoint(update), folder.checkpoint_updates()
-    if update > max(made, default=0):
+    checkpoint, saved = folder.checkpoint(update), folder.checkpoint_updates()
+    if update > max(saved, default=0):
         raise UsageError(
-            f"{checkpoint} is not made yet: optimize the stages before (`mugrpo train` does all)"
+            f"{checkpoint} does not exist yet: optimize the earlier stages first (`mugrpo train` "
+            "does all of it)"
         )
-    if update not in made:
+    if update not in saved:
         raise RunStopped(
-            f"{checkpoint} is needed, but gone; remove the checkpoints after it, and the run goes "
-            "on from an earlier one"
+            f"{checkpoint} is needed, but gone; remove the later checkpoints, and the run "
+            "continues from an earlier one"
         )
     if fault := sealed_folder_fault(checkpoint):
         raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {folder.root}` sets it aside")
@@ -132,15 +137,16 @@ def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
 
 
 def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update: int) -> str:
-    """Return a model directory (or hub id) of the weights after `update` updates, nothing else.
+    """Return a model directory (or hub id) that holds only the weights after `update` updates.
 
-    An engine may read every file of weights that it finds, and a checkpoint's optimizer is none of
-    the model. So its model is linked to. Without a checkpoint, the weights of `policy` are written.
+    An engine may read every weights file in a folder, and a checkpoint also holds the optimizer's
+    state. So the files of its model are linked into a folder of their own. If there is no
+    checkpoint, the weights of `policy` are written.
     """
     if update == 0:
         return model_path(model)
     target = folder.handed_over(update)
-    shutil.rmtree(target.parent, ignore_errors=True)  # those of other updates
+    shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
     with publish_folder(target) as unfinished:
         if policy is None or update in folder.checkpoint_updates():
             _link_model(Path(weights_at(folder, model, update)), unfinished)
@@ -150,6 +156,7 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
 
 
 def _link_model(checkpoint: Path, folder: Path) -> None:
+    """Link the model's files of `checkpoint` into `folder`, and no others."""
     for file in checkpoint.iterdir():
         if not file.name.startswith(_NOT_THE_MODEL):
             os.symlink(os.path.abspath(file), folder / file.name)

@@ -8,41 +8,44 @@ from threading import Event
 
 from mugrpo.disk.errors import RunStopped
 
-_TICK = 0.2  # seconds between looks at a signal
+_TICK = 0.2  # seconds between checks for a signal
 
 
 Check = Callable[[], None]  # raises if the work is to stop
 
 
 class Background:
-    """A thread that does `work`, which calls `keep_on` now and then."""
+    """A thread that runs `work`, and ends with an error if the run or its user gives up.
+
+    The work is given a function that it calls now and then, and that raises if it must stop.
+    """
 
     def __init__(self, work: Callable[[Check], None], check: Check) -> None:
         """`check` raises if the run is to stop."""
         self._check = check
         self._abandoned = Event()
         self._pool = ThreadPoolExecutor(1, "generation")
-        self._done: Future[None] = self._pool.submit(work, self._keep_on)
+        self._future: Future[None] = self._pool.submit(work, self._keep_on)
 
     def running(self) -> bool:
-        """Return whether the work goes on. Raises what has stopped it."""
-        if not self._done.done():
+        """Return whether the work is unfinished. Raises the error that ended it, if any."""
+        if not self._future.done():
             return True
-        self._done.result()
+        self._future.result()
         return False
 
     def failed(self) -> bool:
         """Return whether the work has ended with an error."""
-        return self._done.done() and self._done.exception() is not None
+        return self._future.done() and self._future.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the work is done. Raises what has stopped it, or the run."""
+        """Wait until the work is finished. Raises the error that stopped it, or the run."""
         while self.running():
             self._check()
-            wait([self._done], _TICK)
+            wait([self._future], _TICK)
 
     def close(self) -> None:
-        """Let the work end where it is, and wait until it has."""
+        """Stop the work at its next check, and wait until it has ended."""
         self._abandoned.set()
         self._pool.shutdown()
 

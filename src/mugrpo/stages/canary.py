@@ -1,4 +1,4 @@
-"""Whether the engine samples from the policy that the trainer has."""
+"""The canary: does the engine sample from the policy that the trainer has?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 
-_LONGEST = 128  # response tokens that are compared
+_LONGEST = 128  # response tokens that are compared, at most
 
 Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
 
@@ -27,7 +27,10 @@ def canary_rollouts(
     options: EngineOptions,
     on_decoded: Callable[[Decoded], None],
 ) -> list[Rollout]:
-    """Sample a short response to each of a few `groups` from each engine; none if it is off."""
+    """Sample a short response to each of a few `groups` from each engine.
+
+    Return [] if the canary is off (`canary_responses` is 0).
+    """
     with out_of_memory_explained("generation", options.way_out_of_memory):
         return [
             rollout
@@ -47,25 +50,26 @@ def canary(
     warning: float,
     say: Callable[[str], None],
 ) -> float | None:
-    """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` gives.
+    """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` returns.
 
-    Returns the gap, see `logprob_gap`, or None without rollouts. Raises RunStopped above the
-    tolerance: then the engine's weights or sampling are not the policy's, and all importance ratios
-    would be wrong.
+    Returns the gap (see `logprob_gap`), or None without rollouts. Above `warning` times the
+    tolerance, `say` warns. Raises RunStopped above the tolerance: the engine's weights or sampling
+    are then not the policy's, and all importance ratios would be wrong.
     """
     if not rollouts:
         return None
     passing("canary")
     gap = logprob_gap(logprobs(rollouts), rollouts, precision)
-    differ = f"engine and trainer differ by {gap:.3g} in logprob"
+    difference = f"engine and trainer differ by {gap:.3g} in logprob"
     if precision != "fp32":
-        differ += " on average"
+        difference += " on average"
     if gap > warning * tolerance:
-        say(f"canary: {differ}; nothing is wrong yet, but above {tolerance:g} the run stops")
+        say(f"canary: {difference}; nothing is wrong yet, but above {tolerance:g} the run stops")
     if not gap <= tolerance:
         raise RunStopped(
-            f"canary: {differ} (tolerance {tolerance:g}); its weights or sampling are not the "
-            "policy's. Mend the engine, or raise --engine.canary_tolerance (with --force)"
+            f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling "
+            "are not the policy's. Fix the engine, or raise --engine.canary_tolerance (with "
+            "--force)"
         )
     return gap
 
@@ -77,9 +81,9 @@ def logprob_gap(
 ) -> float:
     """Return |trainer logprob - behavior logprob| over the tokens of `rollouts`.
 
-    In fp32 the largest. In bf16 the mean: rounding alone makes the largest grow with the number of
-    tokens there, and the mean does not.
+    In fp32, return the largest difference. In bf16, return the mean: rounding alone makes the
+    largest difference grow with the number of tokens, but not the mean.
     """
-    theirs = [rollout.behavior_logprobs for rollout in rollouts]
-    gaps_N = np.abs(np.concatenate(logprobs) - np.concatenate(theirs))
+    behavior = [rollout.behavior_logprobs for rollout in rollouts]
+    gaps_N = np.abs(np.concatenate(logprobs) - np.concatenate(behavior))
     return float(gaps_N.max() if precision == "fp32" else gaps_N.mean())

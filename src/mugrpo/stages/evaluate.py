@@ -24,13 +24,13 @@ from mugrpo.stages.sampling import Sampling
 def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     """Sample and score the held-out problems under the policy after `update` updates.
 
-    Every evaluation draws from the same seeds, so that two policies are compared on the same
-    random numbers. Rollouts and scores are kept under the run's evaluations. Returns the seconds
-    it took and what `accuracy` tells. Raises UsageError if no problem is held out.
+    Every evaluation uses the same seeds, so that two policies are compared on the same random
+    numbers. Rollouts and scores are kept in the run's folder of evaluations. Returns the numbers
+    of `accuracy` and the seconds that it took. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
     if not run.eval_problems:
-        raise UsageError("the task holds no problem out; set task.eval_share or task.eval_data")
+        raise UsageError("the task holds out no problem; set task.eval_share or task.eval_data")
     sampler = Sampler(
         sampling.refresh(update)[0],
         run.prompts,
@@ -55,10 +55,11 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
 
 
 def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
-    """Return what the scores of `k` samples of each problem, side by side, come to.
+    """Return the metrics of scores that hold the `k` samples of each problem side by side.
 
-    `accuracy` is avg@k, the share of right ones, and `reward` the mean reward; those that could not
-    be judged are left out of both. `pass@k` is the share of problems with a right sample among k.
+    `accuracy` is avg@k, the share of right samples. `reward` is the mean reward. Both leave out
+    samples that could not be judged. `pass@k` is the share of problems with at least one right
+    sample among k.
     """
     rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
     right = [v["status"] == Status.RIGHT for v in verdicts]
@@ -76,6 +77,8 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
 
 
 def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
+    """Publish rollouts of all held-out problems as one shard."""
+
     def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
         tokens = sum(len(completion.ids) for _, completion in decoded.completions)
@@ -96,7 +99,7 @@ def evaluation_due(config: RunConfig, update: int) -> bool:
 
 
 def evaluate_once(run: OpenRun, sampling: Sampling, metrics: MetricsLog, update: int) -> None:
-    """Evaluate the policy after `update` updates, unless a line says what came of it."""
+    """Evaluate the policy after `update` updates, unless the metrics have its evaluation."""
     if not metrics.has("evaluation", update):
         result = evaluate(run, sampling, update)
         passing("evaluation without metrics line")

@@ -1,4 +1,4 @@
-"""The half of a stage that makes its rollouts and scores: whatever is missing of them."""
+"""The half of a stage that produces rollouts and scores: whichever are missing."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from mugrpo.stages.stage import Stage
 
 
 def mend_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Make again what `repair` took out of a stage that is trained on already.
+    """Regenerate what `repair` removed from a stage that has been trained on.
 
-    The run's result does not need it. So if no checkpoint holds the policy any more, say it only.
+    The run's result does not depend on it. So if no checkpoint holds the stage's policy any more,
+    only say so.
     """
     shards = stage.shards("rollouts")
-    whole = all(shard in shards for shard, _ in enumerate(stage_shards(stage)))
-    if not whole and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
+    complete = all(shard in shards for shard, _ in enumerate(stage_shards(stage)))
+    if not complete and stage.first_update not in (0, *stage.folder.checkpoint_updates()):
         run.progress.say(
-            f"stage {stage.number} lacks shards, and the policy that made them is not kept; they "
-            "are not needed to go on"
+            f"stage {stage.number} lacks shards, and the policy that generated them is gone; the "
+            "run continues without them"
         )
         return
     sample_stage(run, stage, sampling, metrics)
 
 
 def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Generate, score and plan: one round, or with dynamic sampling as many as are needed."""
+    """Generate, score and plan, in one round or in as many as dynamic sampling needs."""
     rounds = None
     while rounds != (rounds := len(stage_shards(stage))):
         generate_stage(run, stage, sampling)
@@ -50,41 +51,42 @@ def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: Metric
 
 @dataclass
 class Generation:
-    """The rollout shards that a stage lacks, and engines that are ready to make them."""
+    """The rollout shards that a stage lacks, with engines that are ready to generate them."""
 
     rollouts: ShardSet
     samplers: Sequence[Sampler]
     missing: Sequence[Wanted]
-    there: int  # rollouts that were made before
-    wanted: int  # rollouts of the stage, as far as is known now
-    notes: dict[str, float | None]  # of the refresh, for the first shard's entry in the manifest
+    published: int  # rollouts that the stage has already
+    total: int  # rollouts of the stage, as known so far
+    notes: dict[str, float | None]  # of the refresh, for the manifest entry of the first shard
     way_out_of_memory: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
-        """Make and publish what is missing. Yields the number of each shard once it is there."""
+        """Generate the missing shards. Yields the number of each one after publishing it."""
         with out_of_memory_explained("generation", self.way_out_of_memory):
             for number, sampled in sampled_shards(self.samplers, self.missing, on_decoded):
                 step = self.samplers[0].policy_step
                 sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
-                self.notes["refresh_seconds"] = None  # once a refresh
+                self.notes["refresh_seconds"] = None  # counted once per refresh
                 yield number
 
 
 def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generation | None:
-    """Refresh the engines to the stage's policy and check them; None if nothing is missing.
+    """Refresh the engines to the stage's policy and check them with the canary.
 
-    Rollouts that another policy made are taken out of the stage first.
+    Rollouts of another policy are removed from the stage first. Returns None if no shard is
+    missing. Raises RunStopped if the canary fails.
     """
     rollouts = stage.shards("rollouts")
     forget_others(stage, rollouts)
     parts = stage_shards(stage)
     missing = [s for s in range(len(parts)) if not is_made(stage, rollouts, s)]
     for stranger in rollouts.strangers():
-        run.progress.say(f"{stranger} is not in its manifest; it is not read")
+        run.progress.say(f"{stranger} is not in its manifest, so it is ignored")
     if not missing:
         return None
     groups = [[(run.problems[index], k) for index, k in part] for part in parts]
-    sampling.start()  # no part of what a refresh takes
+    sampling.start()  # before the clock: a refresh does not include starting engines
     began = time.monotonic()
     samplers = [
         Sampler(
@@ -103,7 +105,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
     gap = canary(
         canary_rollouts(
             samplers,
-            groups[0],  # the same responses, whatever is there already
+            groups[0],  # the same responses, whichever shards are missing
             run.config.engine,
             lambda _: run.stop.check(),
         ),
@@ -114,28 +116,32 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         say=run.progress.say,
     )
     notes = {"canary_gap": gap, "refresh_seconds": time.monotonic() - began}
-    if have := len(parts) - len(missing):
-        run.progress.say(f"stage {stage.number + 1}: {have}/{len(parts)} shards done, continuing")
+    if finished := len(parts) - len(missing):
+        run.progress.say(
+            f"stage {stage.number + 1}: {finished}/{len(parts)} shards done, continuing"
+        )
     size = run.config.schedule.group_size
-    wanted = sum(map(len, parts)) * size
+    total = sum(map(len, parts)) * size
     return Generation(
         rollouts,
         samplers,
         [(number, groups[number]) for number in missing],
-        wanted - sum(len(parts[number]) for number in missing) * size,
-        wanted,
+        total - sum(len(parts[number]) for number in missing) * size,
+        total,
         notes,
         run.config.engine.way_out_of_memory,
     )
 
 
 def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-    """Publish the stage's missing rollout shards, in place of those that another policy made."""
+    """Publish the stage's missing rollout shards, and replace those of another policy."""
     passing("stage")
     generation = begin_generation(run, stage, sampling)
     if generation is None:
         return
-    run.progress.begin(stage.heading("generate"), "rollouts", generation.wanted, generation.there)
+    run.progress.begin(
+        stage.heading("generate"), "rollouts", generation.total, generation.published
+    )
 
     def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
@@ -148,7 +154,7 @@ def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
 
 
 def forget_others(stage: Stage, rollouts: ShardSet) -> None:
-    """Take rollouts that another policy made, and their scores, out of the stage."""
+    """Remove rollouts of another policy, and their scores, from the stage."""
     scores = stage.shards("scores")
     for shard in rollouts.numbers():
         if not is_made(stage, rollouts, shard):
@@ -158,17 +164,17 @@ def forget_others(stage: Stage, rollouts: ShardSet) -> None:
 
 
 def unscored(stage: Stage, rollouts: ShardSet, scores: ShardSet) -> list[int]:
-    """Return the stage's shards that lack scores of these rollouts by the judge that they need."""
+    """Return the stage's shards that lack scores of their present rollouts by its judge."""
     judge = stage.required_judge()
     shards = range(len(stage_shards(stage)))
     return [shard for shard in shards if not scored(rollouts, scores, shard, judge)]
 
 
 def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool = False) -> None:
-    """Publish the stage's missing score shards, or with `again` all of them."""
+    """Publish the stage's missing score shards, or all of them if `again`. Log its refresh."""
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
-    everything = list(range(len(stage_shards(stage))))
-    missing = everything if again else unscored(stage, rollouts, scores)
+    all_shards = list(range(len(stage_shards(stage))))
+    missing = all_shards if again else unscored(stage, rollouts, scores)
     if missing:
         scorer = run.scorer(run.problems)
         run.progress.begin(stage.heading("score"), "shards", len(missing))

@@ -1,7 +1,7 @@
-"""Logprobs that an objective needs of other policies, computed once and kept beside the rollouts.
+"""Logprobs of other policies that an objective needs, computed once and stored with the rollouts.
 
-trainer_behavior_logprobs   of the behavior policy through the trainer: once a stage
-reference_logprobs          of the reference policy: once a stage
+trainer_behavior_logprobs   of the behavior policy through the trainer: once per stage
+reference_logprobs          of the reference policy: once per stage
 proximal_logprobs           of the proximal policy: once every proximal_period updates
 """
 
@@ -34,7 +34,7 @@ Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
 def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
-    """Publish the stage's missing shards of logprobs that are needed once a stage."""
+    """Publish the stage's missing shards of the logprobs that are needed once per stage."""
     rollouts = stage.shards("rollouts")
     for name in needed_once(stage):
         kept = stage.shards(name)
@@ -53,25 +53,28 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
 
 
 def needed_once(stage: Stage) -> list[str]:
-    """Return the names of the logprobs that the update needs once a stage."""
+    """Return the names of the logprobs that updates need once per stage."""
     return [name for name in stage.config.needs if name in ONCE_A_STAGE]
 
 
 def require_logprobs(stage: Stage, ranks: int) -> None:
-    """Raise UsageError if ranks would have to make logprobs, which they cannot."""
-    wanted = set(stage.shards("rollouts").numbers())
-    lacking = [name for name in needed_once(stage) if wanted - set(stage.shards(name).numbers())]
+    """Raise UsageError if several ranks would have to compute logprobs, which they cannot."""
+    shards = set(stage.shards("rollouts").numbers())
+    missing = [name for name in needed_once(stage) if shards - set(stage.shards(name).numbers())]
     if ranks > 1 and stage.config.proximal_period > 1:
-        lacking.append(_PROXIMAL)
-    if lacking:
+        missing.append(_PROXIMAL)
+    if missing:
         raise UsageError(
-            f"the updates need {lacking[0]}, which several ranks cannot make; start the run with "
-            f"`mugrpo train {stage.folder.root} --distributed.processes N`, or use one process"
+            f"the updates need {missing[0]}, which several ranks cannot compute; start the run "
+            f"with `mugrpo train {stage.folder.root} --distributed.processes N`, or use one process"
         )
 
 
 class StoredLogprobs:
-    """Reads what the updates of `stage` need, and makes it for the proximal policy."""
+    """The stored logprobs that the updates of `stage` need.
+
+    Those of the proximal policy are computed and stored when an update first needs them.
+    """
 
     def __init__(self, stage: Stage, plan: Sequence[Places], compute: Compute) -> None:
         self._stage = stage
@@ -86,19 +89,20 @@ class StoredLogprobs:
     def of_update(self, update: int) -> dict[str, list[NDArray[np.float32]]]:
         """Return name -> the logprobs [T] of each rollout of update number `update` (from 0).
 
-        A proximal policy that is renewed at every update is the policy itself: nothing is kept.
+        If the proximal policy is renewed at every update, it is the policy itself and has no
+        logprobs here.
         """
         batch = self._stage.schedule.batch_of(update)
-        found = {
+        logprobs = {
             name: [row["logprobs"] for row in reader.rows(self._plan[batch])]
             for name, reader in self._once.items()
         }
         if self._proximal:
-            found[_PROXIMAL] = self._of_proximal(update, batch)
-        return found
+            logprobs[_PROXIMAL] = self._of_proximal(update, batch)
+        return logprobs
 
     def batches_for(self, update: int) -> list[int]:
-        """Return the batches whose rollouts it takes: the update's own, or those of its period."""
+        """Return the batches whose rollouts an update reads: its own, or those of its period."""
         if not self._proximal:
             return [self._stage.schedule.batch_of(update)]
         return self._batches(self._stage.schedule.staleness(update) // self._period)
@@ -126,9 +130,10 @@ class StoredLogprobs:
         return bool(entry["policy_step"] == begins and entry["period"] == self._period)
 
     def _make(self, period: int, batches: list[int], begins: int) -> None:
-        """Keep the logprobs of a period's rollouts under the policy that it begins with.
+        """Store the logprobs of a period's rollouts under the policy that the period begins with.
 
-        In its middle (a shard was lost, or the objective changed) that policy is a checkpoint's.
+        In the middle of a period (a shard was lost, or the objective changed), that policy is
+        loaded from a checkpoint.
         """
         places = [place for batch in batches for place in self._plan[batch]]
         rollouts = [rollout_from_row(row) for row in self._rollouts.rows(places)]
@@ -137,7 +142,7 @@ class StoredLogprobs:
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:
-    """Return whether `kept` has the logprobs of these very rollouts after `update` updates."""
+    """Return whether `kept` has the logprobs of exactly these rollouts after `update` updates."""
     if shard not in kept:
         return False
     entry = kept.entry(shard)

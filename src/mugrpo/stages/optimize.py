@@ -1,4 +1,4 @@
-"""The half of a stage that makes its updates, from what lies on disk."""
+"""The half of a stage that makes its updates, from the shards on disk."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def optimize_stage(
     between: Callable[[int], None],
     until: int | None = None,
 ) -> None:
-    """Make the stage's updates that no checkpoint holds yet, up to where it ends, or `until`.
+    """Make the stage's updates that no checkpoint holds yet, to the stage's end or to `until`.
 
-    `compute` gives logprobs of other policies. `arrived` waits for the shards of an update that may
-    still come. `between` is called before the first update and after each one, with its number.
+    `compute` returns logprobs of other policies. `arrived` waits for the shards of an update that
+    are still being generated. `between` is called with the number of updates, before the first one
+    and after each. Raises RunStopped after too many updates in a row that were not applied.
     """
     first, config = stage.first_update, run.config
     start = max(run.folder.newest_update(), first)
@@ -82,12 +83,13 @@ def optimize_stage(
 def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     """Return the "stage_end" line if `stage_until` ends the stage after `update` updates.
 
-    The rest of its rollouts is not trained on; the line tells how many.
+    Return None if the stage continues, or ends as planned. The remaining rollouts are not trained
+    on; the line counts them.
     """
     rule, schedule = stage.config.stage_until, stage.schedule
-    moved = line.get(rule.name)
+    variation = line.get(rule.name)
     made, planned = update - stage.first_update, schedule.planned_updates(stage.number)
-    if made == planned or moved is None or not moved > rule.limit:
+    if made == planned or variation is None or not variation > rule.limit:
         return None
     batches = schedule.batches(stage.number)
     unused = batches - math.ceil(made / schedule.options.passes_per_batch)
@@ -96,12 +98,12 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
         "updates": made,
         "planned_updates": planned,
         "unused_rollouts": unused * schedule.options.rollouts_per_update,
-        rule.name: moved,
+        rule.name: variation,
     }
 
 
 def early_end_sentence(stage: Stage, end: Metrics) -> str:
-    """Tell a person what a "stage_end" line says."""
+    """Return the sentence that tells a person about a "stage_end" line."""
     rule, options = stage.config.stage_until.name, stage.schedule.options
     rollouts = stage.schedule.batches(stage.number) * options.rollouts_per_update
     return (
@@ -120,7 +122,7 @@ def checkpoint_due(config: RunConfig, schedule: Schedule, update: int) -> bool:
 
 
 def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
-    """Return whether rollouts of update number `update` (from 1) are kept to be looked at."""
+    """Return whether rollouts of update number `update` (from 1) are kept for the report."""
     every, staleness = config.samples.every, update - 1 - stage.first_update
     ends = (0, stage.schedule.planned_updates(stage.number) - 1)
     return every > 0 and (update % every == 0 or staleness in ends)
@@ -129,7 +131,7 @@ def samples_due(config: RunConfig, stage: Stage, update: int) -> bool:
 def keep_samples(
     run: OpenRun, stage: Stage, update: int, experience: Experience, watch: SampleCollector
 ) -> None:
-    """Publish a few of an update's rollouts with what the objective made of each token."""
+    """Publish a few of an update's rollouts with what the objective did to each token."""
     samples = watch.chosen(
         experience.rollouts, experience.scores, run.config.samples.count, run.prompts.tokenizer
     )
@@ -145,7 +147,7 @@ def keep_samples(
 def report_nonfinite(
     run: OpenRun, update: int, experience: Experience, line: Metrics, in_a_row: int
 ) -> None:
-    """Keep what was in an update that was not applied.
+    """Record an update that was not applied, because its loss or gradient was not finite.
 
     Raises RunStopped after too many in a row.
     """

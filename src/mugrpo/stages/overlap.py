@@ -1,8 +1,8 @@
 """A stage whose first batches are trained on while its later ones are generated.
 
-A thread of the run takes what the engines make, which have processes or machines of their own, and
-publishes and scores it. Updates read shards as they come, in the same order and of the same policy
-as without overlap: the weights are the same to the bit.
+The engines have processes or machines of their own. A thread of the run publishes and scores what
+they generate. Updates read shards as they arrive, in the same order and from the same policy as
+without overlap, so the weights are bit-identical.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from mugrpo.stages.reader import StageReader
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
-_TICK = 0.05  # seconds between looks for a shard
+_TICK = 0.05  # seconds between checks for a shard
 
 
 @contextmanager
 def generated_beside(
     run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog
 ) -> Iterator[None]:
-    """Generate and score the stage beside what is done in the block, and to its end.
+    """Generate and score the whole stage in the background of the block.
 
-    What stops one of the two stops both.
+    At the end of the block, wait for the rest. An error on either side stops both.
     """
     generation = begin_generation(run, stage, sampling)
     plan_stage(stage, run.progress.say)
     if generation and len(generation.missing) == 1:
         run.progress.say(
-            "overlap: the stage is one shard, which updates wait for; lower "
+            "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
     scorer = run.scorer(run.problems)
@@ -53,13 +53,13 @@ def generated_beside(
     finally:
         background.close()
         sampling.background = None
-    score_stage(run, stage, metrics)  # all are: the stage's line of metrics
+    score_stage(run, stage, metrics)  # all are scored: this logs the stage's refresh
 
 
 def _generate_and_score(
     stage: Stage, generation: Generation | None, scorer: Scorer, keep_on: Callable[[], None]
 ) -> None:
-    """Publish what the stage lacks of rollouts and scores, each shard's scores after it."""
+    """Publish the stage's missing rollouts and scores, the scores of each shard right after it."""
     rollouts = generation.rollouts if generation else stage.shards("rollouts")
     scores = stage.shards("scores")
     for shard in unscored(stage, rollouts, scores):
@@ -70,7 +70,7 @@ def _generate_and_score(
 
 
 class Arrivals:
-    """Waits for the shards that an update reads, if others are still generated meanwhile."""
+    """The wait for the shards that an update reads, while others are still being generated."""
 
     def __init__(self, run: OpenRun, sampling: Sampling, compute: Compute) -> None:
         self._run = run
@@ -81,17 +81,17 @@ class Arrivals:
     def __call__(self, reader: StageReader, update: int) -> None:
         """Wait until all ranks see the scored shards of update number `update` (from 0).
 
-        Then the logprobs that it needs of other policies are made, and `reader` sees everything.
-        Raises what stopped the generation.
+        Then compute the logprobs of other policies that it needs, and let `reader` see everything.
+        Raises the error that stopped generation, or RunStopped if generation ended without them.
         """
         run = self._run
         if not run.config.overlap or (shards := reader.shards_of(update)) <= self._ready:
             return
         while run.ranks.any(not reader.has(shards)):
             run.check()
-            over = run.ranks.alone and not self._sampling.busy()
+            ended = run.ranks.alone and not self._sampling.busy()
             reader.open()
-            if over and not reader.has(shards):
+            if ended and not reader.has(shards):
                 raise RunStopped(
                     f"stage {reader.stage.number} lacks scored shards among {sorted(shards)}"
                 )

@@ -1,7 +1,7 @@
-"""Updates that several processes make together: started with torchrun, watched, explained.
+"""Updates that several processes (ranks) make together, started and watched with torchrun.
 
-The run that starts them keeps the lock, generates, scores and evaluates; they make the updates up
-to the next evaluation or the stage's end, and leave a checkpoint there.
+The run that starts the ranks keeps the lock, generates, scores and evaluates. The ranks make the
+updates up to the next evaluation or the end of the stage, and save a checkpoint there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
 _TICK = 0.2
-_PATIENCE = 60.0  # seconds for ranks to end
+_PATIENCE = 60.0  # seconds that the ranks have to end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
@@ -43,14 +43,15 @@ def optimize_in_ranks(
 ) -> None:
     """Make the stage's missing updates, up to `until`, in `distributed.processes` processes.
 
-    `between` is called with the number of updates before each start of ranks and at the end. In the
-    block of `handed_out` updates, memory and metrics are theirs; engines may still generate.
+    `between` is called with the number of updates, before each start of the ranks and at the end.
+    In the block of `handed_out`, the updates, the memory and the metrics belong to the ranks, while
+    engines may still generate. Raises RunStopped if the ranks make no progress or fail.
     """
     while True:
         start = max(run.folder.newest_update(), stage.first_update)
         between(start)
-        now = replace(stage, schedule=run.schedule())
-        end = now.end if until is None else min(now.end, until)
+        current = replace(stage, schedule=run.schedule())
+        end = current.end if until is None else min(current.end, until)
         if start >= end:
             return
         due = (u for u in range(start + 1, end) if evaluation_due(run.config, u))
@@ -62,14 +63,17 @@ def optimize_in_ranks(
 
 
 def look_after_ranks(run: OpenRun, sampling: Sampling) -> None:
-    """Ask the ranks to save and end if the run stops, or if the shards they wait for are lost."""
-    lost = sampling.background is not None and sampling.background.failed()
-    if (lost or run.stop.signal_name) and not run.folder.stop_request.exists():
+    """Ask the ranks to save and end if the run must stop, or if generation has failed."""
+    failed = sampling.background is not None and sampling.background.failed()
+    if (failed or run.stop.signal_name) and not run.folder.stop_request.exists():
         run.folder.stop_request.touch()
 
 
 def _run_ranks(run: OpenRun, stage: int, until: int, sampling: Sampling) -> None:
-    """Raises Interrupted if the run was asked to stop, RunStopped naming the rank that ended."""
+    """Run the ranks until they have made update `until`.
+
+    Raises Interrupted if the run was asked to stop, and RunStopped if a rank failed.
+    """
     logs = run.folder.rank_logs().absolute()
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
@@ -94,26 +98,29 @@ def _run_ranks(run: OpenRun, stage: int, until: int, sampling: Sampling) -> None
     finally:
         run.folder.stop_request.unlink(missing_ok=True)
     run.stop.check()
-    sampling.busy()  # raises what has stopped the generation
+    sampling.busy()  # raises the error that stopped generation
     if fault:
         raise RunStopped(fault)
 
 
 def _attend_on_cluster(run: OpenRun, sampling: Sampling, logs: Path) -> None:
-    """See `look_after_ranks`. Raises what stops the run if no rank has begun to hear of it."""
+    """Call `look_after_ranks`, and release engines that are idle.
+
+    If no rank has started that could read the stop request, raise what stops the run.
+    """
     look_after_ranks(run, sampling)
     if run.folder.stop_request.exists():
         if not any(logs.glob("rank-*.log")):
             run.stop.check()
             sampling.busy()
     elif not sampling.busy():
-        sampling.close()  # the job may be waiting for what engines hold
+        sampling.close()  # the job may be waiting for resources that the engines hold
 
 
 def _run_local_ranks(
     count: int, words: list[str], logs: Path, look: Callable[[], None]
 ) -> str | None:
-    """Run `mugrpo WORDS` under torchrun and call `look` meanwhile. Returns what went wrong."""
+    """Run `mugrpo WORDS` under torchrun, and call `look` meanwhile. Return what went wrong."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
     command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
@@ -138,18 +145,18 @@ def _run_local_ranks(
 
 
 def _what_happened(logs: Path, count: int) -> str:
-    """Which rank ended first and how, in its own words where it had some."""
+    """Return which rank ended first and how, in its own words if it printed any."""
     text = (logs / "torchrun.log").read_text(errors="replace")
     ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
     if not ends:
         return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
-    # The last is what torchrun takes for the cause: the first it saw. One that was killed comes
-    # before those that miss it; SIGTERM is torchrun's own.
+    # torchrun lists last what it takes for the cause, the failure that it noticed first. But a rank
+    # that was killed is the cause of others that miss it. SIGTERM comes from torchrun itself.
     killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
     rank, status = (killed or ends)[-1]
     log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
     others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
-    if said := said_by_ranks([log]) or said_by_ranks(others):  # what one says others die of
+    if said := said_by_ranks([log]) or said_by_ranks(others):  # or why they all ended
         return said
     how = signal.Signals(-status).name if status < 0 else f"status {status}"
     return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"

@@ -1,7 +1,7 @@
 """The updates of a stage as a Ray Train job: each worker runs one rank of the torchrun loop.
 
-Ray Train places the workers, and starts all of them again where one was lost; the ranks go on from
-the newest checkpoint of the run's directory, as they do without Ray. Imports Ray when used.
+Ray Train places the workers, and restarts all of them if one is lost. The ranks then continue from
+the newest checkpoint in the run's directory, as they do without Ray. Ray is imported when used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 
 _TICK = 0.2
-_PATIENCE = 30.0  # seconds for ranks to follow one that has ended in its own words
-_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
+_PATIENCE = 30.0  # seconds that ranks have to end after another one has said why it ended
+_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # a worker's words on its rank
 
 
 def run_ray_ranks(
@@ -38,9 +38,9 @@ def run_ray_ranks(
     engines: Sequence[int],
     attend: Callable[[], None],
 ) -> str | None:
-    """Run `mugrpo WORDS` in `count` workers and call `attend` meanwhile. Returns what went wrong.
+    """Run `mugrpo WORDS` in `count` workers, and call `attend` meanwhile. Return what went wrong.
 
-    `engines` has the GPUs of each engine that goes on beside them.
+    `engines` has the number of GPUs of each engine that keeps running beside the workers.
     """
     with_gpus = on_gpus(backend)
     cpus = count * backend.rank_cpus + len(engines) * backend.engine_cpus
@@ -54,7 +54,7 @@ def run_ray_ranks(
         except Exception as error:
             job.set_exception(error)
 
-    threading.Thread(target=fit, daemon=True).start()  # not waited for: it may wait for room
+    threading.Thread(target=fit, daemon=True).start()  # never joined: it may wait for resources
     shown = 0
     while not job.done():
         attend()
@@ -65,9 +65,9 @@ def run_ray_ranks(
     if (error := job.exception()) is None:
         return None
     if ends := _ENDED.findall(str(error)):
-        killed = [end for end in ends if "status" not in end]  # others fail because they miss it
+        killed = [end for end in ends if "status" not in end]  # others failed for lack of it
         return (
-            f"{(killed or ends)[0]}, and the others with it; more often than --backend.restarts "
+            f"{(killed or ends)[0]}, and the others with it, more often than --backend.restarts "
             f"{backend.restarts} allows; their logs are in {logs}"
         )
     first = (str(error).splitlines() or [""])[0]
@@ -96,7 +96,7 @@ def _fit(backend: RayBackend, count: int, with_gpus: bool, words: list[str], log
 
 
 def _rank(config: dict[str, Any]) -> None:
-    """One worker: the rank of the updates in a process of its own, which ends with the worker."""
+    """Run one worker's rank of the updates in a process of its own, which ends with the worker."""
     import ray
     from ray.train import get_context
     from ray.train.collective import broadcast_from_rank_zero
@@ -138,28 +138,28 @@ def _rank(config: dict[str, Any]) -> None:
         if process.poll() is None:
             kill_with_all(process)
     if process.returncode and not said_by_ranks([log.with_name(f"rank-{rank}.err"), *others]):
-        how = f"status {process.returncode}"  # what was said would come again: no other try
+        how = f"status {process.returncode}"  # no retry if a rank said why: it would happen again
         if process.returncode < 0:
             how = signal.Signals(-process.returncode).name
         raise RuntimeError(f"rank {rank} of {context.get_world_size()} ended with {how}")
 
 
 def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
-    """Until the rank has ended; not much longer than one of the others that says why it did."""
-    left = _PATIENCE / _TICK
-    while process.poll() is None and left > 0:
+    """Wait until the rank has ended, but not long after another one has said why it ended."""
+    ticks = _PATIENCE / _TICK
+    while process.poll() is None and ticks > 0:
         time.sleep(_TICK)
-        left -= said_by_ranks(others) is not None
+        ticks -= said_by_ranks(others) is not None
 
 
 def _show(log: Path, shown: int) -> int:
-    """Print what the first rank has said since; returns how much that is in all."""
+    """Print the lines that the first rank has written since byte `shown`. Return their end."""
     if not log.is_file():
         return shown
     with open(log, "rb") as file:
         file.seek(shown)
         fresh = file.read()
-    whole = fresh[: fresh.rfind(b"\n") + 1]
-    sys.stdout.write(whole.decode(errors="replace"))
+    lines = fresh[: fresh.rfind(b"\n") + 1]
+    sys.stdout.write(lines.decode(errors="replace"))
     sys.stdout.flush()
-    return shown + len(whole)
+    return shown + len(lines)

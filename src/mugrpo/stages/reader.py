@@ -14,10 +14,10 @@ from mugrpo.stages.stage import Stage
 
 
 class StageReader:
-    """The rollouts, scores and stored logprobs of a stage, an update's at a time.
+    """The rollouts, scores and stored logprobs of a stage, read for one update at a time.
 
-    It sees the shards that were there when it was opened. `compute` gives logprobs of other
-    policies. Raises UsageError if the stage was planned for fewer updates than it has.
+    It sees the shards that existed when it was last opened. `compute` returns logprobs of other
+    policies. Raises UsageError if the stage's plan has fewer batches than the schedule.
     """
 
     def __init__(self, stage: Stage, compute: Compute) -> None:
@@ -28,19 +28,19 @@ class StageReader:
         if len(self._plan) < batches:
             raise UsageError(
                 f"{stage.shards('plan').folder} has {len(self._plan)} batches, the schedule "
-                f"{batches}: undo the change of schedule.stages until stage {stage.number} is done"
+                f"{batches}: undo the change of schedule.stages until stage {stage.number} is over"
             )
         self._judge = stage.required_judge()
         self.open()
 
     def open(self) -> None:
-        """See the shards that are there now."""
+        """See the shards that exist now."""
         self._files = self.stage.shards("rollouts"), self.stage.shards("scores")
         self._rollouts, self._scores = map(RowReader, self._files)
         self._stored = StoredLogprobs(self.stage, self._plan, self._compute)
 
     def behavior_reward(self) -> float | None:
-        """Return the mean reward of the stage's rollouts, or None if some are not there."""
+        """Return the mean reward of the stage's rollouts, or None if some are not scored yet."""
         if not self.has({shard for batch in self._plan for shard, _ in batch}):
             return None
         reward: float | None = refresh_metrics(*self._files)["behavior_reward"]
@@ -56,11 +56,11 @@ class StageReader:
         )
 
     def shards_of(self, update: int) -> set[int]:
-        """Return the shards that update number `update` reads, and its logprobs are made of."""
+        """Return the shards that update number `update` (from 0) reads, or computes logprobs of."""
         batches = (self._plan[batch] for batch in self._stored.batches_for(update))
         return {shard for batch in batches for shard, _ in batch}
 
     def has(self, shards: Collection[int]) -> bool:
-        """Return whether these shards are there, scored by the judge that they need."""
+        """Return whether these shards exist and are scored by the required judge."""
         rollouts, scores = self._files
         return all(scored(rollouts, scores, shard, self._judge) for shard in shards)

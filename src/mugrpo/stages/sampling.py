@@ -1,4 +1,4 @@
-"""The engines that a phase samples with, brought to the policy's weights at each refresh."""
+"""The engines that a phase samples with; each refresh gives them the policy's weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sampling:
         self._lengths = (0, ExpectedLengths())  # learned from the stages before this one
 
     def start(self) -> list[Engine]:
-        """Return the engines. Start them if they are not there."""
+        """Return the engines. Start them if they are not running."""
         run = self._run
         if not self._engines:
             self._engines = make_engines(
@@ -54,7 +54,8 @@ class Sampling:
     def refresh(self, update: int) -> list[Engine]:
         """Return the engines, sampling from the policy after `update` updates.
 
-        Waits for generation in the background. A policy in this process takes these weights too.
+        Wait for generation in the background first. A policy in this process gets these weights
+        too.
         """
         if self.background:
             self.background.wait()
@@ -77,7 +78,7 @@ class Sampling:
     ) -> list[NDArray[np.float32]]:
         """Return the logprobs [T] that the trainer's forward pass gives after `update` updates.
 
-        Without a model in this process, another process computes them, so that none stays here.
+        If this process has no model, another process computes them, so that no model stays here.
         """
         run = self._run
         if self._weights.policy is not None:
@@ -86,7 +87,7 @@ class Sampling:
         return logprobs_elsewhere(run.config, path, rollouts, log, run.stop.check)
 
     def expected_lengths(self, stage: int) -> ExpectedLengths:
-        """Return what the stages before `stage` tell of the lengths of its responses."""
+        """Return the response lengths to expect in `stage`, learned from the stages before it."""
         learned, expected = self._lengths
         if learned > stage:
             learned, expected = 0, ExpectedLengths()
@@ -96,7 +97,7 @@ class Sampling:
         return expected
 
     def on_cluster(self) -> list[int]:
-        """Return the GPUs of each engine that generates in the background, on Ray."""
+        """Return the number of GPUs of each engine that generates in the background, on Ray."""
         engines = self._engines if self.busy() else []
         return [engine.gpus for engine in engines if isinstance(engine, RemoteEngine)]
 
@@ -111,7 +112,7 @@ class Sampling:
         return self.background is not None and self.background.running()
 
     def close(self) -> None:
-        """Give back all that the engines hold. The next use starts them again."""
+        """Close the engines and release all that they hold. The next use starts them again."""
         while self._engines:
             self._engines.pop().close()
 

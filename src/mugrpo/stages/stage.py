@@ -19,49 +19,50 @@ class Stage:
     schedule: Schedule
     folder: RunDir
     config: RunConfig
-    judge: str  # the fingerprint of what judges rollouts now
+    judge: str  # fingerprint of everything that decides a score now
 
     @classmethod
     def of(cls, run: OpenRun, number: int, schedule: Schedule | None = None) -> Stage:
-        """Return a stage of `run`, on the schedule as it stands on disk if none is given."""
+        """Return a stage of `run`, by default on the schedule as of the newest checkpoint."""
         return cls(number, schedule or run.schedule(), run.folder, run.config, run.judge)
 
     @property
     def first_update(self) -> int:
-        """The updates that its behavior policy has seen."""
+        """Return the number of updates before the stage, which its behavior policy has seen."""
         return self.schedule.first_update(self.number)
 
     @property
     def end(self) -> int:
-        """The updates after its last one."""
+        """Return the number of updates when the stage is over."""
         return self.schedule.first_update(self.number + 1)
 
     def shards(self, kind: str) -> ShardSet:
-        """Read the manifest of its "rollouts", "scores", "plan", or logprobs by their name."""
+        """Return its "rollouts", "scores", "plan", or logprobs by their name. Reads a manifest."""
         return ShardSet(self.folder.shards(self.number, kind), kind)
 
     def heading(self, phase: str) -> str:
-        """Return what the progress line calls a phase of it."""
+        """Return the heading of the progress line for a phase of the stage."""
         return f"stage {self.number + 1}/{self.schedule.stages}  {phase}"
 
     def begun(self) -> bool:
-        """Return whether a checkpoint holds one of its updates."""
+        """Return whether a checkpoint holds any of its updates."""
         return self.folder.newest_update() > self.first_update
 
     def required_judge(self) -> str | None:
-        """Return the fingerprint that its scores must carry, or None if any score is accepted.
+        """Return the fingerprint that scores must carry, or None if any score is accepted.
 
-        Any is in a stage that is trained on already, and in a run on another run's rollouts.
+        Any score is accepted in a stage whose updates are all made, and in a run that uses another
+        run's rollouts.
         """
         trained = self.end <= self.folder.newest_update()
         return None if trained or self.folder.origin.exists() else self.judge
 
     def reference_update(self) -> int:
-        """Return the updates that its reference policy has seen."""
+        """Return the number of updates that its reference policy has seen."""
         return reference_update(self.schedule, self.config, self.number)
 
 
 def reference_update(schedule: Schedule, config: RunConfig, stage: int) -> int:
-    """Return the updates that the reference policy of `stage` has seen."""
+    """Return the number of updates that the reference policy of `stage` has seen."""
     period = config.reference_period
     return schedule.first_update(stage - stage % period) if period else 0

@@ -1,4 +1,4 @@
-"""The trainer that a phase makes updates with, and what is saved of it."""
+"""The trainer that a phase makes updates with, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mugrpo.stages.stage import reference_update
 
 
 class Training:
-    """The trainer of a run's updates, made at the first of them.
+    """The trainer of a run's updates, created when it is first needed.
 
-    `schedule` is what the updates so far have made of it: stages may have ended early.
+    `schedule` is up to date: it includes the stages that have ended early so far.
     """
 
     def __init__(self, run: OpenRun, weights: Weights, schedule: Schedule) -> None:
@@ -31,7 +31,7 @@ class Training:
         self._weights = weights
 
     def at(self, update: int) -> Trainer:
-        """Return the trainer as it was after `update` updates."""
+        """Return the trainer in its state after `update` updates."""
         trainer = self.trainer
         if trainer and trainer.update == trainer.policy.update == update:
             return trainer
@@ -47,8 +47,8 @@ class Training:
         trainer = Trainer(self._weights.load(), self._run.config, self._weights.budget)
         if self._run.config.optimizer.share_prompts and not trainer.share:
             self._run.progress.say(
-                "the model's form, or gradient checkpointing, lets no responses share a prompt: "
-                "each is computed with its own"
+                "responses cannot share the computation of their prompt, because of the model's "
+                "architecture or gradient checkpointing: each is computed with its own prompt"
             )
         return trainer
 
@@ -70,7 +70,7 @@ class Training:
         return trainer.update > self._run.folder.newest_update()
 
     def save(self, metrics: MetricsLog) -> None:
-        """Publish a checkpoint of the trainer, after every metric up to it."""
+        """Publish a checkpoint of the trainer. Metrics up to it are on disk first."""
         began = time.monotonic()
         run, trainer, schedule = self._run, self.trainer, self.schedule
         assert trainer is not None

@@ -24,24 +24,28 @@ def run_study(
     say: Callable[[str], None],
     stop: StopFlag,
 ) -> tuple[Path, list[str]]:
-    """Run the study's missing cells and write its page; returns that, and what failed.
+    """Run the study's missing cells and write its page.
 
-    Raises UsageError for a bad file, for results of other options, and where another process works
-    in `work`; Interrupted where a signal asked for it.
+    Returns the page's file (the study's file if there are no results) and a sentence per failure.
+    Raises UsageError for a bad file, for results of other options, and if another process works in
+    `work`; Interrupted if a signal asked for it.
     """
     study, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
     with RunDir(work).locked():
-        at_work = Cells(Path(study.base), cells, results, work, keep=keep, say=say, stop=stop)
+        running = Cells(Path(study.base), cells, results, work, keep=keep, say=say, stop=stop)
         try:
-            failed = at_work.run(jobs or os.cpu_count() or 1)
+            failed = running.run(jobs or os.cpu_count() or 1)
         finally:
             page = write_page(study, file, results.rows, len(cells)) if results.rows else None
     return page or file, failed
 
 
 def show_study(file: Path) -> str:
-    """The study's table, and that of its comparisons, from the finished cells."""
+    """Return the study's table, and its comparisons with the baseline, from the finished cells.
+
+    Raises UsageError if no cell is finished.
+    """
     study, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
     if not results.rows:

@@ -1,7 +1,7 @@
-"""A study's pictures: static SVG files, in the reader's light or dark.
+"""A study's pictures: static SVG files, for light and dark pages.
 
-Every seed is drawn beside the mean and its 95 % interval: runs that either learn or collapse have a
-mean that none of them has.
+Every seed is drawn beside the mean and its 95 % interval: if runs either learn or collapse, no run
+is near their mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES = {
 
 _OF_ONE = ("accuracy", "best", "mean")
 _PANEL, _ALONE, _HEIGHT = 340, 580, 230
-_SHADES = 5  # lines whose intervals are shaded
+_SHADES = 5  # with more lines, intervals are not shaded
 _ROW, _DOTS = 24, 440
 
 
@@ -48,7 +48,7 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
     """Return a quantity at every evaluation: seeds thin, their mean thick, its interval shaded.
 
-    Of many lines nobody could tell the shades apart: then the seeds alone show the spread.
+    The shades of many lines could not be told apart, so the seeds alone show the spread then.
     """
     panels = list(study.axes[figure.panels]) if figure.panels else [""]
     lines = list(study.axes[figure.lines]) if figure.lines else [""]
@@ -71,7 +71,7 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 
 def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return one number a cell: a row an arm, its seeds as dots, mean and interval as a bar."""
+    """Return one number per cell: a row per arm, its seeds as dots, mean and interval as a bar."""
     axis = _axis(figure, [quantity(row, figure.of) for row in rows])
     hues = {label: run_hue(hue) for hue, label in enumerate(study.axes.get(figure.lines or "", {}))}
     dots, bars, labels = [], [], []
@@ -81,8 +81,8 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
         labels.append(label)
         known = _known([quantity(row, figure.of) for row in rows_of(rows, arm)], figure.log)
         dots += [{**about, "x": value} for value in known]
-        if found := _interval(known, figure.log):
-            middle, low, high = found
+        if interval := _interval(known, figure.log):
+            middle, low, high = interval
             bars.append({**about, "x": middle, "low": low, "high": high})
     shown = alt.Axis(title=None, domain=False, ticks=False, grid=False, labelLimit=320)
     y = alt.Y("arm:N", sort=None, axis=shown, scale=alt.Scale(domain=labels))
@@ -100,11 +100,12 @@ def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 
 def named(key: str) -> str:
+    """Return a quantity's name for readers."""
     return NAMES.get(key, key.replace("_", " "))
 
 
 def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
-    """Return an axis as wide as what was seen: the interval of two seeds may go to the moon."""
+    """Return an axis that spans the values, not their intervals: those of two seeds are huge."""
     known = _known(numbers, figure.log)
     low, high = (0.0, 1.0) if figure.of in _OF_ONE else with_room(known, log=figure.log)
     axis = Axis(named(figure.of), figure.log, low, high)
@@ -120,12 +121,12 @@ def _traces(
 ) -> list[Trace]:
     """Return every run, their mean and its interval.
 
-    At an update, a run that lacks the number is left out of the mean.
+    A run that lacks the number at an update is left out of the mean there.
     """
     key = figure.of
     updates = sorted({point["update"] for run in runs for point in run})
     at = {u: [p.get(key) for run in runs for p in run if p["update"] == u] for u in updates}
-    ends = {u: found for u, values in at.items() if (found := _interval(values, figure.log))}
+    ends = {u: interval for u, values in at.items() if (interval := _interval(values, figure.log))}
     middles, lows, highs = ([one[place] for one in ends.values()] for place in range(3))
     seeds = [
         Trace([p["update"] for p in run], [p.get(key) for p in run], line, "seeds", hue, "faint")
@@ -137,12 +138,12 @@ def _traces(
 
 
 def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:
-    """Return mean and ends of the interval, or those of the logarithms on a logarithmic axis."""
+    """Return the mean and the ends of its interval; on a logarithmic axis, by the logarithms."""
     if log:
         ends = geometric(values)
         return ends[:3] if ends else None
-    found = estimate(values)
-    if found is None:
+    mean = estimate(values)
+    if mean is None:
         return None
-    half = found.half_width or 0.0
-    return found.mean, found.mean - half, found.mean + half
+    half = mean.half_width or 0.0
+    return mean.mean, mean.mean - half, mean.mean + half

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values and half the width of its 95 % interval, None of a single value."""
+    """A mean of `count` values, and half the width of its 95 % interval (None if `count` is 1)."""
 
     mean: float
     half_width: float | None
@@ -22,8 +22,9 @@ class Estimate:
 def estimate(values: Sequence[float | None]) -> Estimate | None:
     """Return the estimate over the known values, or None if there is none.
 
-    The interval takes the values for draws from one normal distribution. Runs that either learn or
-    collapse are not: then it is wide, and only the single values tell what happened.
+    The interval assumes that the values are draws from one normal distribution. Runs that either
+    learn or collapse are not. Their interval is wide, and only the single values show what
+    happened.
     """
     known = [value for value in values if value is not None]
     if not known:
@@ -35,20 +36,23 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def geometric(values: Sequence[float | None]) -> tuple[float, float, float, int] | None:
-    """(mean, low, high, count) of positive values, by an interval of their logarithms."""
+    """Return (mean, low, high, count) of the positive values, by an interval of their logarithms.
+
+    Return None if there are no such values.
+    """
     known = [math.log(value) for value in values if value is not None and value > 0]
-    found = estimate(known)
-    if found is None:
+    power = estimate(known)
+    if power is None:
         return None
-    half = found.half_width or 0.0
-    middle, low, high = (_exp(found.mean + shift) for shift in (0.0, -half, half))
-    return middle, low, high, found.count
+    half = power.half_width or 0.0
+    middle, low, high = (_exp(power.mean + shift) for shift in (0.0, -half, half))
+    return middle, low, high, power.count
 
 
 def _exp(power: float) -> float:
-    return math.exp(min(power, 700.0))  # e^709 is the last that has a number
+    return math.exp(min(power, 700.0))  # a float holds up to e^709
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Return the 0.975 quantile to three decimals, as the published tables use it."""
+    """Return the 0.975 quantile to three decimals, as the published tables give it."""
     return round(float(stdtrit(degrees_of_freedom, 0.975)), 3)

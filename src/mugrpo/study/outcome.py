@@ -1,4 +1,4 @@
-"""What a finished run comes to: a row of the study's table, the curve of its evaluations in it."""
+"""The result of a finished run: a row of the study's table, with the curve of its evaluations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mugrpo.report.costs import phase_seconds, spans, training_clock
 from mugrpo.report.read import Line, RunData, number, read_runs
 from mugrpo.study.spec import Cell
 
-# Of the updates between two evaluations: how they are put together.
+# How the updates between two evaluations are summarized: by the mean, or by the greatest.
 _MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")
 _GREATEST = "ratio/negative/max"
 
@@ -28,9 +28,9 @@ Row = dict[str, Any]
 
 
 class Results:
-    """The table at `file`: a row a finished cell, which is all that is needed of its run.
+    """The table at `file`: a row for each finished cell, with all that a study needs of its run.
 
-    A run that another study beside it has finished is not run again: its row is taken over.
+    A run that a study beside this one has finished is not repeated: its row is copied.
     """
 
     def __init__(self, file: Path) -> None:
@@ -38,31 +38,31 @@ class Results:
         self.rows: list[Row] = pq.read_table(file).to_pylist() if file.exists() else []
 
     def of(self, cell: Cell) -> Row | None:
-        """The cell's row; raises UsageError where it was made with other options."""
+        """Return the cell's row, or None. Raises UsageError if it was made with other options."""
         for row in self.rows:
             if row["cell"] == cell.name:
                 if differing := _differing(row, cell):
                     raise UsageError(
                         f"{self.file} has {cell} made with other options ({', '.join(differing)}); "
-                        "move the folder away to run the study anew, or give the value a new name"
+                        "move the folder away to run the study again, or give the value a new name"
                     )
                 return row
         return None
 
     def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those of `cells` whose run is in the table of another study; they are in this one now."""
+        """Copy the rows of `cells` that another study's table has. Return those cells."""
         others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
         known = [row for file in others if file != self.file for row in Results(file).rows]
-        taken = []
+        copied = []
         for cell in cells:
             same = (row for row in known if not _differing(row, cell))
             if row := next(same, None):
                 self._put(cell, {name: row[name] for name in row if not name.startswith("axis/")})
-                taken.append(cell)
-        return taken
+                copied.append(cell)
+        return copied
 
     def add(self, cell: Cell, run_dir: Path) -> Row:
-        """Put the finished run's row into the table."""
+        """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
         return self._put(cell, {**outcome(run), "config": _written(cell.config)})
 
@@ -78,27 +78,27 @@ class Results:
 
 
 def _differing(row: Row, cell: Cell) -> list[str]:
-    """Options of the cell that its row was made with otherwise.
+    """Return the options of the cell that differ from those of its row.
 
-    One that the row does not name came after it: it had its default.
+    An option that the row lacks was added later, and counts as its default.
     """
     stored = json.loads(row["config"])
-    with suppress(UsageError):  # an option is gone: then it differs
+    with suppress(UsageError):  # if an option no longer exists, it counts as different
         stored = json.loads(_written(build_config(stored, "a study's row")))
     return [name for name, *_ in changes(stored, json.loads(_written(cell.config)))]
 
 
 def _written(config: RunConfig) -> str:
-    """The config as JSON, with paths from where the command is run: clones lie in many places."""
+    """Return the config as JSON, with paths relative to the working directory (any clone's)."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return text.replace(f'"{os.getcwd()}/', '"')
 
 
 def outcome(run: RunData) -> Row:
-    """The run's numbers, and under "curve" one of them for each evaluation.
+    """Return the run's numbers, and in "curve" the numbers at each evaluation.
 
-    `training_seconds` are those of all phases but evaluation. What other cells shared with this
-    one, the rollouts of its first stage, is counted as if it had been made here.
+    `training_seconds` are the seconds of all phases but evaluation. Rollouts of the first stage
+    that other cells share with this one count as if they had been generated for it.
     """
     seconds = phase_seconds(spans(run))
     curve = _curve(run)
@@ -124,14 +124,15 @@ def outcome(run: RunData) -> Row:
 
 
 def rows_of(rows: Sequence[Row], values: dict[str, str]) -> list[Row]:
-    """Those with these values of axes."""
+    """Return the rows with these values (axis -> value)."""
     return [row for row in rows if all(row[f"axis/{a}"] == v for a, v in values.items())]
 
 
 def quantity(row: Row, name: str) -> float | None:
-    """A number of a row: one of its columns, `updates_to_LEVEL` or `seconds_to_LEVEL`.
+    """Return a number of a row: one of its columns, `updates_to_LEVEL` or `seconds_to_LEVEL`.
 
-    These count to the first evaluation whose accuracy is LEVEL or more; None where none is.
+    The latter count up to the first evaluation whose accuracy is at least LEVEL. They are None if
+    there is no such evaluation.
     """
     of, between, level = name.partition("_to_")
     if not between:
@@ -142,7 +143,7 @@ def quantity(row: Row, name: str) -> float | None:
 
 
 def _curve(run: RunData) -> list[Row]:
-    """At each evaluation: accuracy, seconds of training so far, and the updates since the last."""
+    """Return each evaluation with its accuracy, training time, and the updates since the last."""
     clock = training_clock(run)
     shares = run.keys("update", suffix="_fraction")
     points, before = [], -1
@@ -163,7 +164,7 @@ def _curve(run: RunData) -> list[Row]:
 
 
 def _worst_fall(accuracies: Sequence[float]) -> float | None:
-    """The most that accuracy has lost from an evaluation to a later one."""
+    """Return the largest loss of accuracy from an evaluation to a later one."""
     best, worst = 0.0, 0.0
     for accuracy in accuracies:
         best = max(best, accuracy)

@@ -20,32 +20,33 @@ _SHARES = ("accuracy", "best", "mean", "worst_fall")
 
 
 def folder_of(file: Path) -> Path:
-    """Where the results of a study's file lie."""
+    """Return the folder of the results of a study's file."""
     return file.parent / "results" / file.stem
 
 
 def table(study: Study, rows: Sequence[Row]) -> str:
-    """A row an arm: its finished cells, and mean ± half width of the 95 % interval of each column.
+    """Return a table with a row per arm: its finished cells, and the mean of each column.
 
-    Of a column of ratios, whose values span decades, the geometric mean and the ends of an interval
-    of the logarithm. Where not every cell has a number (a level was not reached), how many have.
+    A mean stands with ± the half width of its 95 % interval. A column of ratios, whose values span
+    decades, has the geometric mean and the ends of an interval of the logarithm. If some cells have
+    no number (because they did not reach a level), the count of those that have one is added.
     """
     head = [*study.axes, "runs", *map(named, study.columns)]
     body = []
     for arm in arms(study):
         chosen = rows_of(rows, arm)
         cells = (
-            _told(column, [quantity(row, column) for row in chosen]) for column in study.columns
+            _mean(column, [quantity(row, column) for row in chosen]) for column in study.columns
         )
         body.append([*arm.values(), f"{len(chosen)}", *cells])
     return _markdown(head, body)
 
 
 def compared(study: Study, rows: Sequence[Row]) -> str:
-    """Every other arm against that of the baseline, on the same seeds and the same other axes.
+    """Return a table of every other arm against the baseline's, on the same seeds and other axes.
 
-    A time, and what is a ratio itself, is told as a ratio (an interval of its logarithm), all else
-    as a difference.
+    Times and ratios are compared by their ratio (with an interval of its logarithm), everything
+    else by its difference.
     """
     head = [*study.axes, "pairs", *map(named, study.columns)]
     body = []
@@ -63,13 +64,13 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
 
 
 def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Path:
-    """Write the page and the figures into the folder of the results; returns the page's file."""
+    """Write the page and the figures into the folder of the results. Return the page's file."""
     folder = folder_of(file)
-    drawn = []
+    images = []
     for figure in study.figures:
         with publish_file(folder / f"{figure.name}.svg") as out:
             out.write(svg_file(draw(study, figure, rows)).encode())
-        drawn.append(f"![{figure.title}]({figure.name}.svg)")
+        images.append(f"![{figure.title}]({figure.name}.svg)")
     spent = sum(row["training_seconds"] + row["seconds/evaluate"] for row in rows)
     parts = [
         f"# {study.title}",
@@ -82,7 +83,7 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         "Intervals are 95 %, by Student's t distribution over seeds.",
         "## Result",
         table(study, rows),
-        *drawn,
+        *images,
     ]
     if study.baseline:
         name = ", ".join(study.baseline.values())
@@ -93,24 +94,24 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     return folder / PAGE
 
 
-def _told(column: str, values: Sequence[float | None]) -> str:
-    """What a cell of the table says of an arm's `values`."""
+def _mean(column: str, values: Sequence[float | None]) -> str:
+    """Return the text of a table's cell on the mean of `values`."""
     if _spans_decades(column):
-        return _as_ratio(values)
-    found = estimate(values)
-    if found is None:
+        return _geometric_mean(values)
+    mean = estimate(values)
+    if mean is None:
         return ""
-    text = _number(column, found.mean)
-    if found.half_width is not None:
-        text += f" ± {_number(column, found.half_width)}"
-    return text + _of(found.count, len(values))
+    text = _number(column, mean.mean)
+    if mean.half_width is not None:
+        text += f" ± {_number(column, mean.half_width)}"
+    return text + _of(mean.count, len(values))
 
 
-def _as_ratio(values: Sequence[float | None]) -> str:
-    found = geometric(values)
-    if found is None:
+def _geometric_mean(values: Sequence[float | None]) -> str:
+    mean = geometric(values)
+    if mean is None:
         return ""
-    middle, low, high, count = found
+    middle, low, high, count = mean
     interval = f" ({plain(low)} to {plain(high)})" if count > 1 else ""
     return f"{plain(middle)}{interval}{_of(count, len(values))}"
 
@@ -123,9 +124,9 @@ def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
     both = [(quantity(ours, column), quantity(theirs, column)) for ours, theirs in pairs]
     if _spans_decades(column) or "seconds" in column:
         ratios = [a / b if a is not None and b else None for a, b in both]
-        text = _as_ratio(ratios)
+        text = _geometric_mean(ratios)
         return f"x {text}" if text else ""
-    text = _told(column, [None if a is None or b is None else a - b for a, b in both])
+    text = _mean(column, [None if a is None or b is None else a - b for a, b in both])
     return text if not text or text[0] in ("-", MINUS) else f"+{text}"
 
 

@@ -1,10 +1,10 @@
-"""A study's cells become runs: one thread each, as many at once as there are cores.
+"""Running a study's cells: one thread each, as many at once as there are cores.
 
     WORK/first-stages/KEY/    a run whose first stage's rollouts and scores several cells share
-    WORK/cells/CELL/          a cell's run, and in CELL.log what it printed
+    WORK/cells/CELL/          a cell's run, with its output in CELL.log
 
-A cell is a run like any other: it can be looked at, and resumed where it was killed. A finished one
-becomes a row of the study's table; of its run only metrics and config are kept.
+A cell is a run like any other: it can be inspected, and resumed after a kill. A finished cell
+becomes a row of the study's table. Of its run, only metrics and config are kept.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
 
 _SHARED = ("rollouts", "scores")
-_LOOK = 0.5  # seconds between looks at the stop flag
+_LOOK = 0.5  # seconds between checks of the stop flag
 
 
 class Cells:
-    """The cells of a study at work under `work`; finished ones go into `results`."""
+    """The cells of a study, which run in `work` and put their rows into `results`."""
 
     def __init__(
         self,
@@ -63,38 +63,38 @@ class Cells:
         self._alone = Lock()  # this process opens runs and writes results one at a time
 
     def run(self, at_once: int) -> list[str]:
-        """Run what is not finished. Returns a sentence for each cell that failed.
+        """Run the unfinished cells, `at_once` at a time. Return a sentence per cell that failed.
 
-        Raises Interrupted where a signal asked for it; what is under way is saved before.
+        Raises Interrupted if a signal asked for it, after the running cells are saved.
         """
         pending = [cell for cell in self.cells if self.results.of(cell) is None]
-        if taken := self.results.take_over(pending):
-            self.say(f"{len(taken)} cells are runs that another study has finished")
-            pending = [cell for cell in pending if cell not in taken]
+        if copied := self.results.take_over(pending):
+            self.say(f"{len(copied)} cells are runs that another study has finished")
+            pending = [cell for cell in pending if cell not in copied]
         self.say(f"{len(self.cells) - len(pending)} of {len(self.cells)} cells are finished")
-        wanted = Counter(cell.first_stage for cell in self.cells)
-        shared = {c.first_stage: c for c in pending if wanted[c.first_stage] > 1}
+        users = Counter(cell.first_stage for cell in self.cells)
+        shared = {c.first_stage: c for c in pending if users[c.first_stage] > 1}
         with ThreadPoolExecutor(at_once) as pool:
-            made = list(pool.map(partial(self._told, self._first_stage), shared.values()))
-            failed = [] if any(made) else list(pool.map(partial(self._told, self._cell), pending))
+            early = list(pool.map(partial(self._fault, self._first_stage), shared.values()))
+            late = [] if any(early) else list(pool.map(partial(self._fault, self._cell), pending))
         self.stop.check()
-        return [sentence for sentence in (*made, *failed) if sentence]
+        return [fault for fault in (*early, *late) if fault]
 
-    def _told(self, do: Callable[[Cell], str | None], cell: Cell) -> str | None:
-        """What `do` returns; a run that is refused or stopped does not keep the others waiting."""
+    def _fault(self, do: Callable[[Cell], str | None], cell: Cell) -> str | None:
+        """Return the fault that `do` returns or raises, so that other cells can still run."""
         try:
             return do(cell)
         except (UsageError, RunStopped) as error:
-            return f"{cell}: {error}; to begin it anew, remove its folder in {self.work}"
+            return f"{cell}: {error}; to start it again, remove its folder in {self.work}"
 
     def _first_stage(self, cell: Cell) -> str | None:
-        """Make the first stage that `cell` shares with others."""
+        """Generate and score the first stage that `cell` shares with others. Return its fault."""
         if self._stopping():
             return None
         folder = self._shared(cell)
         with self._alone, self._opened(cell, folder) as run:
-            made = (shards_made(Stage.of(run, 0), kind) for kind in _SHARED)
-            if all(have == wanted for have, wanted in made):
+            counts = (shards_made(Stage.of(run, 0), kind) for kind in _SHARED)
+            if all(published == total for published, total in counts):
                 return None
         for command in ("generate", "score"):
             words = [command, str(folder), "--stage", "0"]
@@ -103,6 +103,7 @@ class Cells:
         return None
 
     def _cell(self, cell: Cell) -> str | None:
+        """Run a cell to its end, and put its row into the table. Return its fault."""
         if self._stopping():
             return None
         folder = self.work / "cells" / cell.name
@@ -119,10 +120,10 @@ class Cells:
             if not self.keep:
                 for path in (folder / "stages", folder / "checkpoints", folder / "evaluations"):
                     shutil.rmtree(path, ignore_errors=True)
-            done = sum(self.results.of(one) is not None for one in self.cells)
+            finished = sum(self.results.of(one) is not None for one in self.cells)
             accuracy = "" if row["accuracy"] is None else f" accuracy {row['accuracy']:.3f},"
             seconds = f"{row['training_seconds']:.0f} s of training"
-            self.say(f"[{done}/{len(self.cells)}] {cell}:{accuracy} {seconds}")
+            self.say(f"[{finished}/{len(self.cells)}] {cell}:{accuracy} {seconds}")
         return None
 
     def _stopping(self) -> bool:
@@ -132,7 +133,7 @@ class Cells:
         return self.work / "first-stages" / cell.first_stage
 
     def _opened(self, cell: Cell, folder: Path) -> AbstractContextManager[OpenRun]:
-        """Begin the run, or check that it is the cell's."""
+        """Open the cell's run. Raises UsageError if the folder holds another run."""
         return open_run(
             self.base,
             overrides=cell.overrides,
@@ -141,9 +142,9 @@ class Cells:
         )
 
     def _process(self, words: Sequence[str], log: Path) -> str | None:
-        """Run a command of ours to its end; what went wrong, or None.
+        """Run a mugrpo command to its end. Return what went wrong, or None.
 
-        A signal to this process is passed on, so that the run is saved.
+        A signal to this process is passed on to the command, so that the run is saved.
         """
         with open(log, "ab") as file:
             process = subprocess.Popen(
@@ -151,17 +152,17 @@ class Cells:
                 stdout=file,
                 stderr=file,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C comes from here, once
+                start_new_session=True,  # Ctrl-C reaches it only from here, once
             )
-            told = False
+            terminated = False
             while True:
                 try:
                     status = process.wait(_LOOK)
                     break
                 except subprocess.TimeoutExpired:
-                    if self._stopping() and not told:
+                    if self._stopping() and not terminated:
                         process.terminate()
-                        told = True
+                        terminated = True
         if status == 0 or self._stopping():
             return None
         return f"{_last_line(log)} ({log})"
@@ -178,7 +179,7 @@ def share_first_stage(source: RunDir, target: RunDir) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second name of a file that is never written to again."""
+    """Give a file, which is never written to again, a second name."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
@@ -187,4 +188,4 @@ def _link(source: Path, target: Path) -> None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

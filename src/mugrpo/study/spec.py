@@ -1,4 +1,4 @@
-"""A study's file: a base config, axes of options, seeds, and what to show of them.
+"""A study's file: a base config, axes of options, seeds, and what to show of the results.
 
     title = "Relaxed clipping"
     question = "Does a wide ratio interval learn faster from stale rollouts?"
@@ -9,8 +9,8 @@
     narrow = { objective.ratio_clip = [0.8, 1.2] }
     wide = { objective.ratio_clip = [0, 5] }
 
-A cell is one value of every axis and a seed. Its options are the base's, then the study's `set`,
-then those of its values, laid over it as the command line's are.
+A cell is a value of every axis and a seed. Its options are those of the base, overridden by the
+study's `set`, then by the options of its values, in the way of the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mugrpo.config.options import Options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
-# What decides the rollouts of a run's first stage and their scores.
+# The options that decide the rollouts of a run's first stage and their scores.
 _FIRST_STAGE = ("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling")
 _FIRST_GROUPS = ("batches_per_stage", "problems_per_update", "group_size")
 
@@ -40,47 +40,46 @@ class Figure(Options):
     """A picture of the study."""
 
     name: str
-    """Of its file."""
+    """The file's name, without its ending."""
     title: str
-    """What it shows."""
+    """What the picture shows."""
     kind: Literal["curves", "values"]
-    """A quantity over updates, or one number a cell."""
+    """A quantity over updates, or one number per cell."""
     of: str = "accuracy"
-    """The quantity: of a curve, or of a cell."""
+    """The quantity: a number of each evaluation for curves, of each cell for values."""
     lines: str | None = None
-    """The axis whose values are the lines; of values, the axis that is told apart by color."""
+    """The axis whose values have a line each; in a picture of values, a color each."""
     panels: str | None = None
     """The axis whose values have a panel each."""
     log: bool = False
-    """A logarithmic axis."""
+    """Whether the quantity's axis is logarithmic."""
 
 
 class Study(Options):
-    """What a study's file says."""
+    """The contents of a study's file."""
 
     title: str
-    """Its name for readers."""
+    """The study's name for readers."""
     question: str
-    """What it asks."""
+    """The question that the study asks."""
     base: str
-    """The config that all cells rest on."""
+    """The config file that all cells start from."""
     seeds: tuple[int, ...] = Field(min_length=2)
     """One run each; an interval needs two."""
     set: dict[str, Any] = Field(default_factory=dict)
-    """Options of all cells, laid over the base."""
+    """Options of all cells, which override those of the base."""
     axes: dict[str, Annotated[dict[str, dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
-    """Axis -> value -> the options that make it."""
+    """Axis -> value -> its options."""
     columns: tuple[str, ...] = ("accuracy", "best", "training_seconds")
-    """What the table shows of each arm: columns of the results, or updates_to_0.9, seconds_to_0.9.
-    """
+    """What the table shows for each arm: columns of the results, updates_to_0.9, seconds_to_0.9."""
     baseline: dict[str, str] = Field(default_factory=dict)
     """Axis -> the value that the others are compared with, seed by seed."""
     figures: tuple[Figure, ...] = ()
-    """Its pictures."""
+    """The study's pictures."""
     setting: str = ""
-    """What a reader has to know of it besides the table."""
+    """What a reader has to know about the runs besides the table."""
     findings: str = ""
-    """What came out, whether the claim holds here, and what would change our mind."""
+    """The result, whether the claim holds here, and what would change our mind."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,19 @@ class Cell:
     values: dict[str, str]  # axis -> value
     seed: int
     config: RunConfig
-    overrides: tuple[str, ...]  # that make it of the base, as the command line has them
+    overrides: tuple[str, ...]  # of the base config, as on the command line
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Return the path of the cell's folder."""
         return "/".join([*map(_slug, self.values.values()), f"seed-{self.seed}"])
 
     @property
     def first_stage(self) -> str:
-        """Cells with the same have the same rollouts and scores in their first stage."""
-        whole = self.config.model_dump(mode="json")
-        schedule = {name: whole["schedule"][name] for name in _FIRST_GROUPS}
-        decides = {name: whole[name] for name in _FIRST_STAGE} | {"schedule": schedule}
+        """Return a key that cells share if their first stages have the same rollouts and scores."""
+        options = self.config.model_dump(mode="json")
+        schedule = {name: options["schedule"][name] for name in _FIRST_GROUPS}
+        decides = {name: options[name] for name in _FIRST_STAGE} | {"schedule": schedule}
         text = json.dumps(decides, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -111,23 +110,23 @@ class Cell:
 
 
 def load_study(file: Path) -> tuple[Study, list[Cell]]:
-    """The study of `file` and its cells, those of one seed side by side.
+    """Return the study of `file` and its cells, those of a seed next to each other.
 
-    Raises UsageError for what is no study, and for a cell whose options are no config.
+    Raises UsageError if the file is not a valid study, or if a cell's options are not valid.
     """
     raw = read_toml(file)
     try:
         study = Study.model_validate(raw)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UsageError(f"{file} is no study: {'; '.join(faults)}") from None
+        raise UsageError(f"{file} is not a valid study: {'; '.join(faults)}") from None
     for fault in _faults(study):
-        raise UsageError(f"{file} is no study: {fault}")
+        raise UsageError(f"{file} is not a valid study: {fault}")
     return study, list(_cells(study, file))
 
 
 def arms(study: Study) -> list[dict[str, str]]:
-    """Every combination of the axes' values, the first axis slowest."""
+    """Return every combination of the axes' values; the first axis varies slowest."""
     return [dict(zip(study.axes, labels, strict=True)) for labels in product(*study.axes.values())]
 
 
@@ -137,7 +136,7 @@ def _cells(study: Study, file: Path) -> Iterator[Cell]:
         for values in arms(study):
             chosen = [study.axes[axis][label] for axis, label in values.items()]
             pairs = [pair for options in (study.set, *chosen) for pair in leaves(options)]
-            pairs = [*dict(pairs).items(), ("seed", seed)]  # a later one counts
+            pairs = [*dict(pairs).items(), ("seed", seed)]  # the last value of an option counts
             source = f"{file}, {', '.join(values.values())}"
             config = build_config(lay_over(base, pairs), source)
             overrides = tuple(as_override(name, value) for name, value in pairs)
@@ -145,7 +144,7 @@ def _cells(study: Study, file: Path) -> Iterator[Cell]:
 
 
 def _faults(study: Study) -> Iterator[str]:
-    """What is wrong with names and seeds."""
+    """Yield what is wrong with names and seeds."""
     if len(set(study.seeds)) < len(study.seeds):
         yield f"seeds {list(study.seeds)} repeat themselves"
     for axis, values in study.axes.items():
@@ -153,16 +152,16 @@ def _faults(study: Study) -> Iterator[str]:
         for label, slug in zip(values, slugs, strict=True):
             if not slug or slugs.count(slug) > 1:
                 yield (
-                    f"axes.{axis} has a value {label!r} whose folder would be called {slug!r}, as "
-                    "that of another or nothing; rename it"
+                    f"axes.{axis} has a value {label!r} whose folder would be called {slug!r}, "
+                    "which is empty or another value's; rename it"
                 )
     for axis, label in study.baseline.items():
         if label not in study.axes.get(axis, {}):
-            yield f"baseline.{axis} = {label!r} is no value of it"
+            yield f"baseline.{axis} = {label!r} is not a value of that axis"
     for figure in study.figures:
         for named in (figure.lines, figure.panels):
             if named is not None and named not in study.axes:
-                yield f"figure {figure.name}: no axis {named!r}"
+                yield f"figure {figure.name}: there is no axis {named!r}"
 
 
 def _slug(label: str) -> str:

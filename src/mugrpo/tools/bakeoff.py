@@ -1,9 +1,9 @@
 """Several methods from one checkpoint on the same stored rollouts, side by side.
 
-What stands below RUN/bakeoff/stage-000/METHOD is a run like any other, whose rollouts, scores, plan
-and first checkpoint are links to those of the run it was begun from. So it is resumed, evaluated
-and reported like any other. Its updates come in the same order, with the same learning rates; it
-makes all that the stage was planned for, also where the stage ended early.
+RUN/bakeoff/stage-000/METHOD is a run like any other. Its rollouts, scores, plan and first
+checkpoint are links to those of RUN. So it can be resumed, evaluated and reported like any other.
+Its updates come in the same order, with the same learning rates. It makes all the updates that the
+stage was planned for, even if the stage ended early in RUN.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Line = dict[str, Any]
 def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
     """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
 
-    A method is a preset's name or a TOML file; it gives the parts of the update (UPDATE_PARTS), all
-    else is the run's. "all" is every preset, those with the same parts once. Returns the table's
-    file. Raises UsageError for an unknown method, a stage without scores, and a method that was
-    trained on other rollouts or with other options before.
+    A method is a preset's name or a TOML file. It sets the parts of the update (UPDATE_PARTS);
+    everything else is taken from `run`. "all" stands for every preset; presets with the same parts
+    are trained once. Returns the table's file. Raises UsageError for an unknown method, a stage
+    without scores, and a method that was trained on other rollouts or with other options before.
     """
     named = _named(run.config, methods)
     configs = {Path(method).stem: _config_of(run.config, method) for method in named}
     if len(configs) < len(named):
-        raise UsageError(f"{', '.join(named)}: two methods of one name; rename a file")
+        raise UsageError(f"{', '.join(named)}: two methods have the same name; rename a file")
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update
     require(the_stage, "rollouts")
@@ -77,11 +77,11 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
 
 
 def table(methods: dict[str, list[Line]], first: int) -> str:
-    """A Markdown table of methods, by falling accuracy, from their metrics lines.
+    """Return a Markdown table of methods from their metrics lines, the highest accuracy first.
 
-    `first` is the update that all of them began from. Accuracy has the half width of its 95 %
-    interval, by the binomial's normal approximation; the shares and the time are of the updates
-    after `first`.
+    `first` is the update that all methods start from. Accuracy is followed by the half width of its
+    95 % interval, by the normal approximation of the binomial. Shares and times are those of the
+    updates after `first`.
     """
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
@@ -91,7 +91,7 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
 
 
 def _row(name: str, lines: list[Line], first: int) -> list[str]:
-    """What sorts the row, and its cells."""
+    """Return the accuracy that sorts the row, and its cells."""
     evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
     updates = [line for line in lines if line["kind"] == "update" and line["update"] > first]
     last = updates[-1] if updates else {}
@@ -128,39 +128,46 @@ def _number(value: float | None) -> str:
 
 
 def _named(config: RunConfig, methods: Sequence[str]) -> list[str]:
-    """The methods, "all" spelled out."""
+    """Return each method once. "all" becomes every preset whose parts differ."""
     if list(methods) != ["all"]:
         return list(dict.fromkeys(methods))
-    found: dict[str, str] = {}
+    by_parts: dict[str, str] = {}
     for name in PRESETS:
         parts = _parts(_config_of(config, name))
-        found.setdefault(json.dumps(parts, sort_keys=True), name)
-    return list(found.values())
+        by_parts.setdefault(json.dumps(parts, sort_keys=True), name)
+    return list(by_parts.values())
 
 
 def _config_of(config: RunConfig, method: str) -> RunConfig:
-    """`config` with the parts of `method`, for updates on one stage that is there."""
+    """Return `config` with the parts of `method`, for updates on one stage that is scored.
+
+    Raises UsageError if `method` is not a method.
+    """
     if method.endswith(".toml"):
         chosen = load_config(Path(method))
     elif method in PRESETS:
         chosen = build_config({"preset": method}, method)
     else:
         raise UsageError(
-            f"{method!r} is no method: name presets ({', '.join(PRESETS)}), TOML files, or all"
+            f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
         )
     raw = config.model_dump(mode="json") | _parts(chosen)
     raw |= {"preset": chosen.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
-    raw["overlap"] = False  # all is generated
+    raw["overlap"] = False  # everything is generated already
     raw["checkpoint"] = {"every": config.checkpoint.every, "stage_end": True, "keep": 0}
     return build_config(raw, method)
 
 
 def _parts(config: RunConfig) -> dict[str, Any]:
+    """Return the options of the parts of the update."""
     return config.model_dump(mode="json", include=set(UPDATE_PARTS))
 
 
 def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
-    """Make the run in `folder`, linked to what it rests on, where it is not there yet."""
+    """Create the run in `folder`, with links to what it uses of `run`, if it does not exist yet.
+
+    Raises UsageError if it exists with other rollouts, scores or options.
+    """
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
@@ -179,12 +186,12 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         new = RunDir(unfinished)
 
         def link(source: Path, target: Path) -> None:
-            """With a path that holds where the folder is going to lie."""
+            """Link by a relative path that is valid once the folder has its final name."""
             target.parent.mkdir(parents=True, exist_ok=True)
             final = folder / target.relative_to(unfinished)
             target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
 
-        for past in range(stage):  # whatever becomes of the run, it does not need them again
+        for past in range(stage):  # so that this run never generates them
             link(run_dir.stage(past), new.stage(past))
         for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
             run_dir.shards(stage, name).mkdir(exist_ok=True)
@@ -201,7 +208,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
 
 
 def _origin(run: OpenRun, stage: int) -> str:
-    """A hash of the rollouts, their scores and their plan."""
+    """Return a hash of the rollouts, their scores and their plan."""
     sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
     sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What an update can be made of: every preset, and every part with equation, paper and defaults."""
+"""The parts that an update can consist of, with equation, paper and defaults, and all presets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mugrpo.config.options import NamedOptions
 from mugrpo.config.preset import PRESETS, described
 from mugrpo.config.run import RunConfig
 
-# Where the mathematics of a group's parts is: a module of functions, or a package of modules.
+# Group -> the module with the functions of its parts. Objectives have a module each.
 _FUNCTIONS = {
     "advantage": "mugrpo.optimize.advantages",
     "veto": "mugrpo.optimize.masks",
@@ -22,12 +22,12 @@ _FUNCTIONS = {
     "reference": "mugrpo.optimize.reference",
 }
 _OTHERS = ("step", "sampling", "stage_until")
-_CALLED = {"negative_advantage": "negative_advantage_veto"}  # where name and function differ
+_CALLED = {"negative_advantage": "negative_advantage_veto"}  # name -> function, if they differ
 
 
 def catalog() -> Iterator[str]:
-    """The lines of `mugrpo objectives`."""
-    yield "presets (--preset NAME; options of your own are laid over it)"
+    """Yield the lines of `mugrpo objectives`."""
+    yield "presets (--preset NAME; your own options override it)"
     for name in PRESETS:
         yield f"  {name:<18}{described(name)}"
     for group in ("advantage", "objective", *(g for g in _FUNCTIONS if g != "advantage"), *_OTHERS):
@@ -55,6 +55,7 @@ def _needs(options: type[NamedOptions]) -> tuple[str, ...]:
 
 
 def _docstring(group: str, name: str) -> str | None:
+    """Return the docstring of the function behind a part, or None if it has none."""
     if group == "objective":
         if name == "file":
             return None

@@ -1,8 +1,9 @@
-"""What a run takes of each GPU's memory, told without a GPU and without the weights.
+"""An estimate of a run's memory on each GPU, without a GPU and without the weights.
 
-The model is made of fake tensors, which have shapes and no data, cut over as many ranks as the run
-has, and makes one update's largest micro-batch; torch's own trackers count what exists at once.
-CUDA's context, fragmentation and communication buffers come on top: a tenth is left for them.
+The model consists of fake tensors, which have shapes but no data. It is cut over as many ranks as
+the run has, and computes an update's largest micro-batch, while torch's own trackers count the
+memory in use. CUDA's context, fragmentation and communication buffers come on top: a tenth of the
+GPU is left for them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mugrpo.optimize.fsdp import cut_over
 GIB = 1 << 30
 _USABLE = 0.9  # of a GPU's memory
 
-# What the trackers call it -> what the table does.
+# The table's kind -> the trackers' names for it.
 _KINDS = {
     "weights": ("SHARDED_PARAM", "PARAM", "BUFFER"),
     "gradients": ("SHARDED_GRAD", "GRAD"),
@@ -46,7 +47,7 @@ _ON_THE_HOST = ("weights", "gradients", "optimizer")  # with cpu_offload
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """An update's peak on one rank, in bytes."""
+    """An update's peak memory on one rank, in bytes."""
 
     parameters: int  # of the whole model, a count
     rows: int  # responses of the micro-batch
@@ -54,7 +55,7 @@ class UpdateMemory:
     parts: dict[str, int]  # kind -> bytes at the peak
 
     def on_gpu(self, *, offloaded: bool) -> int:
-        """Bytes on the GPU; `offloaded` weights, gradients and moments are on the host."""
+        """Return the bytes on the GPU. If `offloaded`, weights, gradients and moments are not."""
         kinds = [kind for kind in self.parts if not (offloaded and kind in _ON_THE_HOST)]
         return sum(self.parts[kind] for kind in kinds)
 
@@ -62,27 +63,28 @@ class UpdateMemory:
 def memory_table(
     config: RunConfig, *, form: Path | None, prompt_tokens: int, gpu_gib: float
 ) -> tuple[list[str], str | None]:
-    """Lines that tell what each phase takes of a GPU, and what does not fit, if anything.
+    """Return lines on the GPU memory of each phase, and a sentence if a phase does not fit.
 
-    `form` is a directory with the model's config.json, where the model itself is not here.
+    `form` is a directory with the model's config.json, for a model that is not on this machine.
+    Raises UsageError if that cannot be read.
     """
-    found = update_memory(config, form=form, prompt_tokens=prompt_tokens)
+    peak = update_memory(config, form=form, prompt_tokens=prompt_tokens)
     ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
     where = "on the host" if offloaded else "on the GPU"
-    beside = _beside_updates(config, found.parameters)
-    update = found.on_gpu(offloaded=offloaded) + sum(beside.values())
-    generate, text = _generation(config, found.parameters, gpu_gib)
+    beside = _beside_updates(config, peak.parameters)
+    update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
+    generate, text = _generation(config, peak.parameters, gpu_gib)
     lines = [
-        f"model       {found.parameters / 1e9:.2f} billion parameters",
+        f"model       {peak.parameters / 1e9:.2f} billion parameters",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
-        f"of {found.rows} x {found.longest} tokens",
+        f"of {peak.rows} x {peak.longest} tokens",
         *(
             f"  {kind:<12}{size / GIB:6.1f} GiB" + (f"  {where}" if kind in _ON_THE_HOST else "")
-            for kind, size in found.parts.items()
+            for kind, size in peak.parts.items()
         ),
         *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside it" for kind, size in beside.items()),
         f"generate    {generate:.1f} GiB of the first GPU: {text}",
-        f"host        {_on_host(config, found) / GIB:.1f} GiB: the first rank reads the model"
+        f"host        {_on_host(config, peak) / GIB:.1f} GiB: the first rank reads the model"
         + (", and each keeps its share" if offloaded else ""),
     ]
     limit = _USABLE * gpu_gib
@@ -95,17 +97,18 @@ def memory_table(
         )
     if generate > limit:
         return lines, (
-            f"generation takes {generate:.1f} GiB of the first GPU, one of {gpu_gib:g} GiB leaves "
-            f"{limit:.1f}: lower --engine.gpu_memory_utilization or the engine's slots"
+            f"generation takes {generate:.1f} GiB of the first GPU, a GPU of {gpu_gib:g} GiB "
+            f"leaves {limit:.1f}: lower --engine.gpu_memory_utilization or the engine's slots"
         )
     return lines, None
 
 
 def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -> UpdateMemory:
-    """The peak of an update's largest micro-batch: long responses, none sharing a prompt, that fill
-    `micro_batch_tokens`; the gradients of another one are there already.
+    """Return the peak memory of an update's largest micro-batch.
 
-    Raises UsageError where the model's form cannot be read.
+    It is filled to `micro_batch_tokens` with long responses that share no prompt, and the gradients
+    of a micro-batch before it exist already. Raises UsageError if the model's config.json cannot be
+    read.
     """
     longest = prompt_tokens + config.rollouts.max_new_tokens
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
@@ -119,19 +122,19 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         if config.model.gradient_checkpointing:
             checkpoint_activations(model)
         model.train(config.model.gradient_checkpointing)
-        whole = _FullRows(model, config, prompt_tokens)
+        full_rows = _FullRows(model, config, prompt_tokens)
         if mesh is not None:
-            cut_over(mesh, whole, model, config.model.precision, config.distributed)
-        optimizer = torch.optim.AdamW(whole.parameters(), fused=True)
-        for parameter in whole.parameters():  # those of the micro-batch before
+            cut_over(mesh, full_rows, model, config.model.precision, config.distributed)
+        optimizer = torch.optim.AdamW(full_rows.parameters(), fused=True)
+        for parameter in full_rows.parameters():  # gradients of the micro-batch before
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         ids_BL = torch.zeros(rows, longest, dtype=torch.int64)
-        tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(whole, optimizer)
+        tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(full_rows, optimizer)
         if mesh is None:
-            tracker.track_external(whole, optimizer)
+            tracker.track_external(full_rows, optimizer)
         with tracker, autocast:
-            whole(ids_BL).sum().backward()
+            full_rows(ids_BL).sum().backward()
             optimizer.step()
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     sizes = {getattr(kind, "name", str(kind)).rpartition(".")[2]: n for kind, n in snapshot.items()}
@@ -140,7 +143,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
 
 
 class _FullRows(nn.Module):
-    """Logprobs of responses of equal length: `response_logprobs` where no place depends on data."""
+    """Logprobs of responses of equal length: `response_logprobs`, with shapes known in advance."""
 
     def __init__(self, model: nn.Module, config: RunConfig, prompt_tokens: int) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ class _FullRows(nn.Module):
 
 @contextlib.contextmanager
 def _ranks(count: int) -> Iterator[Any]:
-    """A mesh of `count` ranks of which there is one, and nobody to talk to; None for one."""
+    """Yield a mesh of `count` ranks, of which only this one exists; None if `count` is 1."""
     if count == 1:
         yield None
         return
@@ -182,32 +185,34 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
         return AutoConfig.from_pretrained(path).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the form of {path} cannot be read ({str(error).splitlines()[0]}); name a directory "
-            "with its config.json: --form DIR"
+            f"the config.json of {path} cannot be read ({str(error).splitlines()[0]}); name a "
+            "directory that has it: --form DIR"
         ) from None
 
 
 def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
-    """Bytes of what else is on the GPU where the run itself makes its updates."""
-    found = {}
+    """Return what else is on the GPU during updates that the run itself makes, in bytes."""
+    sizes = {}
     if config.distributed.processes == 1 and config.backend.name == "local":
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
-            found["engine"] = 4 * parameters
+            sizes["engine"] = 4 * parameters
         if config.needs:
-            found["reference"] = 4 * parameters
-    return found
+            sizes["reference"] = 4 * parameters
+    return sizes
 
 
-def _on_host(config: RunConfig, found: UpdateMemory) -> int:
-    kept = sum(found.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
-    return 4 * found.parameters + config.distributed.processes * kept
+def _on_host(config: RunConfig, peak: UpdateMemory) -> int:
+    """Return the bytes in the host's memory: one model, and what the ranks keep there."""
+    kept = sum(peak.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
+    return 4 * peak.parameters + config.distributed.processes * kept
 
 
 def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:
-    """GiB of the first GPU while the stage is generated, and what they are.
+    """Return the GiB of the first GPU that generation takes, and a sentence on what they are.
 
-    The run's copy checks the engine's logprobs: in bf16 its weights are there in both precisions.
+    The run's copy of the model checks the engine's logprobs. In bf16, its weights exist in both
+    precisions.
     """
     half = config.model.precision == "bf16"
     own = (6 if half else 4) * parameters / GIB

@@ -1,4 +1,4 @@
-"""Check every checksum of a run; what is bad is set aside, so that `train` makes it again."""
+"""Check every checksum of a run, and set damaged files aside, so that `train` makes them again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mugrpo.disk.shards import ShardSet
 
 
 def repair(run_dir: RunDir, say: Callable[[str], None]) -> int:
-    """Returns how many shards, manifests, checkpoints and evaluations were set aside.
+    """Set damaged shards, manifests, checkpoints and evaluations aside. Return how many.
 
-    What is bad gets the ending `.bad`, and a bad shard leaves its manifest. Scores of a rollout
-    shard that comes out otherwise are made again with it. Files that no manifest lists are named
-    and left.
+    A damaged file gets the ending `.bad`, and a damaged shard is removed from its manifest. If a
+    rollout shard comes out differently when it is made again, so are its scores. Files that no
+    manifest lists are named and left alone.
     """
     bad = sum(_bad_shards(folder, kind, say) for folder, kind in run_dir.shard_folders())
     newest = max(run_dir.checkpoint_updates(), default=0)
@@ -36,6 +36,7 @@ def repair(run_dir: RunDir, say: Callable[[str], None]) -> int:
 
 
 def _bad_shards(folder: Path, kind: str, say: Callable[[str], None]) -> int:
+    """Set the damaged shards of `folder` aside, or its manifest. Return how many."""
     try:
         shards = ShardSet(folder, kind)
     except RunStopped as error:
@@ -43,7 +44,7 @@ def _bad_shards(folder: Path, kind: str, say: Callable[[str], None]) -> int:
         say(str(error))
         return 1
     for stranger in shards.strangers():
-        say(f"{stranger} is not in its manifest; it is not read")
+        say(f"{stranger} is not in its manifest, so it is ignored")
     bad = 0
     for shard in shards.numbers():
         if fault := shards.fault(shard):
@@ -57,6 +58,7 @@ def _bad_shards(folder: Path, kind: str, say: Callable[[str], None]) -> int:
 
 
 def _evaluation_fault(folder: Path) -> str | None:
+    """Return what is wrong with an evaluation, or None."""
     try:
         sets = [ShardSet(folder / kind, kind) for kind in ("rollouts", "scores")]
     except RunStopped as error:

@@ -1,11 +1,11 @@
-"""A run's copy in an object store (S3, GCS, anything that fsspec knows), and back.
+"""A run's copy in an object store (S3, GCS, anything that fsspec knows): push and pull.
 
-A run lives on a file system: publishing a folder is a rename, and the lock is flock; an object
-store has neither. What it has is that one object appears whole or not at all. So a copy is pushed
-in an order that keeps the rule that what exists is whole: what the run has no more, or otherwise,
-is taken out first; shards come before the manifest that lists them, a checkpoint's files before
-the seal that names them, and the metrics before the checkpoints that rest on them. A push that was
-cut short leaves an older state of the run. Bakeoffs are not copied.
+A run lives on a file system, where a rename publishes a folder and flock is the lock. An object
+store has neither, but an object appears whole or not at all. So the order of a push ensures that
+whatever the copy lists is complete. What has changed or is gone from the run is removed first.
+Shards come before the manifest that lists them, a checkpoint's files before the seal that names
+them, and the metrics before the checkpoints that depend on them. A push that was cut short leaves
+an older state of the run. Bakeoffs are not copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import printable
 
 _MANIFEST = "manifest.json"
-_LOOSE = ("samples", "nonfinite")  # folders of files that stand for themselves
+_LOOSE = ("samples", "nonfinite")  # folders of files that no manifest lists
 _FOLDERS = ("stages/", "evaluations/", "checkpoints/", *(f"{folder}/" for folder in _LOOSE))
 
 Say = Callable[[str], None]
@@ -31,7 +31,10 @@ Check = Callable[[], None]
 
 
 class _Store:
-    """The objects below a URL, by their names relative to it."""
+    """The objects below a URL, by their names relative to it.
+
+    Raises UsageError if fsspec cannot use the URL.
+    """
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -42,21 +45,22 @@ class _Store:
         except (ValueError, ImportError) as error:
             raise UsageError(f"{url} cannot be used ({error}); pip install what it names") from None
         local = fsspec.implementations.local.LocalFileSystem
-        self._local = isinstance(self._system, local)  # no store: a file may be cut short there
+        self._local = isinstance(self._system, local)  # a folder, where a file may be cut short
 
     def read(self, name: str) -> bytes | None:
-        """An object's bytes, None where there is none."""
+        """Return an object's bytes, or None if it does not exist."""
         try:
-            found: bytes = self._system.cat_file(f"{self._root}/{name}")
+            data: bytes = self._system.cat_file(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
-        return found
+        return data
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write an object into the file `path`; FileNotFoundError where there is none."""
+        """Write an object into the file `path`. Raises FileNotFoundError if it does not exist."""
         self._system.get_file(f"{self._root}/{name}", str(path))
 
     def write(self, name: str, data: bytes) -> None:
+        """Write `data` as an object."""
         path = self._place(name)
         if self._local:
             with publish_file(Path(path)) as file:
@@ -65,11 +69,11 @@ class _Store:
             self._system.pipe_file(path, data)
 
     def put(self, name: str, source: Path) -> None:
-        """Write the file `source`."""
+        """Write the contents of the file `source` as an object."""
         path = self._place(name)
         if self._local:
-            with publish_file(Path(path)) as file, open(source, "rb") as whole:
-                shutil.copyfileobj(whole, file)
+            with publish_file(Path(path)) as file, open(source, "rb") as content:
+                shutil.copyfileobj(content, file)
         else:
             self._system.put_file(str(source), path)
 
@@ -77,30 +81,31 @@ class _Store:
         self._system.rm_file(f"{self._root}/{name}")
 
     def names(self) -> list[str]:
-        """All objects, in order of their names."""
+        """Return the names of all objects, in order."""
         with suppress(FileNotFoundError):
             self._system.invalidate_cache()
-            found = self._system.find(self._root)
+            paths = self._system.find(self._root)
             prefix = self._system._strip_protocol(self._root).rstrip("/") + "/"
-            return sorted(path.removeprefix(prefix) for path in found)
+            return sorted(path.removeprefix(prefix) for path in paths)
         return []
 
     def _place(self, name: str) -> str:
+        """Return the path of an object, in a folder that exists."""
         path = f"{self._root}/{name}"
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         return path
 
 
 def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = lambda: None) -> int:
-    """Bring the copy at `url` up to what the run has published; returns the objects written.
+    """Update the copy at `url` to what the run has published. Return the number of objects written.
 
-    The run may go on meanwhile. `check` is called between objects and may raise to stop. Raises
-    RunStopped where a file does not match its checksum.
+    The run may continue meanwhile. `check` is called between objects and may raise to stop. Raises
+    UsageError if the folder is not a run, RunStopped if a file does not match its checksum.
     """
     if run_dir.read_config() is None:
-        raise UsageError(f"{run_dir.root} is no run")
+        raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
     copy = _Push(run_dir, _Store(url), check)
-    copy.remove_what_is_not()
+    copy.remove_outdated()
     for path in (run_dir.config, run_dir.origin):
         copy.renew(path)
     for manifest, text in copy.manifests.items():
@@ -118,7 +123,7 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
 
 
 class _Push:
-    """Writes into a store what a run has and the store has not."""
+    """One push: it writes to a store what the run has and the store lacks."""
 
     def __init__(self, run_dir: RunDir, store: _Store, check: Check) -> None:
         self._root = run_dir.root
@@ -127,12 +132,12 @@ class _Push:
         self.written = self.removed = 0
         kinds = [folder for folder, _ in run_dir.shard_folders()]
         kinds += [f for e in run_dir.evaluation_folders() for f in sorted(e.iterdir())]
-        found = [folder / _MANIFEST for folder in kinds if (folder / _MANIFEST).is_file()]
-        self.manifests = {manifest: manifest.read_bytes() for manifest in found}
+        manifests = [folder / _MANIFEST for folder in kinds if (folder / _MANIFEST).is_file()]
+        self.manifests = {manifest: manifest.read_bytes() for manifest in manifests}
         self.seals = dict(_seals(run_dir))
 
-    def remove_what_is_not(self) -> None:
-        """Take out of the copy what the run has otherwise or, but older checkpoints, no more."""
+    def remove_outdated(self) -> None:
+        """Remove from the copy what the run has changed or lost, except older checkpoints."""
         names = self._store.names()
         manifests = {self._name(path): text for path, text in self.manifests.items()}
         for name in [n for n in names if n.endswith(f"/{_MANIFEST}")]:
@@ -152,31 +157,32 @@ class _Push:
         listed = self._listed()
         for name in names:
             if name.startswith(_FOLDERS) and name not in listed and not self._old(name):
-                with suppress(FileNotFoundError):  # a manifest or a seal: it is gone already
+                with suppress(FileNotFoundError):  # a manifest or a seal, removed above
                     self._remove(name)
 
     def remove_old_checkpoints(self) -> None:
-        """Once newer ones are there."""
-        gone = [name for name in self._store.names() if self._old(name)]
-        for name in sorted(gone, key=lambda name: not name.endswith(f"/{SUMS}")):  # seals first
+        """Remove the checkpoints that the run no longer has, once newer ones are in the copy."""
+        outdated = [name for name in self._store.names() if self._old(name)]
+        for name in sorted(outdated, key=lambda name: not name.endswith(f"/{SUMS}")):  # seals first
             self._remove(name)
 
     def renew(self, path: Path) -> None:
-        """A file that stands for itself, where the run has it."""
+        """Write a file that no manifest lists, if the run has it and the copy differs."""
         if path.is_file() and self._store.read(self._name(path)) != (data := path.read_bytes()):
             self._write(self._name(path), data)
 
     def put_shards(self, manifest: Path, text: bytes) -> None:
-        have = self._store.read(self._name(manifest))
-        known = _shards_of(have)
+        """Write the shards of a manifest that the copy lacks, then the manifest."""
+        stored = self._store.read(self._name(manifest))
+        known = _shards_of(stored)
         for name, sha256 in _shards_of(text).items():
             if known.get(name) != sha256:
                 self._put_checked(manifest.with_name(name), sha256)
-        if have != text:
+        if stored != text:
             self._write(self._name(manifest), text)
 
     def put_checkpoint(self, folder: Path, seal: bytes) -> None:
-        """One that the run has removed meanwhile is passed over."""
+        """Write a checkpoint's files, then its seal. Skip it if the run removes it meanwhile."""
         if self._store.read(self._name(folder / SUMS)) == seal:
             return
         with suppress(FileNotFoundError):
@@ -185,7 +191,7 @@ class _Push:
             self._write(self._name(folder / SUMS), seal)
 
     def _listed(self) -> set[str]:
-        """Every object below the run's folders that its copy has in the end."""
+        """Return every object below the run's folders that the copy has after the push."""
         listed = {self._name(manifest) for manifest in self.manifests}
         for manifest, text in self.manifests.items():
             listed |= {self._name(manifest.with_name(name)) for name in _shards_of(text)}
@@ -195,7 +201,7 @@ class _Push:
         return listed | {self._name(path) for path in loose}
 
     def _old(self, name: str) -> bool:
-        """Whether an object is of a checkpoint that the run has no more, older than its newest."""
+        """Return whether an object belongs to a removed checkpoint, older than the run's newest."""
         folder = "/".join(name.split("/")[:2])
         ours = {self._name(folder) for folder in self.seals}
         if not name.startswith("checkpoints/") or folder in ours:
@@ -203,11 +209,12 @@ class _Push:
         return folder < max(ours, default="")
 
     def _put_checked(self, path: Path, sha256: str) -> None:
+        """Write a file. Raises RunStopped if it does not match its checksum."""
         self._check()
         if sha256_of(path) != sha256:
             raise RunStopped(
-                f"{path} does not match its checksum: it was replaced meanwhile, then push again, "
-                f"or it is damaged, then `mugrpo repair {self._root}`"
+                f"{path} does not match its checksum: if it was replaced meanwhile, push again; if "
+                f"it is damaged, run `mugrpo repair {self._root}`"
             )
         self._store.put(self._name(path), path)
         self.written += 1
@@ -226,14 +233,14 @@ class _Push:
 
 
 def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = lambda: None) -> None:
-    """Make the run that `url` has a copy of, in a directory that is not there yet.
+    """Restore the run that `url` has a copy of, in a new directory.
 
-    Raises UsageError where there is no copy, or the directory is there, and RunStopped where an
-    object does not match its checksum.
+    Raises UsageError if there is no copy or the directory exists, RunStopped if an object is
+    missing or does not match its checksum.
     """
     store, root = _Store(url), run_dir.root
     if root.exists():
-        raise UsageError(f"{root} is there already; name a new directory")
+        raise UsageError(f"{root} exists already; name a new directory")
     names = store.names()
     _refuse_odd(names, url)
     if run_dir.config.name not in names:
@@ -263,24 +270,24 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
 
 
 def _refuse_odd(names: Iterable[str], url: str) -> None:
-    """Raise UsageError if a name would not lie below the run's directory on every system."""
+    """Raise UsageError if a name would be outside the run's directory on some system."""
     for name in names:
         parts = name.split("/")
         if "\\" in name or ":" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
             raise UsageError(
-                f"{url} has an object named {printable(name)}, which no run has; nothing was "
-                "written. Pull from a store that you trust"
+                f"{url} has an object named {printable(name)}, which is not part of any run; "
+                "nothing was written. Pull from a store that you trust"
             )
 
 
 def _seals(run_dir: RunDir) -> Iterator[tuple[Path, bytes]]:
-    """The run's checkpoints, ascending, and what seals each; one may be removed meanwhile."""
+    """Yield the run's checkpoints, ascending, with their seals. Skip any removed meanwhile."""
     for update in run_dir.checkpoint_updates():
         with suppress(FileNotFoundError):
             yield run_dir.checkpoint(update), (run_dir.checkpoint(update) / SUMS).read_bytes()
 
 
 def _shards_of(manifest: bytes | None) -> dict[str, str]:
-    """The names and checksums of the shards that a manifest lists."""
+    """Return name -> checksum of the shards that a manifest lists."""
     shards: dict[str, Any] = json.loads(manifest)["shards"] if manifest else {}
     return {f"shard-{int(n):05d}.parquet": entry["sha256"] for n, entry in shards.items()}

@@ -1,4 +1,4 @@
-"""What a run came to, in a few lines, from its metrics file alone."""
+"""A run's result in a few lines, from its metrics file alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compare
 
 
 def summarize(lines: list[dict[str, Any]]) -> str:
-    """Accuracy before and after, seconds by phase, refreshes made and those GRPO would make."""
+    """Return lines on accuracy before and after, time by phase, and refreshes beside GRPO's."""
 
     def of(kind: str) -> list[dict[str, Any]]:
         chosen = [line for line in lines if line["kind"] == kind]
@@ -21,7 +21,7 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         return sum(line.get(f"time/{key}") or 0.0 for line in of(kind) for key in keys)
 
     updates, evaluations = of("update"), of("evaluation")
-    made = len(of("refresh"))
+    refreshes = len(of("refresh"))
     phases = {
         "refresh": seconds("refresh", "refresh"),
         "generate": seconds("refresh", "generate"),
@@ -42,9 +42,10 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         + "  ".join(f"{phase} {clock(spent)}" for phase, spent in phases.items())
         + f"  training (without evaluation) {clock(sum(phases.values()) - phases['evaluate'])}"
     )
-    would = math.ceil(len(updates) / _GRPO_UPDATES_PER_REFRESH)
+    grpo = math.ceil(len(updates) / _GRPO_UPDATES_PER_REFRESH)
     text.append(
-        f"refreshes   {made} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made {would}"
+        f"refreshes   {refreshes} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made "
+        f"{grpo}"
     )
     if ends := of("stage_end"):
         unused = sum(line["unused_rollouts"] for line in ends)
