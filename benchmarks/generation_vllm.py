@@ -23,7 +23,8 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine, Request
-from mugrpo.model.policy import load_policy, model_path
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_path
 from mugrpo.tasks.chain import Chain
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 from workloads import encoder, requests, word_problems

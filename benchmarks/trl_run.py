@@ -20,7 +20,8 @@ from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Status
 from mugrpo.engines import make_engine
-from mugrpo.model.policy import Policy, load_tokenizer, model_path
+from mugrpo.model.policy import Policy, load_tokenizer
+from mugrpo.model.pretrained import model_path
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks import make_task

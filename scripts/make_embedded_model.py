@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, LettersOptions
-from mugrpo.model.policy import EMBEDDED
+from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.tasks import chain, letters, make_task
 
 

@@ -19,7 +19,8 @@ from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.shards import RowReader, ShardSet, rollout_from_row, score_from_row
 from mugrpo.engines import make_engine
-from mugrpo.model.policy import load_policy, model_fingerprint
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.prompts import PromptEncoder

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.model.policy import model_fingerprint
+from mugrpo.model.pretrained import model_fingerprint
 from tests.golden_trace import CONFIG, FOLDER, MODEL, make_rollouts, recorded, trace
 
 

@@ -24,7 +24,8 @@ from mugrpo.engines.actor import Relay
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.model.policy import EMBEDDED, Policy, load_policy
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer
 from tests.builders import PROMPTS, encoded

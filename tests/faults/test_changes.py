@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.model.policy import model_fingerprint
+from mugrpo.model.pretrained import model_fingerprint
 from tests.faults.harm import contents, edited, flip_bit, refused
 from tests.runs import (
     Command,

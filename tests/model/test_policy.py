@@ -12,7 +12,8 @@ from transformers import OPTConfig, OPTForCausalLM
 from mugrpo.config.run import ModelOptions, PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.model.policy import EMBEDDED, Policy, load_policy, model_fingerprint
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.model.pretrained import EMBEDDED, model_fingerprint
 from mugrpo.rollouts.prompts import PromptEncoder
 from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 

@@ -19,8 +19,16 @@ import pytest
 from mugrpo.config.run import NAMED_MODELS, ModelOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.model import pretrained
-from mugrpo.model.policy import EMBEDDED, load_policy, model_fingerprint, model_path
-from mugrpo.model.pretrained import PackagedModel, cache_folder, convert, converted
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import (
+    EMBEDDED,
+    PackagedModel,
+    cache_folder,
+    convert,
+    converted,
+    model_fingerprint,
+    model_path,
+)
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
 

@@ -12,7 +12,8 @@ import torch
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
-from mugrpo.model.policy import load_policy, model_path
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_path
 from mugrpo.optimize import logprobs_process
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.policy import EMBEDDED, Policy
+from mugrpo.model.policy import Policy
+from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes import ranks
 from mugrpo.processes.ranks import Ranks

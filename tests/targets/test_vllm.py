@@ -20,7 +20,8 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Request
-from mugrpo.model.policy import EMBEDDED, load_policy
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import EMBEDDED
 from tests.builders import PROMPTS, encoded, plain_logprobs
 
 pytestmark = pytest.mark.vllm

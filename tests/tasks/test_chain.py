@@ -12,7 +12,7 @@ from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.model.policy import EMBEDDED
+from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.tasks.chain import Chain, demonstration, running_states
 from mugrpo.tasks.embedded import held_out
 from tests.builders import encoded, generated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,16 +16,11 @@ from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import sha256_of
 from mugrpo.model.dtensors import fill, full, local, tensors_of
 from mugrpo.model.memory import keep_freed_memory
-from mugrpo.model.pretrained import PACKAGED, converted
+from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
-
-EMBEDDED = {
-    name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name in ("chain", "letters")
-}
 
 _WAY_OUT = (
     "name a directory in Hugging Face form, or a hub id if there is a network (a gated one "
@@ -266,30 +260,6 @@ def _refuse_absent(path: str) -> None:
 def _first_line(error: Exception) -> str:
     """Return the first line of a library's error message."""
     return str(error).strip().split("\n")[0]
-
-
-def model_path(options: ModelOptions) -> str:
-    """Return the model's directory or hub id. Raises UsageError if it must first be converted."""
-    if options.path not in PACKAGED:
-        return str(EMBEDDED.get(options.path, options.path))
-    folder = converted(options.path)
-    if not folder.exists():
-        raise UsageError(
-            f"the model {options.path} is not converted yet; run `mugrpo convert {options.path}` "
-            "once"
-        )
-    return str(folder)
-
-
-def model_fingerprint(options: ModelOptions) -> str:
-    """Return a hash of all files of the model's directory, or the hub id itself."""
-    folder = Path(model_path(options))
-    if not folder.is_dir():
-        return options.path
-    paths = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
-    files = sorted(path for path in paths if path.is_file())
-    lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _turn_off_dropout(model: nn.Module) -> None:

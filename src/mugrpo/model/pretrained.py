@@ -1,12 +1,13 @@
-"""Small pretrained models from PyPI packages, converted once into ordinary model directories.
+"""Where a model lies: a directory, a hub id, the package itself, or a cache of converted ones.
 
-The directories are in a cache: `$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
+Small pretrained models from PyPI packages are converted once into ordinary directories. These are in a cache: `$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
 `~/.cache/mugrpo`.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.util
 import os
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, remove_unfinished, sha256_of
 
@@ -42,6 +44,35 @@ PACKAGED = {
         folder="SmolLM2-135M-Instruct",
     )
 }
+
+
+EMBEDDED = {
+    name: Path(__file__).parents[1] / "tasks" / f"{name}_model" for name in ("chain", "letters")
+}
+
+
+def model_path(options: ModelOptions) -> str:
+    """Return the model's directory or hub id. Raises UsageError if it must first be converted."""
+    if options.path not in PACKAGED:
+        return str(EMBEDDED.get(options.path, options.path))
+    folder = converted(options.path)
+    if not folder.exists():
+        raise UsageError(
+            f"the model {options.path} is not converted yet; run `mugrpo convert {options.path}` "
+            "once"
+        )
+    return str(folder)
+
+
+def model_fingerprint(options: ModelOptions) -> str:
+    """Return a hash of all files of the model's directory, or the hub id itself."""
+    folder = Path(model_path(options))
+    if not folder.is_dir():
+        return options.path
+    paths = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
+    files = sorted(path for path in paths if path.is_file())
+    lines = [f"{file.relative_to(folder)} {sha256_of(file)}" for file in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def cache_folder() -> Path:

@@ -23,7 +23,8 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import rollout_from_row
 from mugrpo.model.memory import failure_kind, out_of_memory_explained
-from mugrpo.model.policy import load_policy, model_path
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.processes.child import Channel

@@ -20,7 +20,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
-from mugrpo.model.policy import model_fingerprint
+from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {

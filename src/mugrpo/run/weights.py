@@ -16,7 +16,8 @@ from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.memory import give_back_memory
-from mugrpo.model.policy import Policy, load_policy, model_path
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute

@@ -28,7 +28,8 @@ from mugrpo.config.engines import OwnEngineOptions, VLLMOptions, VLLMServerOptio
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.logprobs import chunked_logprobs
-from mugrpo.model.policy import checkpoint_activations, model_path
+from mugrpo.model.policy import checkpoint_activations
+from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.fsdp import cut_over
 
 GIB = 1 << 30
