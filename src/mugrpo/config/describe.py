@@ -1,4 +1,4 @@
-"""The options of a run as users read them: name, type and bounds, default, meaning."""
+"""The options of a run as users read them: owner, type and bounds, default, meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mugrpo.config.run import RunConfig
 
 @dataclass(frozen=True)
 class Option:
-    """One option, shared by all choices that have it with the same type and meaning."""
+    """An option; choices that have it with the same type and meaning share one entry."""
 
     name: str  # dotted; "task.rewards[].weight" in a table of the list task.rewards
     kind: str  # type and bounds
@@ -45,11 +45,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of options, or several tables from which one is chosen by its name."""
+    """A table of options, or alternative tables that are chosen by name."""
 
     name: str  # dotted; "" for the run, "task.rewards[]" for a table of the list task.rewards
     meaning: str
-    chooser: str  # the option that chooses a member, such as "engine.name"; "" if there is none
+    chooser: str  # the option that chooses among the members, such as "engine.name"; "" if none
     members: Mapping[str, type[Options]]  # choice ("" if there is none) -> its options
     options: list[Option]
 

@@ -1,4 +1,4 @@
-"""Options of what a run measures and keeps."""
+"""Options that decide what a run measures and keeps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Make one resolved RunConfig from a TOML file and dotted overrides, or say what is wrong.
 
-Overrides use TOML's values (`--objective.ratio_clip [0,5]`). Text that is not a TOML value is
-a string, and `none` unsets an option. Overrides are laid over the file's raw values before anything
-is derived. An override of a group's `name` starts that group from the defaults of that name.
+Overrides use TOML's values (`--objective.ratio_clip [0,5]`). Text that is not a TOML value is a
+string, and `none` unsets an option. Overrides replace the file's raw values before anything is
+derived. An override of a group's `name` starts that group from the defaults of that name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--"):
-            raise UsageError(f"{flag!r} is no option: overrides are written --group.option value")
+            raise UsageError(
+                f"{flag!r} is not an option: overrides are written --group.option value"
+            )
         name, equals, text = flag[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
@@ -96,7 +98,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{file}: there is no such config file, and no run's directory") from None
+        raise UsageError(f"{file}: there is no such config file or run's directory") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (tomllib.TOMLDecodeError, OSError) as error:
@@ -137,7 +139,7 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _sentence(error: Any) -> str:
-    """Return one of pydantic's errors as a sentence that says what is wrong."""
+    """Return a sentence that explains one of pydantic's errors."""
     name, value = _dotted(error["loc"]), error["input"]
     if error["type"] == "extra_forbidden":
         return _unknown(name)
@@ -162,7 +164,7 @@ def _dotted(location: Sequence[str | int]) -> str:
 
 
 def _unknown(name: str) -> str:
-    """Return a sentence: there is no option `name` here, and this one may be meant."""
+    """Return a sentence that there is no option `name` here, and which one may be meant."""
     group, _, leaf = name.rpartition(".")
     in_group = RunConfig.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]

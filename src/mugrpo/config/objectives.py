@@ -1,6 +1,6 @@
-"""What an update maximizes: advantages and objectives. `config.parts` has the other parts.
+"""What an update maximizes: advantages and objectives (config/parts.py has the other parts).
 
-Each part is chosen by its name and has only the options that mean something for it.
+Each part is chosen by its name and has only the options that apply to it.
 `mugrpo objectives` lists them with their papers.
 """
 
@@ -16,7 +16,7 @@ from mugrpo.config.options import NamedOptions, PathOrName
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
     low, high = interval
     if not 0 <= low < high:
-        raise ValueError(f"[{low}, {high}] is no ratio interval: 0 <= low < high is needed")
+        raise ValueError(f"[{low}, {high}] is not a ratio interval: it needs 0 <= low < high")
     return interval
 
 

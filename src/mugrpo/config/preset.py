@@ -1,4 +1,4 @@
-"""Presets: methods by name, each with what it sets beneath a config file, in a TOML file."""
+"""Presets: methods by name, with the options that a config leaves unset. One TOML file each."""
 
 from __future__ import annotations
 

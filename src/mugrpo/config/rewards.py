@@ -17,7 +17,7 @@ def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
     return pattern
 
 
@@ -122,7 +122,7 @@ class WorkerOptions(Options):
 
 
 def _table(value: Any) -> Any:
-    """Return the table of a reward that is given as a table, a name or a function's place."""
+    """Return a reward as a table, from a table, a name, or the place of a function."""
     if isinstance(value, str):
         value = {"function": value} if ":" in value else {"name": value}
     if not isinstance(value, dict):
@@ -148,7 +148,7 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     if twice or any(reward.label == "answer" for reward in rewards):
         raise ValueError(
             f"{twice[0] if twice else 'answer'!r} cannot name two things: the parts of a score "
-            "go by these names, and 'answer' is what was read; rename a function"
+            "have these names, and 'answer' is the answer that was read; rename a function"
         )
     return rewards
 

@@ -18,7 +18,7 @@ from mugrpo.disk.records import Status
 
 NAMED_MODELS = ("chain", "letters", "smollm2")
 
-# The groups that turn scored rollouts into the loss and the step of an update.
+# The options that turn scored rollouts into the loss and the step of an update.
 UPDATE_PARTS = (
     "advantage",
     "objective",
@@ -139,7 +139,8 @@ class RunConfig(Options):
     """The resolved config of a run: everything that decides its numbers."""
 
     preset: str = "mu-grpo"
-    """The method that sets what the config itself does not; `mugrpo objectives` lists all."""
+    """The method, which sets the options that the config leaves unset; `mugrpo objectives` lists
+    all methods."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
@@ -212,7 +213,7 @@ class RunConfig(Options):
     @classmethod
     def _preset_is_known(cls, name: Any) -> Any:
         if name not in list(PRESETS):
-            raise ValueError(f"no preset; choose among {', '.join(PRESETS)}")
+            raise ValueError(f"no such preset; choose among {', '.join(PRESETS)}")
         return name
 
     @model_validator(mode="after")
@@ -222,7 +223,7 @@ class RunConfig(Options):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yield a sentence for each conflict between options of different groups."""
+        """Yield the combinations of options that do not work, each with the way out."""
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
@@ -234,18 +235,19 @@ class RunConfig(Options):
                 if not 0.01 <= chosen <= 2:
                     yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
         if self.proximal_period > 1 and not alone:
-            yield "objective.proximal_period > 1 wants distributed.processes = 1"
+            yield "objective.proximal_period > 1 needs distributed.processes = 1"
         if self.overlap and self.engine_in_process:
             yield (
-                "overlap = true wants engines of their own (engine.processes = 1 or more, or vLLM)"
+                "overlap = true needs an engine outside this process (engine.processes = 1 or "
+                "more, or vLLM)"
             )
         if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
-            yield "overlap = true wants sampling.name = 'every'"
+            yield "overlap = true needs sampling.name = 'every'"
         if self.overlap and not self.checkpoint.stage_end:
-            yield "overlap = true wants checkpoint.stage_end"
+            yield "overlap = true needs checkpoint.stage_end"
         if self.overlap and self.needs and not alone:
             yield (
-                "overlap = true wants distributed.processes = 1 with an objective or reference "
+                "overlap = true needs distributed.processes = 1 with an objective or reference "
                 "that needs logprobs of other policies"
             )
 
@@ -256,7 +258,10 @@ class RunConfig(Options):
 
     @property
     def canary_tolerance(self) -> float:
-        """Return the engine's tolerance; if unset, what rounding explains (bf16 has 8 bits)."""
+        """Return the engine's tolerance, by default what rounding explains.
+
+        bf16 keeps 8 bits of a logit.
+        """
         by_precision = {"fp32": 1e-3, "bf16": 0.1}[self.model.precision]
         return self.engine.canary_tolerance or by_precision
 
@@ -279,7 +284,7 @@ class RunConfig(Options):
 
     @property
     def objective_file(self) -> Path | None:
-        """Return the file that a user's own objective is in, or None."""
+        """Return the file of the user's own objective, or None."""
         chosen = self.objective
         return Path(chosen.path) if isinstance(chosen, objectives.FileOptions) else None
 

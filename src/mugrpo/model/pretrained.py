@@ -1,6 +1,7 @@
 """Where a model lies: a directory, a hub id, the package itself, or a cache of converted ones.
 
-Small pretrained models from PyPI packages are converted once into ordinary directories. These are in a cache: `$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
+Small pretrained models from PyPI packages are converted once into ordinary directories, in a cache:
+`$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
 `~/.cache/mugrpo`.
 """
 
