@@ -74,9 +74,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         newest = run.folder.newest_update()
         update = newest if options.update is None else options.update
-        known = [0, *run.folder.checkpoint_updates()]
-        if update not in known:
-            raise UsageError(f"--update {update}: it has no checkpoint; choose one of {known}")
+        updates = [0, *run.folder.checkpoint_updates()]
+        if update not in updates:
+            raise UsageError(f"--update {update}: it has no checkpoint; choose one of {updates}")
         for name, value in evaluate(run, update).items():
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")

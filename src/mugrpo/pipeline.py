@@ -125,12 +125,12 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
     Without `again`, return {} if the metrics have it already. They keep the first measurement.
     """
     with Work(run) as work:
-        known = work.metrics.has("evaluation", update)
-        if known and not again:
+        measured = work.metrics.has("evaluation", update)
+        if measured and not again:
             return {}
         run.task.prepare()
         result = evaluate_policy(run, work.sampling, update)
-        if not known:
+        if not measured:
             work.metrics.append("evaluation", update, **result)
     return result
 

@@ -27,14 +27,14 @@ class Axis:
 
 def x_channel(axis: Axis, name: str = "x", *, grid: bool = False, **more: Any) -> alt.X:
     """Return `axis` as the x channel of the field `name`."""
-    shown = alt.Axis(title=axis.label, grid=grid, **_ticks(axis))
-    return alt.X(f"{name}:Q", axis=shown, scale=_scale(axis, nice=False), **more)
+    options = alt.Axis(title=axis.label, grid=grid, **_ticks(axis))
+    return alt.X(f"{name}:Q", axis=options, scale=_scale(axis, nice=False), **more)
 
 
 def y_channel(axis: Axis, name: str = "y", **more: Any) -> alt.Y:
     """Return `axis` as the y channel of the field `name`."""
-    shown = alt.Axis(title=axis.label, titleY=-9 - TICK * axis.above, **_ticks(axis))
-    return alt.Y(f"{name}:Q", axis=shown, scale=_scale(axis, nice=axis.high is None), **more)
+    options = alt.Axis(title=axis.label, titleY=-9 - TICK * axis.above, **_ticks(axis))
+    return alt.Y(f"{name}:Q", axis=options, scale=_scale(axis, nice=axis.high is None), **more)
 
 
 def with_room(values: Sequence[float], *, log: bool = False) -> tuple[float, float]:
@@ -65,9 +65,9 @@ def _ticks(axis: Axis) -> dict[str, Any]:
 
 
 def _scale(axis: Axis, *, nice: bool) -> alt.Scale:
-    given: dict[str, Any] = {"type": "log"} if axis.log else {"zero": False}
+    options: dict[str, Any] = {"type": "log"} if axis.log else {"zero": False}
     if axis.low is not None:
-        given["domainMin"] = axis.low
+        options["domainMin"] = axis.low
     if axis.high is not None:
-        given |= {"domainMax": axis.high, "clamp": True}
-    return alt.Scale(nice=nice, **given)
+        options |= {"domainMax": axis.high, "clamp": True}
+    return alt.Scale(nice=nice, **options)

@@ -84,10 +84,10 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
         )
         for name, total in totals
     ]
-    shown = [phase for phase in PHASES if any(total[phase] for _, total in totals)]
+    phases = [phase for phase in PHASES if any(total[phase] for _, total in totals)]
     title = "Total time by phase" if len(runs) > 1 else "The same updates with GRPO's refreshes"
     note = "added up over the run; all bars are to one scale"
-    return drawn(title, note, stacked_rows(rows, {phase: phase for phase in shown}, _WIDE))
+    return drawn(title, note, stacked_rows(rows, {phase: phase for phase in phases}, _WIDE))
 
 
 def grpo_words(run: RunData) -> Markup:
@@ -188,8 +188,8 @@ def length_figures(run: RunData) -> list[Markup]:
         ]
         x = Axis("response tokens", low=0, high=float(edges[-1]))
         y = Axis("rollouts", low=0, high=float(highest) * 1.05)
-        every = np.concatenate(list(run.lengths[stage].values()))
-        note = f"{len(every):,} responses, median {np.median(every):.0f}, longest {every.max()}"
+        tokens = np.concatenate(list(run.lengths[stage].values()))
+        note = f"{len(tokens):,} responses, median {np.median(tokens):.0f}, longest {tokens.max()}"
         picture = Picture([histogram(x, y, bars, hues)], height=170)
         figures.append(drawn(f"Stage {stage}", note, picture))
     heading = "Response lengths"
@@ -205,8 +205,8 @@ def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:
 
 
 def _phase_part(phase: str, seconds: float, kind: str) -> Part:
-    shown = duration(seconds)
-    return Part(seconds, kind, f"{phase}: {shown}", shown)
+    text = duration(seconds)
+    return Part(seconds, kind, f"{phase}: {text}", text)
 
 
 def _status_names(lines: Sequence[Line]) -> list[str]:
@@ -226,8 +226,8 @@ def _status_rows(
         for name in names:
             count = sum(max(0, number(lines[place], f"status/{name}") or 0) for place in places)
             if count:
-                shown = f"{count:,.0f}"
-                parts.append(Part(count, _status(name), f"{_status(name)}: {shown}", shown))
+                text = f"{count:,.0f}"
+                parts.append(Part(count, _status(name), f"{_status(name)}: {text}", text))
         total = sum(part.value for part in parts)
         several = f"{labels[places[0]]} to {labels[places[-1]]}" if len(places) > 1 else None
         label = _stages(places) if kind else f"update {several or labels[places[0]]}"

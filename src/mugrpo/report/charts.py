@@ -128,8 +128,8 @@ def refresh_lines(xs: Sequence[float]) -> alt.Chart:
 
 def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
     """Return a row of ticks above the chart at `xs`. If there are very many, some are left out."""
-    shown = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
-    chart = alt.Chart(inline(shown), name=f"refreshes_{row}")
+    rows = ({"x": x} for x in xs[:: math.ceil(len(xs) / _COLUMNS)])
+    chart = alt.Chart(inline(rows), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue))
     top = -TICK * (row + 1)
     return mark.encode(x="x:Q", y=alt.value(top), y2=alt.value(top + TICK - 2))
@@ -137,8 +137,8 @@ def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
 
 def words(label: str) -> str:
     """Return a label from outside for drawing: of limited length, with every character visible."""
-    shown, note = cut(visible(label), _LONGEST_LABEL)
-    return f"{shown}\u2026" if note else shown
+    text, note = cut(visible(label), _LONGEST_LABEL)
+    return f"{text}\u2026" if note else text
 
 
 def color(name: str) -> str:
@@ -264,5 +264,5 @@ def _short(value: float | None) -> float | None:
     """Return `value` to five digits, more than a screen can show; whole numbers exactly."""
     if value is None:
         return None
-    whole = abs(value) < 1e15 and value == int(value)
-    return int(value) if whole else float(f"{value:.5g}")
+    is_whole = abs(value) < 1e15 and value == int(value)
+    return int(value) if is_whole else float(f"{value:.5g}")

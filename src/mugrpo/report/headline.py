@@ -105,8 +105,8 @@ def results_table(runs: Sequence[RunData]) -> Markup:
 def config_table(runs: Sequence[RunData]) -> Markup:
     """Return a table of the most important options, all that differ between runs, and versions."""
     names = [name for name in _ESSENTIAL if any(name in run.options for run in runs)]
-    every = dict.fromkeys(name for run in runs for name in run.options)
-    names += [name for name in every if name not in names and _differs(runs, name)]
+    all_names = dict.fromkeys(name for run in runs for name in run.options)
+    names += [name for name in all_names if name not in names and _differs(runs, name)]
     body: list[tuple[str, list[Content]]] = [
         (name, [_option(run.options, name) for run in runs]) for name in names
     ]
@@ -119,11 +119,11 @@ def config_table(runs: Sequence[RunData]) -> Markup:
 def full_config(run: RunData) -> Markup:
     """Return every option and the run's provenance, folded away."""
     everything = {"config": run.config, "provenance": run.provenance}
-    shown, note = cut(json.dumps(everything, indent=2, ensure_ascii=False), 20_000)
+    text, note = cut(json.dumps(everything, indent=2, ensure_ascii=False), 20_000)
     return tag(
         "details",
         tag("summary", f"config.json of {run.name}"),
-        tag("pre", shown),
+        tag("pre", text),
         tag("p", note, class_="muted") if note else None,
     )
 
@@ -191,8 +191,8 @@ def _option(options: dict[str, Any], name: str) -> str:
     if name not in options:
         return MISSING
     value = options[name]
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    kept, note = cut(shown, _LONGEST_OPTION)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    kept, note = cut(text, _LONGEST_OPTION)
     return f"{kept} … ({note})" if note else kept
 
 

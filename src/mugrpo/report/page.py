@@ -143,8 +143,8 @@ def _section(title: str, *content: Content) -> Markup | None:
 
 
 def _grid(figures: Figures, css: str = "grid") -> Markup | None:
-    shown = [figure for figure in figures if figure]
-    return tag("div", *shown, class_=css) if shown else None
+    present = [figure for figure in figures if figure]
+    return tag("div", *present, class_=css) if present else None
 
 
 def _notes(runs: Sequence[RunData]) -> Markup | None:

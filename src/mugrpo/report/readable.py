@@ -19,13 +19,13 @@ def plain(value: float | None, digits: int = 3) -> str:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
     if -3 <= exponent < 6:
-        shown = f"{value:,.{max(0, digits - 1 - exponent)}f}"
-        shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
+        text = f"{value:,.{max(0, digits - 1 - exponent)}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
         mantissa = f"{value / 10.0**exponent:.{digits - 1}f}".rstrip("0").rstrip(".")
         power = ten_to(exponent)
-        shown = power if mantissa == "1" else f"{mantissa}{TIMES}{power}"
-    return shown.replace("-", MINUS)
+        text = power if mantissa == "1" else f"{mantissa}{TIMES}{power}"
+    return text.replace("-", MINUS)
 
 
 def ten_to(exponent: int) -> str:

@@ -39,13 +39,13 @@ def variance_weight_figure(run: RunData) -> Markup | None:
     known = [(stage, _shares(groups)) for stage, groups in enumerate(counts) if any(groups)]
     if not known:
         return None
-    every = _shares([sum(column) for column in zip(*counts, strict=True)])
+    overall = _shares([sum(column) for column in zip(*counts, strict=True)])
     words = (
         f"The weight diverges at 0 and 1 (only ε keeps it at {plain(_weight(0.0))}). That is why "
         "groups whose responses are all right or all wrong are masked."
     )
     lines = evenly(known, _STAGES) if len(known) > 1 else []
-    shares, weight = _shares_picture(every, lines), _weight_picture(bins)
+    shares, weight = _shares_picture(overall, lines), _weight_picture(bins)
     return figure(
         "Variance weight by success probability",
         "bars: all groups by the share p of right responses, and (1\u2212s)/s with "

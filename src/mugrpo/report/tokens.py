@@ -23,13 +23,13 @@ def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
 
     They show about `budget` tokens in all: every response is cut at the same length.
     """
-    shown = [file for file in files if file.samples]
-    if not shown:
+    filled = [file for file in files if file.samples]
+    if not filled:
         return None
-    count = sum(len(file.samples) for file in shown)
+    count = sum(len(file.samples) for file in filled)
     limit = max(40, min(_LONGEST_RESPONSE, budget // count))
     blocks = []
-    for file in shown:
+    for file in filled:
         where = [f"stage {file.stage}"] if file.stage is not None else []
         where += [f"staleness {file.staleness}"] if file.staleness is not None else []
         heading = join(
@@ -40,9 +40,9 @@ def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
             " ",
         )
         rollouts = [_rollout(sample, limit) for sample in file.samples]
-        last = "open" if file is shown[-1] else None
+        last = "open" if file is filled[-1] else None
         blocks.append(tag("details", tag("summary", heading), *rollouts, open=last))
-    return tag("div", ratio_legend(shown), *blocks, class_="samples")
+    return tag("div", ratio_legend(filled), *blocks, class_="samples")
 
 
 def step_css(ratio: float | None) -> str:
@@ -94,16 +94,16 @@ def _rollout(sample: Sample, limit: int) -> Markup:
     ]
     identity = f"{sample.problem_id} · occurrence {sample.occurrence} · sample {sample.sample}"
     prompt, prompt_note = cut(sample.prompt, _LONGEST_PROMPT)
-    kept = sample.tokens[:limit]
+    tokens = sample.tokens[:limit]
     notes = [prompt_note and f"prompt {prompt_note}"]
-    if len(kept) < len(sample.tokens):
-        notes.append(f"response cut: {len(kept):,} of {len(sample.tokens):,} tokens shown")
+    if len(tokens) < len(sample.tokens):
+        notes.append(f"response cut: {len(tokens):,} of {len(sample.tokens):,} tokens shown")
     return tag(
         "article",
         tag("div", *facts, class_="facts"),
         tag("div", cut(identity, 200)[0], class_="identity"),
         tag("div", tag("bdi", prompt), class_="prompt"),
-        tag("div", *map(_token, kept), class_="response"),
+        tag("div", *map(_token, tokens), class_="response"),
         *(tag("p", note, class_="muted") for note in notes if note),
     )
 
@@ -111,14 +111,14 @@ def _rollout(sample: Sample, limit: int) -> Markup:
 def _token(token: Token) -> Markup:
     marks = [mark_css(mark) for mark in token.marks]
     css = " ".join(part for part in ("t", step_css(token.ratio), *marks) if part)
-    shown, note = cut(token.text, _LONGEST_TOKEN)
+    label, note = cut(token.text, _LONGEST_TOKEN)
     words = f"ratio {plain(token.ratio)}"
     if token.ratio is not None and token.behavior is not None:
         words += f", β {plain(token.behavior)} to π {plain(token.behavior * token.ratio)}"
     words += "".join(f", {cut(mark, 60)[0]}" for mark in token.marks) + (
         f", {note}" if note else ""
     )
-    lines: list[Content] = [text(shown.replace("\n", "↵\n")), "…" if note else None]
+    lines: list[Content] = [text(label.replace("\n", "↵\n")), "…" if note else None]
     return tag("bdi", *lines, class_=css, title=words)
 
 

@@ -88,14 +88,14 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     """
     rule, schedule = stage.config.stage_until, stage.schedule
     variation = line.get(rule.name)
-    made, planned = update - stage.first_update, schedule.planned_updates(stage.number)
-    if made == planned or variation is None or not variation > rule.limit:
+    updates, planned = update - stage.first_update, schedule.planned_updates(stage.number)
+    if updates == planned or variation is None or not variation > rule.limit:
         return None
     batches = schedule.batches(stage.number)
-    unused = batches - math.ceil(made / schedule.options.passes_per_batch)
+    unused = batches - math.ceil(updates / schedule.options.passes_per_batch)
     return {
         "stage": stage.number,
-        "updates": made,
+        "updates": updates,
         "planned_updates": planned,
         "unused_rollouts": unused * schedule.options.rollouts_per_update,
         rule.name: variation,

@@ -55,11 +55,11 @@ def run_ray_ranks(
             job.set_exception(error)
 
     threading.Thread(target=fit, daemon=True).start()  # never joined: it may wait for resources
-    shown = 0
+    printed = 0
     while not job.done():
         attend()
         wait([job], _TICK)
-        shown = _show(logs / "rank-0.log", shown)
+        printed = _show(logs / "rank-0.log", printed)
     if said := said_by_ranks(sorted(logs.glob("rank-*.err"))):
         return said
     if (error := job.exception()) is None:

@@ -27,18 +27,18 @@ def folder_of(file: Path) -> Path:
 def table(study: Study, rows: Sequence[Row]) -> str:
     """Return a table with a row per arm: its finished cells, and the mean of each column.
 
-    A mean stands with ± the half width of its 95 % interval. A column of ratios, whose values span
-    decades, has the geometric mean and the ends of an interval of the logarithm. If some cells have
-    no number (because they did not reach a level), the count of those that have one is added.
+    A mean is followed by ± the half width of its 95 % interval. A column of ratios, whose values
+    span decades, has the geometric mean and the ends of an interval of the logarithm. If some cells
+    have no number (because they did not reach a level), the count of those that have one is added.
     """
     head = [*study.axes, "runs", *map(named, study.columns)]
     body = []
     for arm in arms(study):
-        chosen = rows_of(rows, arm)
+        arm_rows = rows_of(rows, arm)
         cells = (
-            _mean(column, [quantity(row, column) for row in chosen]) for column in study.columns
+            _mean(column, [quantity(row, column) for row in arm_rows]) for column in study.columns
         )
-        body.append([*arm.values(), f"{len(chosen)}", *cells])
+        body.append([*arm.values(), f"{len(arm_rows)}", *cells])
     return _markdown(head, body)
 
 

@@ -144,15 +144,15 @@ def _config_of(config: RunConfig, method: str) -> RunConfig:
     Raises UsageError if `method` is not a method.
     """
     if method.endswith(".toml"):
-        chosen = load_config(Path(method))
+        source = load_config(Path(method))
     elif method in PRESETS:
-        chosen = build_config({"preset": method}, method)
+        source = build_config({"preset": method}, method)
     else:
         raise UsageError(
             f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
         )
-    raw = config.model_dump(mode="json") | _parts(chosen)
-    raw |= {"preset": chosen.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
+    raw = config.model_dump(mode="json") | _parts(source)
+    raw |= {"preset": source.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
     raw["overlap"] = False  # everything is generated already
     raw["checkpoint"] = {"every": config.checkpoint.every, "stage_end": True, "keep": 0}
     return build_config(raw, method)

@@ -14,8 +14,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     """Return lines on accuracy before and after, time by phase, and refreshes beside GRPO's."""
 
     def of(kind: str) -> list[dict[str, Any]]:
-        chosen = [line for line in lines if line["kind"] == kind]
-        return sorted(chosen, key=lambda line: line["update"])
+        matching = [line for line in lines if line["kind"] == kind]
+        return sorted(matching, key=lambda line: line["update"])
 
     def seconds(kind: str, *keys: str) -> float:
         return sum(line.get(f"time/{key}") or 0.0 for line in of(kind) for key in keys)
