@@ -56,7 +56,7 @@ def test_a_bad_plan_is_named_and_made_again(run_dir: Path, command: Command, ref
     plan = shard_path(run_dir, 1, 0, "plan")
     flip_bit(plan)
     stopped(command("train", run_dir), str(plan), "does not match its checksum", "`mugrpo repair")
-    assert "1 bad" in command("repair", run_dir).out
+    assert "1 damaged" in command("repair", run_dir).out
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
 
@@ -90,7 +90,7 @@ def test_without_a_good_checkpoint_the_run_starts_over_on_its_shards(
 ):
     for folder in run_dir.glob("checkpoints/*"):
         (folder / "model.safetensors").unlink()
-    assert "3 bad" in command("repair", run_dir).out
+    assert "3 damaged" in command("repair", run_dir).out
     again = command("train", run_dir)
     assert again.status == 0 and "resuming" not in again.out
     assert_same(run_dir, reference)
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_bad_for_the_second_time_is_set_aside_again(
 ):
     for _ in range(2):
         flip_bit(run_dir / "checkpoints" / "update-000004" / "model.safetensors")
-        assert "1 bad" in command("repair", run_dir).out
+        assert "1 damaged" in command("repair", run_dir).out
         assert command("train", run_dir).status == 0
         shutil.rmtree(run_dir / "checkpoints" / "update-000006")
     assert command("train", run_dir).status == 0

@@ -40,7 +40,7 @@ def test_a_path_that_is_no_run_is_refused_in_one_sentence(tmp_path, made):
         (path / "notes.txt").write_text("x")
     if made == "broken":
         (path / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"not a run|no run's"):
+    with pytest.raises(UsageError, match=r"not (a run|the config)"):
         read_runs([path])
 
 
