@@ -574,7 +574,7 @@ def answered(status: int) -> Any:
 @pytest.mark.parametrize(
     ("error", "parts"),
     [
-        (LocalEntryNotFoundError("no network"), ("couldn't connect", "where there is a network")),
+        (LocalEntryNotFoundError("no network"), ("couldn't connect", "if there is a network")),
         (
             RepositoryNotFoundError("404", response=answered(404)),
             ("is not a local folder and is not a valid model identifier",),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.optimize.checkpoint import save_checkpoint
 from mugrpo.optimize.trainer import Trainer
@@ -86,13 +83,3 @@ class Training:
             needed={schedule.first_update(stage), *references},
         )
         self._checkpoint_seconds += time.monotonic() - began
-
-    @contextmanager
-    def saved_if_interrupted(self, metrics: MetricsLog) -> Iterator[None]:
-        """Save every update made in the block if a signal ends it."""
-        try:
-            yield
-        except Interrupted:
-            if self.unsaved():
-                self.save(metrics)
-            raise
