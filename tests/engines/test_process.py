@@ -232,7 +232,7 @@ def test_what_goes_wrong_under_an_actor_is_heard(embedded_policy: Policy, tmp_pa
     relay.send("{}")
     (refused,) = relay.hear()
     assert refused["failed"] == "refused" and "cannot be run" in refused["text"]
-    for silence, fault in ((60.0, "ended with SIGKILL"), (0.1, "has said nothing for 0.1 s")):
+    for silence, fault in ((60.0, "ended with SIGKILL"), (0.1, "has sent nothing for 0.1 s")):
         relay = Relay(replace(host, silence=silence))
         relay.send(to_json({"load": CHAIN, "update": 0}))
         assert relay._peer is not None
