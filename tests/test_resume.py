@@ -91,6 +91,18 @@ KILLS = [
 ]
 
 
+# Like another kill above, only later or earlier.
+LATER = {
+    ("engine batch", 9),
+    ("manifest of rollouts", 3),
+    ("gradient", 1),
+    ("metrics line", 5),
+    ("half a checkpoint", 1),
+    ("checkpoint without name", 2),
+    ("half an evaluation", 2),
+}
+
+
 class Resumed(NamedTuple):
     """A run that was killed and started again."""
 
@@ -121,7 +133,13 @@ def resumed(
 
 
 @pytest.mark.parametrize(
-    ("place", "nth", "on_disk"), KILLS, ids=[f"{place} {nth}" for place, nth, _ in KILLS]
+    ("place", "nth", "on_disk"),
+    [
+        pytest.param(
+            *kill, id=f"{kill[0]} {kill[1]}", marks=[pytest.mark.long] * (kill[:2] in LATER)
+        )
+        for kill in KILLS
+    ],
 )
 def test_killed_at_a_place_and_started_again_ends_in_the_same_bits(
     resumed: dict[tuple[str, int], Resumed],
