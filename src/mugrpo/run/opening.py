@@ -51,9 +51,8 @@ def open_run(
     data, model or code (unless `force`), and whatever `load_config` raises.
     """
     progress = progress or Progress(shown=ranks.first)
-    folder, config = _folder_and_config(
-        Path(target), overrides, None if run_dir is None else Path(run_dir)
-    )
+    chosen = None if run_dir is None else Path(run_dir)
+    folder, config = _folder_and_config(Path(target), overrides, chosen)
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
