@@ -154,7 +154,10 @@ class Work:
         self.sampling = Sampling(run, self.weights)
         self.training = Training(run, self.weights, run.schedule())
         self._on_metrics = on_metrics
-        self._open_metrics()
+        update = run.folder.newest_update()
+        path = run.folder.metrics if run.ranks.first else None
+        self._sinks = self._open_sinks(update)
+        self.metrics = MetricsLog(path, update, self._tell)  # one object, for whoever holds it
 
     def __enter__(self) -> Self:
         return self
@@ -220,16 +223,16 @@ class Work:
         self._close_metrics()
         yield self.sampling
         self.training.schedule = self.run.schedule()
-        self._open_metrics()
+        update = self.run.folder.newest_update()
+        self._sinks = self._open_sinks(update)
+        self.metrics.reopen(update)
 
-    def _open_metrics(self) -> None:
-        """Open the metrics, cut to the newest checkpoint, and the sinks. Only rank 0 writes."""
-        run, update = self.run, self.run.folder.newest_update()
+    def _open_sinks(self, update: int) -> Sinks:
+        """Return the sinks of a run that continues after `update`. Only rank 0 has any."""
+        run = self.run
         config = run.config.model_dump(mode="json")
         options = run.config.sinks if run.ranks.first else SinkOptions()
-        self._sinks = Sinks(options, run.folder.root, config, update, run.progress.say)
-        path = run.folder.metrics if run.ranks.first else None
-        self.metrics = MetricsLog(path, update, self._tell)
+        return Sinks(options, run.folder.root, config, update, run.progress.say)
 
     def _close_metrics(self) -> None:
         self.metrics.close()

@@ -90,3 +90,17 @@ def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
 
 def test_there_are_no_metrics_where_there_is_no_file(tmp_path):
     assert list(read_metrics(tmp_path / "none.jsonl")) == []
+
+
+def test_a_log_that_was_closed_for_another_process_goes_on_with_what_that_one_wrote(path):
+    log = MetricsLog(path, 4)
+    log.close()
+    other = MetricsLog(path, 4)
+    other.append("update", 5, loss=2.5)
+    other.append("update", 6, loss=3.5)
+    other.close()
+    log.reopen(5)
+    assert log.has("update", 5) and not log.has("update", 6)
+    log.append("evaluation", 5, accuracy=0.5)
+    assert kinds(path)[-2:] == [("update", 5), ("evaluation", 5)]
+    log.close()

@@ -40,11 +40,15 @@ class MetricsLog:
     ) -> None:
         self._path = path or Path(os.devnull)
         self._also = also
-        if path is None:
+        self.reopen(update)
+
+    def reopen(self, update: int) -> None:
+        """Open the file again after others have written to it, without lines past `update`."""
+        if self._path == Path(os.devnull):
             self._seen = set[tuple[str, int]]()
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         else:
-            self._keep(line for line in read_metrics(path) if line["update"] <= update)
+            self._keep(line for line in read_metrics(self._path) if line["update"] <= update)
 
     def has(self, kind: str, update: int) -> bool:
         return (kind, update) in self._seen
