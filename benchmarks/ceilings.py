@@ -1,8 +1,8 @@
-"""What the machine can do at a model's own shapes, and the floor of a phase that follows.
+"""The rates that the machine reaches at a model's shapes, and the floor of a phase at these rates.
 
-Matmul rates are measured with the weights cold, as in a model: repeated calls go through copies
-that together do not fit the caches. A floor is the counted work at these rates, nothing else: no
-Python, no norms, no softmax, no padding, every slot filled.
+Matmul rates are measured with cold weights, as in a model: repeated calls cycle through copies that
+together exceed the caches. A floor is the time of the counted work at these rates and nothing else:
+no Python, no norms, no softmax and no padding, with every slot filled.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from cost_model import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
 from device import clocked
 
-COLD_BYTES = 192 * 2**20  # copies of a matrix together, beyond what caches hold
-LONGEST = 0.3  # seconds spent on one rate
+COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold
+LONGEST = 0.3  # seconds for which a call is repeated
 
 
 @dataclass
 class Ceilings:
-    """Measured rates, kept by shape. `longest` bounds the seconds spent on each."""
+    """Measured rates by shape. Each call is repeated for `longest` seconds."""
 
     longest: float = LONGEST
     cold_bytes: int = COLD_BYTES
@@ -33,9 +33,10 @@ class Ceilings:
     _copy: float = 0.0
 
     def matmul(self, form: str, m: int, k: int, n: int) -> float:
-        """FLOP/s of one of a linear layer's three products at M tokens.
+        """Return the FLOP/s of one of a linear layer's three products at M tokens.
 
-        "forward" is [M,K] x [K,N], "inputs" its gradient [M,N] x [N,K], "weights" [N,M] x [M,K].
+        "forward" is [M,K] x [K,N]. The gradients are "inputs", [M,N] x [N,K], and "weights",
+        [N,M] x [M,K].
         """
         key = (form, m, k, n)
         if key not in self.gflops:
@@ -54,16 +55,16 @@ class Ceilings:
         return self.gflops[key]
 
     def _packed(self, x: torch.Tensor, n: int, copies: int) -> list[Callable[[], object]]:
-        """The product with weights that oneDNN has rearranged, where it is there."""
-        here = x.device.type == "cpu" and x.dtype is torch.float32
-        if not here or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        """Return a call with weights that oneDNN has reordered, or [] without oneDNN."""
+        supported = x.device.type == "cpu" and x.dtype is torch.float32
+        if not supported or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return []
         weights = [self._random(n, x.shape[1]) for _ in range(copies)]
         turns = cycle([torch.ops.mkldnn._reorder_linear_weight(w, len(x)) for w in weights])
         return [lambda: torch.ops.mkldnn._linear_pointwise(x, next(turns), None, "none", [], "")]
 
     def copy(self) -> float:
-        """Bytes a second that cross the bus in a copy: read and written."""
+        """Return the bytes per second that a copy reads and writes."""
         if not self._copy:
             source = self._random(max(1, self.cold_bytes // (2 * self.dtype.itemsize)))
             target = torch.empty_like(source)
@@ -72,14 +73,14 @@ class Ceilings:
 
     @property
     def peak(self) -> float:
-        """The best rate that was measured, taken for what has no rate of its own (attention)."""
+        """Return the best measured rate. It stands in for attention, which is not measured."""
         return max(self.gflops.values())
 
     def _random(self, *sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, device=self.device, dtype=self.dtype)
 
     def _seconds(self, call: Callable[[], object]) -> float:
-        """The best of several calls: a ceiling is what the machine can do at all."""
+        """Return the seconds of the fastest call: a ceiling is the best that the machine can do."""
         call()
         best, end, calls = float("inf"), time.perf_counter() + self.longest, 0
         while calls < 3 or time.perf_counter() < end:
@@ -88,7 +89,7 @@ class Ceilings:
         return best
 
     def described(self) -> dict[str, float]:
-        """For the record: GFLOP/s by "form MxKxN", and GB/s."""
+        """Return GFLOP/s by "form MxKxN", and the GB/s of a copy, for the results file."""
         rates = {f"{f} {m}x{k}x{n}": r / 1e9 for (f, m, k, n), r in self.gflops.items()}
         return {**rates, "copy GB/s": self.copy() / 1e9}
 
@@ -96,7 +97,7 @@ class Ceilings:
 def products(
     ceilings: Ceilings, linear: Linear, tokens: float, m: int, forms: Sequence[str]
 ) -> float:
-    """Seconds of a layer's products over `tokens`, made `m` at a time."""
+    """Return the seconds of a layer's products over `tokens` tokens, `m` at a time."""
     m = max(1, m)
     flop = 2.0 * tokens * linear.k * linear.n * linear.count
     return sum(flop / ceilings.matmul(form, m, linear.k, linear.n) for form in forms)
@@ -105,7 +106,7 @@ def products(
 def passes(
     ceilings: Ceilings, shape: Shape, work: Work, m: int, forms: Sequence[str] = ("forward",)
 ) -> float:
-    """Seconds of one pass, or with more forms of forward and backward, `m` tokens at a time."""
+    """Return the seconds of a pass, `m` tokens at a time. A backward pass needs all three forms."""
     seconds = sum(products(ceilings, lin, work.tokens, m, forms) for lin in shape.linears)
     share = work.positions / work.tokens if work.tokens else 0.0
     at_once = max(1, round(m * share))
@@ -116,9 +117,9 @@ def passes(
 def generation_floor(
     ceilings: Ceilings, shape: Shape, groups: Sequence[Group], slots: int, *, shared: bool = True
 ) -> dict[str, float]:
-    """Seconds of prefill and decode of `groups` with `slots` sequences in every step.
+    """Return the seconds of prefill and decode of `groups` with `slots` sequences in every step.
 
-    Reading the cache is part of decode's attention; the slower of its operations and bytes counts.
+    Attention reads the cache in decode. The slower of its operations and its bytes counts.
     """
     filled, steps = prefill(groups, shared=shared), decoded(groups)
     prefilled = passes(ceilings, shape, filled, min(filled.tokens, 2048)) if groups else 0.0
@@ -131,9 +132,9 @@ def generation_floor(
 def update_floor(
     ceilings: Ceilings, shape: Shape, groups: Sequence[Group], m: int
 ) -> dict[str, float]:
-    """Seconds of forward, backward and the optimizer's step over `groups`, `m` tokens at a time.
+    """Return the seconds of forward, backward and optimizer step, `m` tokens at a time.
 
-    The cheaper of shared and repeated prompts counts.
+    The total includes the cheaper of shared and repeated prompts.
     """
     forms = ("forward", "inputs", "weights")
     either = []
@@ -151,7 +152,7 @@ def update_floor(
 
 
 def counted(shape: Shape, groups: Sequence[Group]) -> dict[str, float]:
-    """GFLOP of the phases with and without shared prompts, for the record."""
+    """Return the GFLOP of the phases with and without shared prompts, for the results file."""
     rows: dict[str, float] = {}
     for name, shared in (("shared", True), ("plain", False)):
         work = passed(groups, shared=shared)

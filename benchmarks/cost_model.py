@@ -1,11 +1,12 @@
-"""Operations and bytes of a decoder's phases, counted: docs/cost_model.md says what and why.
+"""Counts of the operations and bytes of a decoder's phases, which docs/cost_model.md explains.
 
-A multiplication and an addition are two operations (FLOP). Bytes are of fp32 numbers that have to
-cross the memory bus: weights, gradients, optimizer state, the KV cache. Norms, activations,
-rotary embeddings and softmax are left out: they are below 1 % of the operations of a real model.
+A multiplication and an addition are two operations (FLOP). Bytes are those of fp32 numbers that
+must cross the memory bus: weights, gradients, optimizer state and the KV cache. Norms, activations,
+rotary embeddings and softmax are left out because they are below 1 % of a real model's operations.
 
-`pairs` is how many (query, key) pairs attention has to look at: causal attention over a sequence
-of L tokens needs L (L + 1) / 2 of them, dense kernels compute L x L.
+`pairs` is the number of (query, key) pairs that attention must look at. Causal attention over a
+sequence of L tokens needs L (L + 1) / 2 of them, while dense kernels compute L x L. `positions` is
+the number of tokens that need logits.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 FLOAT = 4  # bytes
+
+# Per parameter:
 ADAMW_BYTES = 7 * FLOAT  # reads weight, gradient, two moments; writes weight and moments
-ADAMW_FLOP = 14  # a parameter, as the update rule is written
+ADAMW_FLOP = 14  # as the update rule is written
 CLIP_BYTES = 3 * FLOAT  # reads the gradient for its norm, reads and writes it to scale it
 
 
 @dataclass(frozen=True)
 class Linear:
-    """`count` matrices that make N numbers of K: [M, K] x [K, N]."""
+    """`count` matrices that map K numbers to N: [M, K] x [K, N]."""
 
     name: str
     k: int
@@ -32,7 +35,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations and bytes, added up phase by phase."""
+    """Operations and bytes, which can be added up over phases."""
 
     flop: float = 0.0
     bytes: float = 0.0
@@ -46,7 +49,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model's config decides its cost. The feed-forward layers have three matrices."""
+    """The sizes in a model's config that determine its cost. Feed-forward has three matrices."""
 
     hidden: int
     layers: int
@@ -59,7 +62,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """From a Hugging Face config of the Llama family (Llama, Qwen2/3, Gemma, SmolLM)."""
+        """Return the shape of a Llama-like Hugging Face model (Llama, Qwen2/3, Gemma, SmolLM)."""
         text = config.get_text_config()
         heads = text.num_attention_heads
         return cls(
@@ -75,7 +78,7 @@ class Shape:
 
     @property
     def linears(self) -> list[Linear]:
-        """The matrices that every token passes."""
+        """Return the matrices that every token is multiplied with."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return [
             Linear("query", self.hidden, queries, self.layers),
@@ -87,7 +90,7 @@ class Shape:
 
     @property
     def head(self) -> Linear:
-        """The matrix of the logits, which only tokens pass that a log-probability is needed at."""
+        """Return the matrix of the logits, used only for tokens that need logits."""
         return Linear("head", self.hidden, self.vocab, 1)
 
     @property
@@ -96,66 +99,69 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Without biases and norms."""
+        """Return the number of parameters, without biases and norms."""
         return self.linear_parameters + self.hidden * self.vocab * (1 if self.tied else 2)
 
     # ---- one pass ----
 
     def attention_flop(self, pairs: float) -> float:
-        """Scores and their weighted sum, two operations each a pair and head dimension."""
+        """Return the FLOP of scores and weighted sum: two each per pair and head dimension."""
         return 4.0 * self.layers * self.heads * self.head_dim * pairs
 
     def logits_flop(self, positions: float) -> float:
         return 2.0 * self.hidden * self.vocab * positions
 
     def kv_bytes(self, keys: float) -> float:
-        """Of keys and values of `keys` tokens, all layers."""
+        """Return the bytes of the keys and values of `keys` tokens in all layers."""
         return 2.0 * FLOAT * self.layers * self.kv_heads * self.head_dim * keys
 
     def forward(self, tokens: float, pairs: float, positions: float) -> Cost:
-        """One forward pass, the weights read once; `positions` need logits."""
+        """Return the cost of a forward pass that reads the weights once."""
         flop = 2.0 * self.linear_parameters * tokens
         flop += self.attention_flop(pairs) + self.logits_flop(positions)
         return Cost(flop, FLOAT * (self.linear_parameters + self.hidden * self.vocab))
 
     def backward(self, tokens: float, pairs: float, positions: float) -> Cost:
-        """Gradients by inputs and by weights: every product of the forward pass, twice.
+        """Return the cost of the gradients by inputs and by weights: every forward product twice.
 
         The weights are read once and their gradients written once.
         """
         return self.forward(tokens, pairs, positions) * 2
 
     def decode_step(self, slots: float, keys: float) -> Cost:
-        """One token in each of `slots` sequences that hold `keys` tokens together, itself too."""
+        """Return the cost of one token in each of `slots` sequences.
+
+        Together these hold `keys` tokens, including the new ones.
+        """
         cost = self.forward(slots, keys, slots)
         return cost + Cost(0, self.kv_bytes(keys + slots))
 
     def adamw(self) -> Cost:
-        """Clipping the gradient's norm and one step of the optimizer."""
+        """Return the cost of clipping the gradient norm and of one optimizer step."""
         return Cost(ADAMW_FLOP, ADAMW_BYTES + CLIP_BYTES) * self.parameters
 
 
 def causal(length: int) -> int:
-    """(query, key) pairs of a sequence of `length` tokens."""
+    """Return the (query, key) pairs of a sequence of `length` tokens."""
     return length * (length + 1) // 2
 
 
 @dataclass(frozen=True)
 class Group:
-    """The lengths, in tokens, of a prompt and of the responses to it."""
+    """The lengths of a prompt and of its responses in tokens."""
 
     prompt: int
     responses: Sequence[int]
 
     @property
     def useful(self) -> int:
-        """Response tokens: what generation is for and optimization learns from."""
+        """Return the number of response tokens."""
         return sum(self.responses)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a forward pass over groups has to compute."""
+    """The work of a forward pass over groups."""
 
     tokens: int
     pairs: int
@@ -163,10 +169,10 @@ class Work:
 
 
 def passed(groups: Sequence[Group], *, shared: bool) -> Work:
-    """The least that gives every response token's log-probability.
+    """Return the least work that gives the logprob of every response token.
 
-    A response's last token is predicted, not fed. With `shared`, a group's prompt passes once and
-    the logits behind it, from which all first tokens come, are made once.
+    A response's last token is predicted but not fed. With `shared`, a group's prompt and the logits
+    after it, which predict all first tokens, are computed once.
     """
     tokens = pairs = positions = 0
     for group in groups:
@@ -180,13 +186,13 @@ def passed(groups: Sequence[Group], *, shared: bool) -> Work:
 
 
 def prefill(groups: Sequence[Group], *, shared: bool) -> Work:
-    """What prefill has to compute: logits behind the prompt only."""
+    """Return the work of prefill, which needs logits only after the prompt."""
     prompts = [g.prompt for g in groups for _ in range(1 if shared else len(g.responses))]
     return Work(sum(prompts), sum(map(causal, prompts)), len(prompts))
 
 
 def decoded(groups: Sequence[Group]) -> Work:
-    """What all decode steps together have to compute: every response token but the last is fed."""
+    """Return the work of all decode steps, which feed every response token except the last."""
     fed = [(group.prompt, length - 1) for group in groups for length in group.responses]
     tokens = sum(length for _, length in fed)
     return Work(tokens, sum(length * p + causal(length) for p, length in fed), tokens)

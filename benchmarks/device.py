@@ -1,4 +1,4 @@
-"""Clocks and memory of the device that a model is on. A GPU works on after a call has returned."""
+"""Time and memory of work on a device. A GPU is still working when a call returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def clocked(work: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What `work` returns, and the seconds until `device` has done it."""
+    """Return what `work` returns, and the seconds until `device` has finished it."""
     wait_for(device)
     began = time.perf_counter()
     value = work()
@@ -26,13 +26,13 @@ def wait_for(device: torch.device) -> None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """Let `peak_gib` tell of what is allocated from here on."""
+    """Reset the peak that `peak_gib` returns."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_gib(device: torch.device) -> float | None:
-    """The most GPU memory that tensors held since `forget_peak`; None without a GPU."""
+    """Return the peak GPU memory of tensors since `forget_peak`, or None without a GPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device) / 2**30

@@ -1,12 +1,13 @@
-"""What the two generation rows share: our engine against `model.generate`, on the same prompts.
+"""What the generation benchmarks share: our engine against `model.generate` on the same prompts.
 
-Both sample every token from softmax(logits) of the same weights, at temperature 1 and nothing else.
-Where ours computes in bf16, theirs has its weights in bf16 too, as whoever generates would have it.
-Useful tokens are those up to and with the end of a sequence; the seconds are of the whole call,
-from requests to completions with log-probabilities (ours) or to token ids (theirs, without
-log-probabilities). Outside the clock: loading, encoding of prompts, and a warm-up of both.
+Both sides sample every token from softmax(logits) of the same weights: temperature 1, no top-k, no
+penalties. If our side computes in bf16, the weights of the other side are in bf16 too, as is usual
+for generation. Useful tokens are those up to and including the end of a sequence. The clock covers
+the whole call, from requests to completions with logprobs (ours) or to token ids without logprobs
+(`model.generate`). Loading, encoding of prompts and a warm-up of both sides are outside the clock.
 
-The random numbers differ, so the lengths do a little; useful tokens a second settle that.
+The two sides draw different random numbers, so their response lengths differ a little. Useful
+tokens per second correct for that.
 """
 
 from __future__ import annotations
@@ -48,27 +49,30 @@ def generation_config(options: Namespace, longest: int, **groups: Any) -> RunCon
 
 
 def peer_model(policy: Policy) -> Any:
-    """The policy's weights in a model of its own, in the precision that the policy computes in."""
+    """Return a copy of the policy's model in the precision that the policy computes in."""
     model = other_copy(policy)
     if policy.precision == "bf16":
-        for parameter in model.parameters():  # not the rotary frequencies, which are no parameters
+        for parameter in model.parameters():  # rotary frequencies are buffers and stay in fp32
             parameter.data = parameter.data.bfloat16()
     return model
 
 
 @torch.no_grad()
 def plainly_generated(
-    model: Any, policy: Policy, asked: Sequence[Request], longest: int, batch: int
+    model: Any, policy: Policy, workload: Sequence[Request], longest: int, batch: int
 ) -> tuple[list[int], int]:
-    """Lengths of what `model.generate` samples in batches, and the token slots it decoded."""
+    """Return the lengths of the responses that `model.generate` samples, and its token slots.
+
+    Token slots are all positions that it decodes, including padding after a response's end.
+    """
     lengths, slots = [], 0
-    for start in range(0, len(asked), batch):
-        rows = [torch.as_tensor(r.prompt_ids).long() for r in asked[start : start + batch]]
+    for start in range(0, len(workload), batch):
+        rows = [torch.as_tensor(r.prompt_ids).long() for r in workload[start : start + batch]]
         pad = torch.nn.utils.rnn.pad_sequence
         ids = pad(rows, batch_first=True, padding_value=policy.pad_id, padding_side="left")
         ones = [torch.ones_like(row) for row in rows]
         mask = pad(ones, batch_first=True, padding_value=0, padding_side="left")
-        made = model.generate(
+        responses = model.generate(
             input_ids=ids.to(policy.device),
             attention_mask=mask.to(policy.device),
             do_sample=True,
@@ -79,9 +83,9 @@ def plainly_generated(
             pad_token_id=policy.pad_id,
             eos_token_id=policy.stop_ids,
         )[:, ids.shape[1] :].cpu()
-        slots += made.numel()
-        stops = torch.isin(made, torch.tensor(policy.stop_ids))
-        first = torch.where(stops.any(-1), stops.int().argmax(-1) + 1, made.shape[1])
+        slots += responses.numel()
+        stops = torch.isin(responses, torch.tensor(policy.stop_ids))
+        first = torch.where(stops.any(-1), stops.int().argmax(-1) + 1, responses.shape[1])
         lengths += first.tolist()
     return lengths, slots
 
@@ -91,48 +95,48 @@ def compare(
     title: str,
     policy: Policy,
     config: RunConfig,
-    asked: Sequence[Request],
+    workload: Sequence[Request],
     options: Namespace,
     *,
     with_floor: bool = True,
     time_left: Callable[[], bool] = lambda: True,
 ) -> Row:
-    """Both sides and, where it is wanted, the floor, alternating.
+    """Measure both sides in turn, and the floor if `with_floor`, and return the row.
 
-    `asked` holds `options.group_size` requests to a prompt, side by side; the first
-    `options.warm_up` of them are the warm-up.
+    `workload` holds `options.group_size` requests per prompt, side by side. The warm-up takes the
+    first `options.warm_up` of them.
     """
     longest = config.rollouts.max_new_tokens
     model = peer_model(policy)
-    lengths: list[int] = []  # of ours: the same in every repetition, its seeds are
+    lengths: list[int] = []  # of our responses, equal in every repetition because the seeds are
 
     def ours(_: int) -> Measured:
         (completions, largest), seconds = clocked(
-            lambda: sampled(policy, config, asked), policy.device
+            lambda: sampled(policy, config, workload), policy.device
         )
         lengths[:] = [len(c.ids) for c in completions]
         return Measured(seconds, sum(lengths), {"largest_batch": largest})
 
     def theirs(repetition: int) -> Measured:
         torch.manual_seed(repetition)
-        (made, slots), seconds = clocked(
-            lambda: plainly_generated(model, policy, asked, longest, options.peer_batch),
+        (peer_lengths, slots), seconds = clocked(
+            lambda: plainly_generated(model, policy, workload, longest, options.peer_batch),
             policy.device,
         )
-        return Measured(seconds, sum(made), {"occupancy": sum(made) / slots})
+        return Measured(seconds, sum(peer_lengths), {"occupancy": sum(peer_lengths) / slots})
 
     def floor(_: int) -> Measured:
         size = options.group_size
-        prompts = [len(asked[start].prompt_ids) for start in range(0, len(asked), size)]
+        prompts = [len(workload[start].prompt_ids) for start in range(0, len(workload), size)]
         groups = [Group(p, lengths[i * size : (i + 1) * size]) for i, p in enumerate(prompts)]
         ceilings = Ceilings(**({"longest": 0.01, "cold_bytes": 2**20} if options.tiny else {}))
-        slots = min(slots_of(config), len(asked))
+        slots = min(slots_of(config), len(workload))
         seconds = generation_floor(ceilings, shape_of(policy), groups, slots)
         return Measured(seconds["total"], sum(lengths), {**seconds, **ceilings.described()})
 
-    notices: list[str] = []  # of an engine that is not the one that was asked for
+    notices: list[str] = []  # why an engine other than the requested one is used
     make_engine(policy, config.engine, notices.append)
-    warm = asked[: options.warm_up]
+    warm = workload[: options.warm_up]
     sampled(policy, config, warm)
     plainly_generated(model, policy, warm, longest, options.peer_batch)
     sides = {OURS: ours, PEER: theirs}
@@ -140,29 +144,31 @@ def compare(
     if with_floor:
         sides[FLOOR] = floor
         ratios.append(Ratio(OURS, FLOOR, f"{title}, of the floor", kind="floor"))
-    found = alternate(sides, options.repetitions, time_left=time_left)
+    results = alternate(sides, options.repetitions, time_left=time_left)
     details = {
-        "problems": len(asked) // options.group_size,
+        "problems": len(workload) // options.group_size,
         "group_size": options.group_size,
         "max_new_tokens": longest,
         "engine": config.engine.model_dump(mode="json"),
         "engine_notices": notices,
         "peer_batch": options.peer_batch,
-        "prompt_tokens": sum(len(r.prompt_ids) for r in asked) / len(asked),
+        "prompt_tokens": sum(len(r.prompt_ids) for r in workload) / len(workload),
     }
-    return Row(name, title, "useful tokens/s", found, ratios, details, options.tiny)
+    return Row(name, title, "useful tokens/s", results, ratios, details, options.tiny)
 
 
 def arguments(
-    description: str, *, problems: int, peer_batch: int, target: float, given: Sequence[str] | None
+    description: str, *, problems: int, peer_batch: int, target: float, argv: Sequence[str] | None
 ) -> Namespace:
-    made = parser(description)
-    add_engine_options(made)
-    made.add_argument("--problems", type=int, default=problems)
-    made.add_argument("--group-size", type=int, default=8)
-    made.add_argument("--peer-batch", type=int, default=peer_batch, help="of model.generate")
-    made.set_defaults(target=target, warm_up=16)
-    options = made.parse_args(given)
+    cli = parser(description)
+    add_engine_options(cli)
+    cli.add_argument("--problems", type=int, default=problems)
+    cli.add_argument("--group-size", type=int, default=8)
+    cli.add_argument(
+        "--peer-batch", type=int, default=peer_batch, help="batch size of model.generate"
+    )
+    cli.set_defaults(target=target, warm_up=16)
+    options = cli.parse_args(argv)
     if options.tiny:
         options.problems, options.group_size, options.peer_batch = 2, 4, 4
     return options
@@ -170,5 +176,5 @@ def arguments(
 
 def run(name: str, title: str, config: RunConfig, problems: Sequence[Problem], options: Any) -> Any:
     policy = load_policy(config.model)
-    asked = requests(encoder(policy, config), problems, options.group_size)
-    return publish(compare(name, title, policy, config, asked, options), options.output)
+    workload = requests(encoder(policy, config), problems, options.group_size)
+    return publish(compare(name, title, policy, config, workload, options), options.output)

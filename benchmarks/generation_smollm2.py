@@ -1,8 +1,8 @@
-"""Generation of SmolLM2-135M: `python benchmarks/generation_smollm2.py --engine NAME`.
+"""Generation with SmolLM2-135M: `python benchmarks/generation_smollm2.py --engine NAME`.
 
-64 word problems x 8 responses of up to 128 tokens, fp32, through the chat template. See
-generation.py for what is compared and what is outside the clock. Needs `mugrpo convert smollm2`.
---tiny: the embedded model on its own task.
+The work is 64 word problems x 8 responses of up to 128 tokens, in fp32, through the chat template.
+See generation.py for what is compared and what is outside the clock. Needs `mugrpo convert
+smollm2`. --tiny runs the embedded model on its own task.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mugrpo.tasks.chain import Chain
 from workloads import word_problems
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    options = arguments(__doc__, problems=64, peer_batch=128, target=2.0, given=given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    options = arguments(__doc__, problems=64, peer_batch=128, target=2.0, argv=argv)
     if options.tiny:
         config = generation_config(options, 8)
         problems = Chain(ChainOptions()).train_problems()[: options.problems]

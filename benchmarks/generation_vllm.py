@@ -1,10 +1,11 @@
-"""Our engine against vLLM, on the same prompts: `python benchmarks/generation_vllm.py`.
+"""Our engine against vLLM on the same prompts: `python benchmarks/generation_vllm.py`.
 
-SmolLM2-135M, word problems x 8 responses of up to 128 tokens, fp32, through the chat template; then
-the embedded model on its own task. vLLM runs in its environment (`make vllm-env`), started before
-the clock; the seconds of its start and of our refresh are notes of each side. Both sample from
-softmax(logits) and report the logprob of every token. The random numbers differ, so the lengths do
-a little; tokens a second settle that.
+There are two rows, both in fp32 with 8 responses per problem: the embedded model on its own task
+with up to 48 tokens, and SmolLM2-135M on word problems with up to 128 tokens, through the chat
+template. vLLM runs in its own environment (`make vllm-env`) and starts before the clock. Each
+side's notes have the seconds of its refresh, which include vLLM's start. Both sides sample from
+softmax(logits) and report the logprob of every token. They draw different random numbers, so their
+response lengths differ a little. Tokens per second correct for that.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OURS, VLLM = "continuous", "vLLM"
 
 
 def started(config: RunConfig, folder: str) -> tuple[Engine, float]:
-    """An engine that samples from the config's model, and the seconds until it did."""
+    """Return an engine with the weights of the config's model, and the seconds of its refresh."""
     policy = load_policy(config.model)
     (engine,) = make_engines(
         config,
@@ -48,9 +49,9 @@ def started(config: RunConfig, folder: str) -> tuple[Engine, float]:
     return engine, time.perf_counter() - began
 
 
-def tokens_of(engine: Engine, asked: Sequence[Request], longest: int) -> int:
-    parts = engine.generate(asked, temperature=1.0, max_new_tokens=longest)
-    return sum(len(made.ids) for decoded in parts for _, made in decoded.completions)
+def tokens_of(engine: Engine, workload: Sequence[Request], longest: int) -> int:
+    parts = engine.generate(workload, temperature=1.0, max_new_tokens=longest)
+    return sum(len(completion.ids) for decoded in parts for _, completion in decoded.completions)
 
 
 def compared(
@@ -59,7 +60,7 @@ def compared(
     ours = build_config({**raw, "engine": {"slots": options.slots}}, "benchmark")
     vllm = VLLMOptions(python=options.python, max_num_seqs=options.slots, arguments=ARGUMENTS)
     config = build_config({**raw, "engine": vllm.model_dump()}, "benchmark")
-    asked = requests(encoder(load_policy(ours.model), ours), problems, options.group_size)
+    workload = requests(encoder(load_policy(ours.model), ours), problems, options.group_size)
     longest = ours.rollouts.max_new_tokens
     with tempfile.TemporaryDirectory() as folder:
         engines = {OURS: started(ours, folder), VLLM: started(config, folder)}
@@ -67,32 +68,32 @@ def compared(
         def measured(side: str) -> Measured:
             engine, refresh = engines[side]
             began = time.perf_counter()
-            tokens = tokens_of(engine, asked, longest)
+            tokens = tokens_of(engine, workload, longest)
             return Measured(time.perf_counter() - began, tokens, {"refresh": refresh})
 
-        for engine, _ in engines.values():  # a warm-up of both
-            tokens_of(engine, asked[: options.warm_up], longest)
+        for engine, _ in engines.values():  # warm up both sides
+            tokens_of(engine, workload[: options.warm_up], longest)
         sides = {side: lambda _, side=side: measured(side) for side in engines}
-        found = alternate(sides, options.repetitions)
+        results = alternate(sides, options.repetitions)
         for engine, _ in engines.values():
             engine.close()
     details = {"problems": len(problems), "slots": options.slots, "max_new_tokens": longest}
     ratio = Ratio(OURS, VLLM, f"{title}, against vLLM's CPU build")
-    row = Row(name, title, "tokens/s", found, [ratio], details, options.tiny)
+    row = Row(name, title, "tokens/s", results, [ratio], details, options.tiny)
     return publish(row, options.output)
 
 
 ARGUMENTS = {"max_model_len": 512}
 
 
-def main(given: Sequence[str] | None = None) -> list[Any]:
-    made = parser(__doc__)
-    made.add_argument("--python", default=str(ROOT / ".venv-vllm" / "bin" / "python"))
-    made.add_argument("--problems", type=int, default=16)
-    made.add_argument("--group-size", type=int, default=8)
-    made.add_argument("--slots", type=int, default=128)
-    made.add_argument("--warm-up", type=int, default=16, help="requests")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> list[Any]:
+    cli = parser(__doc__)
+    cli.add_argument("--python", default=str(ROOT / ".venv-vllm" / "bin" / "python"))
+    cli.add_argument("--problems", type=int, default=16)
+    cli.add_argument("--group-size", type=int, default=8)
+    cli.add_argument("--slots", type=int, default=128)
+    cli.add_argument("--warm-up", type=int, default=16, help="requests in the warm-up")
+    options = cli.parse_args(argv)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     chat = {"model": {"path": "smollm2"}, "prompt": {"form": "chat"}}
     smollm2 = {**chat, "rollouts": {"max_new_tokens": 128}}

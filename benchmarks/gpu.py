@@ -1,21 +1,22 @@
 """Generation and updates on one big GPU: `benchmarks/gpu.sh`, which takes less than nine minutes.
 
-Random weights in the shapes of SmolLM2-135M and of Qwen2.5-1.5B, random prompts of 256 to 512
-tokens, groups of 8 responses; precision bf16, that is fp32 weights under autocast.
+The models have random weights in the shapes of SmolLM2-135M and Qwen2.5-1.5B. Prompts are random,
+with 256 to 512 tokens, and groups have 8 responses. The precision is bf16: fp32 weights under
+autocast.
 
-    generation  our engine against `model.generate` with bf16 weights: generation.py says what is
-                compared. Random weights next to never end a sequence, so that every response is as
-                long as the next: batches have no gaps that continuous batching could fill, and what
-                is seen is the decoding itself and prompts that go through the model once
-    update      Trainer.step with shared prompts and without, on the same random rollouts with
-                responses of 256 to 512 tokens; one trainer makes both in turn. The peak of memory
-                has weights, gradients and AdamW's state in it. MFU is the counted work of forward
-                and backward pass (docs/cost_model.md), each side's own, over its seconds and over
-                the best bf16 product of large square matrices that was measured just before
+    generation  Our engine against `model.generate` with bf16 weights; generation.py says what is
+                compared. Random weights almost never end a sequence, so all responses are equally
+                long. Batches have no gaps that continuous batching could fill, and the ratio shows
+                only the speed of decoding and the gain from computing each prompt once.
+    update      Trainer.step with and without shared prompts, on the same random rollouts with
+                responses of 256 to 512 tokens. One trainer makes both kinds of update in turn. Peak
+                memory includes weights, gradients and AdamW's state. MFU is the counted work of a
+                side's forward and backward pass (docs/cost_model.md), divided by its seconds and by
+                the best bf16 rate of large square matrices, which is measured just before.
 
-The pieces are in the order of their importance. Where the time is up, a piece makes no further
-repetition, the remaining ones are left out, and the last lines say so; a piece that fails does not
-keep the others from running. --tiny is for any machine: it shows that the pieces run.
+The pieces run in order of importance. When time runs out, a piece starts no further repetition, the
+remaining pieces are skipped, and the last lines name them. If a piece fails, the others still run.
+--tiny shows on any machine that the pieces run.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ SHARED, PLAIN = "shared prompts", "a prompt for each response"
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be made of random weights."""
+    """A model that is created with random weights."""
 
     name: str
-    form: Callable[..., Any]  # its config's class
+    form: Callable[..., Any]  # class of its config
     shape: Shape
 
     @property
     def key(self) -> str:
-        """In names of files."""
+        """Return the name in the form that file names use."""
         return self.name.lower().replace("-", "_").replace(".", "_")
 
     def config(self) -> Any:
@@ -76,11 +77,14 @@ class Model:
             tie_word_embeddings=shape.tied,
             max_position_embeddings=8192,
             bos_token_id=None,
-            eos_token_id=None,  # the tokenizer's
+            eos_token_id=None,  # the tokenizer's is used
         )
 
     def policy(self, options: ModelOptions) -> Policy:
-        """With the embedded model's tokenizer, of which nothing but the end of sequence is used."""
+        """Return a policy with random weights and the embedded model's tokenizer.
+
+        Only the tokenizer's end-of-sequence token is used.
+        """
         torch.manual_seed(0)
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
@@ -122,17 +126,17 @@ TINY_SHAPE = Shape(
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much there is to do, and in which precision."""
+    """The amount of work, and its precision."""
 
     prompts: int  # of generation
     groups: int  # of an update
     group_size: int
-    lengths: tuple[int, int]  # the least and the most tokens of a prompt, and of a response
+    lengths: tuple[int, int]  # fewest and most tokens of a prompt and of a response
     new_tokens: int
-    slots: int  # sequences that both sides of generation decode together
+    slots: int  # sequences that each side of generation decodes together
     prefill_tokens: int
     micro_batch_tokens: int
-    square: int  # rows of the matrices whose product is the ceiling
+    square: int  # rows of the square matrices that are multiplied to measure the ceiling
     precision: str = "bf16"
 
 
@@ -161,7 +165,7 @@ TINY = Sizes(
 
 
 def run_config(sizes: Sizes) -> RunConfig:
-    given = {
+    raw = {
         "preset": "grpo",
         "model": {"precision": sizes.precision},
         "schedule": {"problems_per_update": sizes.groups, "group_size": sizes.group_size},
@@ -172,11 +176,11 @@ def run_config(sizes: Sizes) -> RunConfig:
             "prefill_tokens": sizes.prefill_tokens,
         },
         "optimizer": {
-            "lr": 1e-12,  # the weights stay as they are: every update is the same one
+            "lr": 1e-12,  # the weights do not change, so all updates are the same
             "micro_batch_tokens": sizes.micro_batch_tokens,
         },
     }
-    return build_config(given, "benchmark")
+    return build_config(raw, "benchmark")
 
 
 def random_ids(rng: np.random.Generator, vocab: int, length: int) -> np.ndarray:
@@ -190,17 +194,17 @@ def random_groups(count: int, sizes: Sizes) -> list[Group]:
 
 
 def random_requests(shape: Shape, sizes: Sizes) -> list[Request]:
-    """`group_size` requests to each of `prompts` random prompts."""
+    """Return `group_size` requests for each of `prompts` random prompts."""
     rng = np.random.default_rng(0)
     prompts = [
         random_ids(rng, shape.vocab, group.prompt) for group in random_groups(sizes.prompts, sizes)
     ]
-    asked = [ids for ids in prompts for _ in range(sizes.group_size)]
-    return [Request(ids, seed) for seed, ids in enumerate(asked)]
+    repeated = [ids for ids in prompts for _ in range(sizes.group_size)]
+    return [Request(ids, seed) for seed, ids in enumerate(repeated)]
 
 
 def random_experience(shape: Shape, groups: Sequence[Group]) -> Experience:
-    """Responses as a policy that knows nothing would sample them; the first of a group is right."""
+    """Return uniformly random responses. Only the first response of each group is right."""
     rng = np.random.default_rng(0)
     rollouts, scores = [], []
     for number, group in enumerate(groups):
@@ -224,14 +228,14 @@ def random_experience(shape: Shape, groups: Sequence[Group]) -> Experience:
 
 
 def update_flop(shape: Shape, groups: Sequence[Group], *, shared: bool) -> float:
-    """Counted operations of the forward and the backward pass over `groups`."""
+    """Return the counted operations of the forward and backward pass over `groups`."""
     work = passed(groups, shared=shared)
     counted = (work.tokens, work.pairs, work.positions)
     return (shape.forward(*counted) + shape.backward(*counted)).flop
 
 
 def mfu(flop: float, seconds: float, ceiling: float) -> float:
-    """The share of the operations that `seconds` have room for at `ceiling` operations a second."""
+    """Return `flop` as a share of the operations possible in `seconds` at `ceiling` FLOP/s."""
     return flop / (seconds * ceiling)
 
 
@@ -241,7 +245,7 @@ TimeLeft = Callable[[], bool]
 def generation(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) -> Row:
     config = run_config(sizes)
     policy = model.policy(config.model)
-    given = Namespace(
+    compare_options = Namespace(
         **vars(options),
         group_size=sizes.group_size,
         peer_batch=sizes.slots,
@@ -254,7 +258,7 @@ def generation(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLe
         policy,
         config,
         random_requests(model.shape, sizes),
-        given,
+        compare_options,
         with_floor=False,
         time_left=time_left,
     )
@@ -268,15 +272,14 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
     useful = sum(group.useful for group in groups)
     trainer = Trainer(policy, config)
     if not trainer.share:
-        raise RuntimeError(f"{model.name} cannot share prompts: there is nothing to compare")
+        raise RuntimeError(f"{model.name} cannot share prompts, so there is nothing to compare")
     ceilings = Ceilings(device=policy.device.type, dtype=torch.bfloat16)
     ceiling = ceilings.matmul("forward", sizes.square, sizes.square, sizes.square)
     flop = {shared: update_flop(model.shape, groups, shared=shared) for shared in (True, False)}
 
     def side(shared: bool, _: int) -> Measured:
-        policy.can_share_prompts = (
-            shared  # one trainer: the weights and AdamW's state are there once
-        )
+        # One trainer makes both kinds of update, so its state is in memory only once.
+        policy.can_share_prompts = shared
         forget_peak(policy.device)
         metrics, seconds = clocked(lambda: trainer.step(experience), policy.device)
         notes = {
@@ -289,7 +292,7 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
     sides = {SHARED: partial(side, True), PLAIN: partial(side, False)}
     for warm_up in sides.values():
         warm_up(0)
-    found = alternate(sides, options.repetitions, time_left=time_left)
+    results = alternate(sides, options.repetitions, time_left=time_left)
     title = f"Update on a GPU, {model.name}"
     details = {
         "ceiling_tflops": ceiling / 1e12,
@@ -301,14 +304,14 @@ def update(model: Model, sizes: Sizes, options: Namespace, time_left: TimeLeft) 
     }
     ratios = [Ratio(SHARED, PLAIN, f"{title}, shared prompts against plain")]
     name = f"gpu_update_{model.key}"
-    return Row(name, title, "useful tokens/s", found, ratios, details, options.tiny)
+    return Row(name, title, "useful tokens/s", results, ratios, details, options.tiny)
 
 
 PIECES = ((generation, SMOLLM2), (update, SMOLLM2), (update, QWEN), (generation, QWEN))
 
 
 def summary(documents: Sequence[Mapping[str, Any]]) -> str:
-    """All rows in one table, medians with the least and the most."""
+    """Return all rows in one table: medians, with the least and the greatest."""
     lines = [
         "| | side | seconds | useful tokens/s | times as fast | MFU | peak GiB |",
         "| - | - | - | - | - | - | - |",
@@ -322,20 +325,22 @@ def summary(documents: Sequence[Mapping[str, Any]]) -> str:
     for document in documents:
         if "ceiling_tflops" in document["details"]:
             ceiling = document["details"]["ceiling_tflops"]
-            lines += ["", f"{document['title']}: MFU is of {ceiling:.4g} TFLOP/s, measured"]
+            lines += ["", f"{document['title']}: MFU relative to {ceiling:.4g} TFLOP/s, measured"]
     return "\n".join(lines)
 
 
 def noted(side: Mapping[str, Any], name: str) -> str:
-    """A note of every repetition of a side, or nothing where there is none."""
+    """Return the spread of a note over a side's repetitions, or "" if it has no such note."""
     values = [note[name] for note in side["notes"] if note.get(name) is not None]
     return shown(spread(values)) if values else ""
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__, output="the folder of the JSON files")
-    made.add_argument("--seconds", type=float, default=480, help="nothing is begun after so many")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__, output="folder for the JSON files")
+    cli.add_argument(
+        "--seconds", type=float, default=480, help="start nothing after this many seconds"
+    )
+    options = cli.parse_args(argv)
     if not (options.tiny or torch.cuda.is_available()):
         raise SystemExit("torch sees no GPU; --tiny runs on any machine")
     sizes, pieces = BIG, PIECES
@@ -348,24 +353,24 @@ def main(given: Sequence[str] | None = None) -> Any:
         return time.monotonic() < end
 
     documents: list[dict[str, Any]] = []
-    failed, left_out = [], []
+    failed, skipped = [], []
     for piece, model in pieces:
         name = f"{piece.__name__}, {model.name}"
         if not time_left():
-            left_out.append(name)
+            skipped.append(name)
             continue
         try:
             row = piece(model, sizes, options, time_left)
             output = options.output and options.output / f"{row.name}.json"
             documents.append(publish(row, output))
             print(flush=True)
-        except Exception:  # the other pieces may run
+        except Exception:  # the other pieces still run
             traceback.print_exc()
             failed.append(name)
         gc.collect()
         torch.cuda.empty_cache()
     print(summary(documents))
-    for what, names in (("left out, the time was up", left_out), ("failed", failed)):
+    for what, names in (("skipped, out of time", skipped), ("failed", failed)):
         for name in names:
             print(f"\n{what}: {name}")
     if failed:

@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu.sh [--output FOLDER] [--seconds 480] [--repetitions 3] [--tiny]
 #
-# The project need not be installed, only what it depends on; PYTHON names another interpreter.
+# Only the project's dependencies must be installed. PYTHON names another interpreter.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH="$root/src:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}"

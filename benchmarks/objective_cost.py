@@ -1,27 +1,29 @@
-"""What an objective adds to an update of 64k response tokens: `make objective-cost`.
+"""The time that an objective adds to an update of 64k response tokens: `make objective-cost`.
 
-The claim: an objective without a declared extra forward adds at most 2 % to the time of the plain
-update, which is `reinforce` with every mask, correction and penalty off. Measured where it is
-hardest, on the embedded model (0.53 M parameters): the less the model does for a token, the larger
-the objective's share. Two measurements, with the same rollouts for all:
+The claim: an objective that declares no extra forward pass adds at most 2 % to the time of the
+plain update, which is `reinforce` with every mask, correction and penalty off. The claim is tested
+in the hardest case, on the embedded model (0.53 M parameters): the less the model computes per
+token, the larger the objective's share. There are two measurements, each with the same rollouts for
+all variants:
 
-own part   In plain updates of 64k tokens every variant's part (token loss, reduction, backward
-           down to the logprobs, statistics) is run on each micro-batch behind the model's own work,
-           in a new order each time, and timed. "added" is that time less the plain part's, as a
-           share of the plain update around it. It decides: a machine's noise of several percent
-           of an update is noise of a few percent of a part that is itself under 2 %.
-pairs      Whole updates, a variant's beside a plain one, in turn first and second. They see what
-           the own part leaves out (advantages, collating stored logprobs, the optimizer), but a
-           ratio's spread is larger than what is looked for. Fewer tokens each, for time's sake:
-           nearly all of an update is linear in them.
+own part   Every variant's part (token loss, reduction, backward pass down to the logprobs,
+           statistics) is run and timed on each micro-batch of plain updates of 64k tokens, in
+           random order. "added" is that time minus the plain part's, as a share of the plain
+           update. The claim is judged by this number: noise of several percent is a few percent of
+           a part that is itself under 2 % of an update.
+pairs      Whole updates are timed, each variant's next to a plain one, with the order alternating.
+           They include what the own part leaves out (advantages, collating stored logprobs, the
+           optimizer), but the spread of a ratio is larger than the effect. They have fewer tokens
+           to save time, because nearly all of an update is linear in its tokens.
 
-What is beyond the claim is marked: a pre-pass (a forward without gradient over the update), and
-logprobs that are kept beside the rollouts, made by one forward of each rollout a stage or a period
-of the proximal policy. Ends with status 1 where the claim fails.
+Costs that the claim excludes are marked: a pre-pass (a forward pass without gradient over the
+update), and stored logprobs, which take one forward pass over each rollout per stage or per period
+of the proximal policy. Exits with status 1 if the claim fails.
 
-A sanity check, "bytes": what the own part's tensor operations read and write for a response token.
-At 5 GB/s a kilobyte is 0.2 us, where the model's 6 x 0.53 M operations a token take about 80 us; so
-an objective that takes much more than "bytes" explains is spending it on dispatch, not on numbers.
+"bytes" is a sanity check: the bytes per response token that the own part's tensor operations read
+and write. At 5 GB/s a kilobyte takes 0.2 us, while the model's 6 x 0.53 M operations per token take
+about 80 us. An objective that takes much longer than "bytes" explains spends the time on dispatch
+rather than on arithmetic.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "objective_cost.json"
 
 @dataclass
 class OwnPart:
-    """A variant's part of an update, and the seconds it has taken."""
+    """A variant's part of an update, and the seconds that it has taken."""
 
     loss: UpdateLoss
     keeps: tuple[str, ...]
@@ -87,7 +89,7 @@ class OwnPart:
 
     @torch.no_grad()
     def _extra(self, batch: MicroBatch, logprobs_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A pre-pass over this micro-batch alone: its numbers do not matter here, its form does."""
+        """Return a pre-pass over this micro-batch alone. Only the shapes of the result matter."""
         if self.loss.objective.prepass is None:
             return {}
         names = ("behavior_logprobs", "advantages", "mask")
@@ -95,7 +97,7 @@ class OwnPart:
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that tensor operations read and write; views move none."""
+    """A counter of the bytes that tensor operations read and write. Views move none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,32 +117,37 @@ Seconds = dict[str, list[float]]
 def measured_update(
     plain: Trainer, whole: Experience, parts: dict[str, OwnPart], order: list[str]
 ) -> tuple[float, list[MicroBatch]]:
-    """One plain update in which every part is measured: its seconds without that, its batches."""
+    """Make one plain update and measure every part on its micro-batches.
+
+    Return the update's seconds without the measurement, and the micro-batches.
+    """
     nothing = torch.zeros(len(whole.rollouts))
     everything = Responses(whole.rollouts, nothing, nothing.bool(), whole.stored)
     batches: list[MicroBatch] = []
-    away = 0.0
+    measuring = 0.0
 
     def watch(batch: MicroBatch, logprobs_BT: torch.Tensor, _: Any) -> None:
-        nonlocal away
+        nonlocal measuring
         began = time.perf_counter()
         policy = plain.policy
-        full = collate(everything, batch.places, pad_id=policy.pad_id, device=policy.device)
+        full = collate(
+            everything, batch.places, pad_id=policy.pad_id, device=policy.device, share=False
+        )
         batches.append(replace(batch, stored=full.stored))
         random.shuffle(order)
         for name in order:
             parts[name].add(batches[-1], logprobs_BT)
-        away += time.perf_counter() - began
+        measuring += time.perf_counter() - began
 
     metrics = plain.step(needed(whole, plain.config), watch)
-    return metrics["time/update"] - away, batches
+    return metrics["time/update"] - measuring, batches
 
 
 def own_parts(policy: Policy, whole: Experience, repetitions: int) -> tuple[Seconds, Seconds]:
-    """Variant -> seconds of its own part in each plain update; and what is beside it.
+    """Return the seconds of each variant's own part in each plain update, and related seconds.
 
-    Beside it: "update", the plain updates without what was measured in them; "rescoring", a
-    forward of all rollouts; and the pre-passes of the variants that declare one.
+    The related ones are "update", the plain update without the measurement, "rescoring", a forward
+    pass over all rollouts, and under a variant's name its pre-pass, if it declares one.
     """
     configs = {name: config_of(name) for name in VARIANTS}
     plain = Trainer(policy, configs[PLAIN])
@@ -150,7 +157,7 @@ def own_parts(policy: Policy, whole: Experience, repetitions: int) -> tuple[Seco
     for repetition in range(repetitions + 1):
         parts = {n: OwnPart(UpdateLoss.of(c), stored_of(c)) for n, c in configs.items()}
         seconds, batches = measured_update(plain, whole, parts, list(VARIANTS))
-        if repetition == 0:  # it warms up
+        if repetition == 0:  # the warm-up
             continue
         beside["update"].append(seconds)
         rescore = partial(rollout_logprobs, policy, whole.rollouts, configs[PLAIN])
@@ -171,14 +178,14 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def paired_ratios(policy: Policy, part: Experience, repetitions: int) -> Seconds:
-    """Variant -> seconds of its update over those of the plain one beside it."""
+    """Return variant -> seconds of each of its updates over those of the plain one next to it."""
     trainers = {name: Trainer(policy, config_of(name)) for name in VARIANTS}
     few = Experience(
         part.rollouts[:GROUP],
         part.scores[:GROUP],
         {name: rows[:GROUP] for name, rows in part.stored.items()},
     )
-    for trainer in trainers.values():  # an optimizer's first step makes its state
+    for trainer in trainers.values():  # the first step allocates the optimizer's state
         trainer.step(needed(few, trainer.config))
     ratios: Seconds = {name: [] for name in VARIANTS}
     twin = Trainer(policy, config_of(PLAIN))
@@ -192,7 +199,7 @@ def paired_ratios(policy: Policy, part: Experience, repetitions: int) -> Seconds
 
 
 def bytes_a_token(policy: Policy, few: Experience) -> dict[str, float]:
-    """Variant -> what its own part reads and writes (m2po: with its pre-pass)."""
+    """Return variant -> bytes per token that its own part and its pre-pass read and write."""
     batches: list[tuple[MicroBatch, torch.Tensor]] = []
     plain = Trainer(policy, config_of(PLAIN))
     plain.step(few, lambda batch, logprobs_BT, _: batches.append((batch, logprobs_BT.detach())))
@@ -256,8 +263,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--pair-tokens", type=int, default=8192)
-    parser.add_argument("--repetitions", type=int, default=7, help="of the own parts")
-    parser.add_argument("--pairs", type=int, default=5, help="of each variant")
+    parser.add_argument("--repetitions", type=int, default=7, help="measurements of the own parts")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of updates for each variant")
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     policy = load_policy(ModelOptions(device="cpu"))
@@ -272,7 +279,7 @@ def main() -> None:
     options.json.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
     over = [r["variant"] for r in rows if not r["declares"] and r["added"]["median"] > LIMIT]
     if over:
-        raise SystemExit(f"more than {LIMIT:.0%} of a plain update: {', '.join(over)}")
+        raise SystemExit(f"these add more than {LIMIT:.0%} to a plain update: {', '.join(over)}")
 
 
 if __name__ == "__main__":

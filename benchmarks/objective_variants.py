@@ -1,4 +1,4 @@
-"""What objective_cost.py compares: objectives and their parts, and the rollouts for all of them."""
+"""The objectives and parts that objective_cost.py compares, and the rollouts for all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = 8
 OFF = {group: {"name": "off"} for group in ("veto", "sequence_mask", "correction", "reference")}
 PLAIN = "reinforce"
 SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
-VETO = {"name": "negative_advantage", "kappa": 0.5}  # at 1e-2 nothing here would be a trigger
+VETO = {"name": "negative_advantage", "kappa": 0.5}  # at 1e-2 no token here would trigger the veto
 
 
 def _objective(name: str, **options: Any) -> dict[str, Any]:
@@ -72,38 +72,44 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str) -> RunConfig:
-    """The learning rate leaves the weights where they are, so that all see the same policy."""
+    """Return the config of the variant `name`.
+
+    The learning rate is too small to change the weights, so all variants see the same policy.
+    """
     plain = {"preset": "grpo", "objective": {"name": PLAIN}, **OFF, "optimizer": {"lr": 1e-15}}
     return build_config({**plain, **VARIANTS[name]}, "benchmark")
 
 
 def stored_of(config: RunConfig) -> tuple[str, ...]:
-    """What a run keeps on disk: a proximal policy of period 1 is the policy itself."""
+    """Return the names of the logprobs that a run stores.
+
+    Those of a proximal policy of period 1 are not stored, because it is the policy itself.
+    """
     kept = getattr(config.objective, "proximal_period", 1) > 1
     return tuple(name for name in config.needs if kept or name != "proximal_logprobs")
 
 
 def synthetic(policy: Policy, tokens: int) -> Experience:
-    """Groups of demonstrations with wrong steps, `tokens` response tokens or a few more.
+    """Return groups of demonstrations with wrong steps, with at least `tokens` response tokens.
 
-    Every group's rewards differ, so that every variant computes every response; behavior and
-    stored logprobs are the model's own and noise.
+    Rewards differ within every group, so every variant computes every response. Behavior and
+    stored logprobs are the model's own plus noise.
     """
-    rng, made = random.Random(0), 0
+    rng, count = random.Random(0), 0
     rollouts, scores = [], []
     eos = policy.tokenizer.eos_token_id
     problems = iter(Chain(ChainOptions(train_problems=tokens // 250 + 1)).train_problems())
-    while made < tokens:
+    while count < tokens:
         problem = next(problems)
         prompt_ids = encoded(policy, problem.prompt)
         right = rng.randrange(1, GROUP)
         for sample in range(GROUP):
             text = demonstration(problem.prompt, rng, wrong_steps=0.1)
             ids = np.append(encoded(policy, text), eos).astype(np.int32)
-            done = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
-            rollouts.append(rollout(problem.id, sample, prompt_ids, done))
+            completion = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
+            rollouts.append(rollout(problem.id, sample, prompt_ids, completion))
             scores.append(verdict(float(sample < right)))
-            made += len(ids)
+            count += len(ids)
     own = rollout_logprobs(policy, rollouts, config_of(PLAIN))
     noise = np.random.default_rng(0)
 
@@ -116,4 +122,5 @@ def synthetic(policy: Policy, tokens: int) -> Experience:
 
 
 def needed(experience: Experience, config: RunConfig) -> Experience:
+    """Return `experience` with only the stored logprobs that a run with `config` has."""
     return replace(experience, stored={n: experience.stored[n] for n in stored_of(config)})

@@ -1,10 +1,10 @@
 """Optimization against the machine: `python benchmarks/optimization_floor.py`.
 
-`Trainer.step` of SmolLM2-135M on one-digit addition, 8 problems x 8 responses, and beside it the
-floor of the same update: its counted operations at the matmul rates measured at the model's own
-shapes in the same run, and the bytes of the optimizer's step (docs/cost_model.md). Every group has
-a gradient here. Useful tokens are response tokens; the ratio is the floor's seconds over ours.
-Outside the clock: loading, generation, rewards, a warm-up.
+Compares `Trainer.step` of SmolLM2-135M on one-digit addition, with 8 problems x 8 responses, to the
+floor of the same update. The floor is the time of its counted operations at matmul rates that are
+measured at the model's shapes in the same run, and of the optimizer step's bytes
+(docs/cost_model.md). Every group has a gradient. Useful tokens are response tokens, and the ratio
+is the floor's seconds over ours. Loading, generation, rewards and a warm-up are outside the clock.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from workloads import (
 OURS, FLOOR = "mugrpo", "floor"
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    add_engine_options(made)
-    made.add_argument("--problems", type=int, default=8, help="groups of 8 responses")
-    made.add_argument("--micro-batch-tokens", type=int, help="of our side (default: the config's)")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    add_engine_options(cli)
+    cli.add_argument("--problems", type=int, default=8, help="groups of 8 responses")
+    cli.add_argument(
+        "--micro-batch-tokens", type=int, help="tokens per micro-batch (default: the config's)"
+    )
+    options = cli.parse_args(argv)
     problems, size = (2, 4) if options.tiny else (options.problems, 8)
     optimizer: dict[str, Any] = {"lr": 1e-7}
     if options.micro_batch_tokens:
@@ -61,7 +63,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         return Measured(seconds["total"], useful, {**seconds, **ceilings.described()})
 
     ours(0)
-    found = alternate({OURS: ours, FLOOR: floor}, options.repetitions)
+    results = alternate({OURS: ours, FLOOR: floor}, options.repetitions)
     title = "Optimization, SmolLM2-135M"
     details = {
         "prompt_tokens": [group.prompt for group in update.trained],
@@ -70,7 +72,9 @@ def main(given: Sequence[str] | None = None) -> Any:
         "GFLOP": counted(shape, update.trained),
     }
     ratios = [Ratio(OURS, FLOOR, f"{title}, of the floor", 0.7, "floor")]
-    row = Row("optimization_floor", title, "useful tokens/s", found, ratios, details, options.tiny)
+    row = Row(
+        "optimization_floor", title, "useful tokens/s", results, ratios, details, options.tiny
+    )
     return publish(row, options.output)
 
 

@@ -1,4 +1,4 @@
-"""What a whole training run in a process of its own tells, and how such a process is started."""
+"""The outcome of a whole training run in its own process, and how to start that process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SCRIPT = Path(__file__).with_name("whole_run.py")
 
 @dataclass
 class Outcome:
-    """Seconds are of training: evaluations are left out of all of them but their own."""
+    """The outcome of a run. Its seconds exclude evaluations, except `aside` and `phases`."""
 
     began: float = field(default_factory=time.perf_counter)
     aside: float = 0.0  # seconds spent on evaluations
-    seconds: float = 0.0  # from behind the imports to the end
-    process_seconds: float = 0.0  # of the whole process; its parent knows
+    seconds: float = 0.0  # from the end of the imports to the end of the run
+    process_seconds: float = 0.0  # of the whole process, set by its parent
     evaluations: list[dict[str, float]] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
-    update_seconds: list[float] = field(default_factory=list)  # ours: reading and updating
+    update_seconds: list[float] = field(default_factory=list)  # of our runs: reading and updating
 
     def evaluated(self, update: int, accuracy: float, spent: float) -> None:
-        """Keep an evaluation that has just ended, after `spent` seconds."""
+        """Record an evaluation that has just ended and took `spent` seconds."""
         self.aside += spent
         seconds = time.perf_counter() - self.began - self.aside
         self.evaluations.append({"update": update, "seconds": seconds, "accuracy": accuracy})
@@ -43,7 +43,7 @@ class Outcome:
         return self.evaluations[-1]["accuracy"]
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Training up to the first evaluation that reached `accuracy`; None: none did."""
+        """Return the training seconds until an evaluation reached `accuracy`, or None."""
         reached = (e["seconds"] for e in self.evaluations if e["accuracy"] >= accuracy)
         return next(reached, None)
 
@@ -51,25 +51,28 @@ class Outcome:
 def run_process(
     side: str, config: Path, overrides: Sequence[str], more: Sequence[str] = ()
 ) -> Outcome:
-    """Run "mugrpo" or "trl" under a config in a process of its own."""
+    """Run "mugrpo" or "trl" with a config in its own process and return the outcome.
+
+    Raises SystemExit if the run fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcome.json"
         command = [sys.executable, str(SCRIPT), side, str(out), str(config)]
         command += ["--run-dir", str(Path(folder) / "run"), *more, *overrides]
         began = time.perf_counter()
-        done = subprocess.run(command, stdout=sys.stderr, cwd=ROOT, check=False)
+        ended = subprocess.run(command, stdout=sys.stderr, cwd=ROOT, check=False)
         seconds = time.perf_counter() - began
-        if done.returncode:
-            raise SystemExit(f"the run of {side} ended with status {done.returncode}")
+        if ended.returncode:
+            raise SystemExit(f"the {side} run ended with status {ended.returncode}")
         outcome = Outcome(**json.loads(out.read_text()))
     outcome.process_seconds = seconds - outcome.aside
     return outcome
 
 
 def quiet(updates: int, per_stage: int, problems: int, group_size: int) -> list[str]:
-    """Overrides: so many updates, nothing measured or kept on the way."""
+    """Return overrides for `updates` updates without evaluations or samples."""
     stages, rest = divmod(updates, per_stage)
-    assert not rest, f"{updates} updates are no multiple of {per_stage}"
+    assert not rest, f"{updates} updates are not a multiple of {per_stage}"
     schedule = {
         "stages": stages,
         "batches_per_stage": per_stage,
@@ -84,6 +87,6 @@ def quiet(updates: int, per_stage: int, problems: int, group_size: int) -> list[
 
 
 def engine_overrides(options: argparse.Namespace) -> list[str]:
-    """What `--engine` and `--engine-option` say, as overrides of a config."""
+    """Return `--engine` and `--engine-option` as overrides of a config."""
     named = [f"--engine.name={options.engine}"] if options.engine else []
     return [*named, *(f"--engine.{option}" for option in options.engine_option)]

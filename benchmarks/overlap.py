@@ -1,10 +1,10 @@
-"""What overlap saves: `python benchmarks/overlap.py`, on a machine with two cores.
+"""The time that overlap saves: `python benchmarks/overlap.py`, on a machine with two cores.
 
-Mu-GRPO on the embedded task, 4 stages of 32 batches, the engine in a process of its own. With
-overlap, and one after the other: engine and trainer have one thread each in both, so that the
-figure is what two pools of equal machines gain. The third side is what a single machine would do
-without pools: the engine in the trainer's process, every core for each half in turn. Each side is
-a process of its own; the clock begins behind its imports. No evaluation.
+Mu-GRPO trains on the embedded task in 4 stages of 32 batches. The first side overlaps the engine
+and the trainer, and the second runs them in turn. On both, the engine has its own process, and each
+of the two has one thread, so the ratio is the gain with two equal pools of machines. The third side
+is a single machine without pools: the engine is in the trainer's process, and each uses all cores
+in turn. A side's clock starts after the imports of its process. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ OVERLAPPED, SEQUENTIAL, TOGETHER = "overlap", "one after the other", "in one pro
 POOLS = ["--engine.processes=1", "--engine.threads=1"]
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    made.add_argument("--stages", type=int, default=4)
-    made.add_argument("--batches", type=int, default=32, help="in a stage")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    cli.add_argument("--stages", type=int, default=4)
+    cli.add_argument("--batches", type=int, default=32, help="batches per stage")
+    options = cli.parse_args(argv)
     if options.tiny:
         options.stages, options.batches, options.repetitions = 1, 2, 1
     problems, size = (2, 2) if options.tiny else (16, 8)
@@ -45,14 +45,14 @@ def main(given: Sequence[str] | None = None) -> Any:
         SEQUENTIAL: lambda _: side(POOLS, "1"),
         TOGETHER: lambda _: side([], None),
     }
-    found = alternate(sides, options.repetitions)
+    results = alternate(sides, options.repetitions)
     title = "Overlap, embedded task, a thread each"
     ratios = [
         Ratio(OVERLAPPED, SEQUENTIAL, f"{title}, against the same in turn"),
         Ratio(OVERLAPPED, TOGETHER, f"{title}, against both cores in turn"),
     ]
     details = {"updates": updates, "overrides": overrides}
-    row = Row("overlap", title, "updates/s", found, ratios, details, options.tiny)
+    row = Row("overlap", title, "updates/s", results, ratios, details, options.tiny)
     return publish(row, options.output)
 
 

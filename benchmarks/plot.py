@@ -1,8 +1,8 @@
-"""All ratios as one picture: `python benchmarks/plot.py` draws docs/benchmarks.svg.
+"""All ratios in one chart: `python benchmarks/plot.py` draws docs/benchmarks.svg.
 
-Reads every benchmarks/results/*.json but those of tiny runs. A bar is the median of a row's ratios,
-its whisker the least and the most, a dark tick the target. Left of 1 a peer is faster; shares of
-the floor end at 1.
+Reads every benchmarks/results/*.json except those of tiny runs. A bar shows the median of a ratio,
+its whisker the least and the greatest value, and a dark tick the target. If a bar ends left of 1,
+the peer is faster. A share of the floor cannot exceed 1.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HUES = {"peer": color("run-0"), "floor": color("axis")}
 
 
 def ratios(folder: Path) -> list[dict[str, Any]]:
-    """The ratios of all rows, those against peers first, the largest first."""
+    """Return the ratios of all rows: first to peers, then to the floor, each largest first."""
     documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    found = [ratio for d in documents if not d.get("tiny") for ratio in d.get("ratios", ())]
-    return sorted(found, key=lambda r: (r["kind"] == "floor", -r["median"]))
+    entries = [ratio for d in documents if not d.get("tiny") for ratio in d.get("ratios", ())]
+    return sorted(entries, key=lambda r: (r["kind"] == "floor", -r["median"]))
 
 
-def drawn(found: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
-    """Return the picture; its height follows the number of ratios."""
+def drawn(entries: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
+    """Return a chart of the ratios, whose height grows with their number."""
     rows = [
         {
             **{key: ratio[key] for key in ("label", "median", "min", "max", "target")},
@@ -40,7 +40,7 @@ def drawn(found: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
             "end": max(ratio["max"], ratio["target"] or 0.0),
             "note": note(ratio),
         }
-        for ratio in found
+        for ratio in entries
     ]
     most = max([1.0, *(row["end"] for row in rows)])
     step = max(1, math.ceil(most / 8))
@@ -65,7 +65,7 @@ def drawn(found: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
     chart = alt.layer(
         base.mark_bar(size=ROW - 12).encode(x("median"), color=alt.Color("hue:N", scale=None)),
         base.mark_rule(color=color("ink")).encode(x("min"), x2="max:Q"),
-        target.encode(x("target"), color=alt.value(color("ink"))),
+        target.encode(x("target"), color=alt.ColorValue(color("ink"))),
         text.encode(x("end"), text="note:N"),
         one.encode(x("one")),
     )
@@ -74,20 +74,20 @@ def drawn(found: Sequence[dict[str, Any]]) -> alt.LayerChart | alt.FacetChart:
 
 
 def note(ratio: dict[str, Any]) -> str:
-    """Return the figures of one row."""
+    """Return the text beside a bar."""
     words = f"{ratio['median']:.2f} ({ratio['min']:.2f}–{ratio['max']:.2f})"  # noqa: RUF001 - a range
     return words if ratio["target"] is None else f"{words}, target {ratio['target']:g}"
 
 
-def main(given: Sequence[str] | None = None) -> Path:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--results", type=Path, default=RESULTS)
-    made.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.svg")
-    options = made.parse_args(given)
-    found = ratios(options.results)
-    if not found:
+def main(argv: Sequence[str] | None = None) -> Path:
+    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cli.add_argument("--results", type=Path, default=RESULTS)
+    cli.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.svg")
+    options = cli.parse_args(argv)
+    entries = ratios(options.results)
+    if not entries:
         raise SystemExit(f"no results in {options.results}; run a benchmark first")
-    options.output.write_text(svg_file(drawn(found)))
+    options.output.write_text(svg_file(drawn(entries)))
     return Path(options.output)
 
 

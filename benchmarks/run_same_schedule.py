@@ -1,10 +1,11 @@
-"""A whole run of the same schedule, against TRL: `python benchmarks/run_same_schedule.py`.
+"""A whole run with the same schedule, against TRL: `python benchmarks/run_same_schedule.py`.
 
-GRPO with mu = 4 on the embedded task: `mugrpo train` under preset grpo, and TRL's GRPOTrainer with
-the same model, problems in the same order, verifier, batch of 16 problems x 8 responses, lengths,
-objective and learning rate; four updates share one generation. No evaluation, no logging. TRL takes
-as many responses at a time as is fastest for it, found before the measurement. Each side is a
-process of its own; the clock begins behind its imports, and the whole process is reported too.
+Both sides run GRPO with mu = 4 on the embedded task: `mugrpo train` with preset grpo, and TRL's
+GRPOTrainer with the same model, problems in the same order, verifier, batch of 16 problems x 8
+responses, lengths, objective and learning rate. Four updates share one generation. There is no
+evaluation and no logging. TRL's micro-batch size is the fastest of three, which are tried before
+the measurement. Each side is a process whose clock starts after its imports. The time of the whole
+process is reported too.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ OURS, PEER = "mugrpo", "TRL"
 
 
 def fastest_batch(config: Path, overrides: Sequence[str], whole: int) -> int:
-    """The responses at a time with which TRL's four updates are fastest: all, half, a quarter."""
+    """Return the responses per micro-batch (all, half, a quarter) with which TRL is fastest."""
     seconds = {}
     for batch in (whole, whole // 2, whole // 4):
         outcome = run_process("trl", config, overrides, ["--trl-batch", str(batch)])
         seconds[batch] = outcome.seconds
-        print(f"TRL with {batch} responses at a time: {outcome.seconds:.2f} s", flush=True)
+        print(f"TRL with {batch} responses per micro-batch: {outcome.seconds:.2f} s", flush=True)
     return min(seconds, key=lambda batch: seconds[batch])
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    add_engine_options(made)
-    made.add_argument("--updates", type=int, default=32)
-    made.add_argument("--trl-batch", type=int, help="responses at a time (default: the fastest)")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    add_engine_options(cli)
+    cli.add_argument("--updates", type=int, default=32)
+    cli.add_argument(
+        "--trl-batch", type=int, help="TRL's responses per micro-batch (default: the fastest)"
+    )
+    options = cli.parse_args(argv)
     if options.tiny:
         options.updates, options.repetitions = 4, 1
     problems, size = (2, 2) if options.tiny else (16, 8)
@@ -53,10 +56,10 @@ def main(given: Sequence[str] | None = None) -> Any:
         return Measured(outcome.seconds, options.updates, notes)
 
     sides = {OURS: lambda _: side("mugrpo"), PEER: lambda _: side("trl", more)}
-    found = alternate(sides, options.repetitions)
+    results = alternate(sides, options.repetitions)
     for name in (OURS, PEER):
-        whole = [Measured(m.notes["process_seconds"], m.work) for m in found[name]]
-        found[f"{name}, with imports"] = whole
+        whole = [Measured(m.notes["process_seconds"], m.work) for m in results[name]]
+        results[f"{name}, with imports"] = whole
     title = "Whole run, GRPO with mu = 4, embedded task"
     with_imports = [f"{name}, with imports" for name in (OURS, PEER)]
     ratios = [
@@ -64,7 +67,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         Ratio(*with_imports, f"{title}, with imports, against TRL"),
     ]
     details = {"updates": options.updates, "overrides": overrides, "trl_batch": options.trl_batch}
-    row = Row("run_same_schedule", title, "updates/s", found, ratios, details, options.tiny)
+    row = Row("run_same_schedule", title, "updates/s", results, ratios, details, options.tiny)
     return publish(row, options.output)
 
 

@@ -1,11 +1,12 @@
 """A whole run to the same accuracy, against TRL: `python benchmarks/run_to_accuracy.py`.
 
-The embedded task. Ours is Mu-GRPO, configs/demo.toml; TRL's is GRPO with mu = 4 under
-configs/demo_grpo.toml, with as many updates, the same batch, learning rate and held-out problems.
-The accuracy to reach is the one that TRL's run ends with; TRL's time is that of its first
-evaluation that is as high. Times to 0.8 and 0.9 are reported where both sides reach them. Each
-repetition has another seed. Evaluations, the same on both sides, and imports are outside the clock.
-A ratio of 0 says that ours did not get there.
+Both sides train on the embedded task. Our side is Mu-GRPO with configs/demo.toml. TRL's side is
+GRPO with mu = 4 and configs/demo_grpo.toml. Number of updates, batch, learning rate and held-out
+problems are equal. The accuracy to reach is the one at the end of TRL's run, and TRL's time is that
+of its first evaluation that reaches it. The speeds to accuracies 0.8 and 0.9 are compared too, if
+all runs reach them. Each repetition has another seed. Evaluations, which are the same on both
+sides, and imports are outside the clock. A ratio of 0 means that our run did not reach the
+accuracy.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ TITLE = "Whole run to the same accuracy, Mu-GRPO"
 
 
 def to_level(outcomes: Sequence[Outcome], levels: Sequence[float]) -> list[Measured]:
-    """Seconds to the repetition's level; with no work done where it was not reached."""
-    found = []
+    """Return each repetition's seconds to its level. The work is 0 if the level is not reached."""
+    measured = []
     for outcome, level in zip(outcomes, levels, strict=True):
         seconds = outcome.seconds_to(level)
-        got_there = seconds is not None
+        reached = seconds is not None
         notes = {"accuracy": level, "curve": outcome.evaluations, "phases": outcome.phases}
-        found.append(Measured(seconds or outcome.seconds, float(got_there), notes))
-    return found
+        measured.append(Measured(seconds or outcome.seconds, float(reached), notes))
+    return measured
 
 
 def row(outcomes: dict[str, list[Outcome]], details: dict[str, Any], tiny: bool) -> Row:
-    """The times to TRL's last accuracy, and to the fixed ones that every run reached."""
+    """Return the row of the times to TRL's last accuracy, and to the levels that all runs reach."""
     ends = [outcome.last_accuracy for outcome in outcomes[PEER]]
-    found = {name: to_level(outcomes[name], ends) for name in (OURS, PEER)}
+    results = {name: to_level(outcomes[name], ends) for name in (OURS, PEER)}
     ratios = [Ratio(OURS, PEER, f"{TITLE}, against TRL's GRPO", 3.0)]
     reached: dict[str, list[Any]] = {}
     for level in LEVELS:
@@ -46,19 +47,19 @@ def row(outcomes: dict[str, list[Outcome]], details: dict[str, Any], tiny: bool)
             reached[f"{name} to {level}"] = [m.seconds if m.work else None for m in values]
         if all(m.work for values in timed.values() for m in values):
             names = [f"{name} to {level}" for name in (OURS, PEER)]
-            found |= dict(zip(names, timed.values(), strict=True))
+            results |= dict(zip(names, timed.values(), strict=True))
             ratios.append(Ratio(*names, f"Whole run to {level}, Mu-GRPO, against TRL's GRPO"))
     details = {**details, "seconds_to": reached, "accuracy_to_reach": ends}
-    return Row("run_to_accuracy", TITLE, "runs/s", found, ratios, details, tiny)
+    return Row("run_to_accuracy", TITLE, "runs/s", results, ratios, details, tiny)
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    add_engine_options(made)
-    made.add_argument("--every", type=int, default=16, help="updates between evaluations")
-    made.add_argument("--updates", type=int, default=256, help="of each run, a multiple of 4")
-    made.add_argument("--trl-batch", type=int, help="TRL's responses at a time (default: all)")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    add_engine_options(cli)
+    cli.add_argument("--every", type=int, default=16, help="updates between evaluations")
+    cli.add_argument("--updates", type=int, default=256, help="updates per run, a multiple of 4")
+    cli.add_argument("--trl-batch", type=int, help="TRL's responses per micro-batch (default: all)")
+    options = cli.parse_args(argv)
     more = [f"--evaluation.every={options.every}", "--samples.every=0", "--checkpoint.every=0"]
     if options.tiny:
         options.updates, options.repetitions = 4, 1
@@ -66,7 +67,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         more += ["--task.eval_problems=8", "--rollouts.max_new_tokens=42"]
         more += ["--schedule.problems_per_update=2", "--schedule.group_size=2"]
     more += engine_overrides(options)
-    per_stage = max(4, options.updates // 16)  # as the demo has it
+    per_stage = max(4, options.updates // 16)  # as in the demo
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
     def side(name: str, config: str, stage: int, repetition: int) -> Measured:

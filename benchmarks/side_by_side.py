@@ -1,8 +1,9 @@
-"""Two things measured side by side: alternating in one run, medians with spread, JSON and a table.
+"""Measure sides in turn within one run, and write their ratios as JSON and a table.
 
-A machine's speed drifts and its cores are shared, so a figure of one run says nothing about one of
-another; the ratio of two sides that took turns does. Every repetition calls each side once, in
-turning order, and gives one ratio; the median of the ratios counts, with the least and the most.
+A machine's speed drifts and its cores are shared, so times of different runs cannot be compared.
+The ratio of two sides that took turns can. Every repetition calls each side once, in an order that
+reverses each time, and gives one ratio. The result is the median of the ratios, with the least and
+the greatest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate")
 
 @dataclass(frozen=True)
 class Measured:
-    """One call of a side: `work` units done in `seconds`; `notes` are kept beside them."""
+    """One call of a side: `work` units done in `seconds`, and `notes` to store with them."""
 
     seconds: float
     work: float = 1.0
@@ -44,13 +45,13 @@ Side = Callable[[int], Measured]  # called with the repetition's number, from 0
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster `side` is than `peer`, and how many the target asks for."""
+    """The speed of `side` relative to `peer`, and its target."""
 
     side: str
     peer: str
     label: str
     target: float | None = None
-    kind: str = "peer"  # or "floor": a share of what the machine allows
+    kind: str = "peer"  # or "floor", if the ratio is a share of what the machine allows
 
 
 def alternate(
@@ -59,21 +60,21 @@ def alternate(
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     time_left: Callable[[], bool] = lambda: True,
 ) -> dict[str, list[Measured]]:
-    """Each side called once a repetition, the order turned round from one to the next.
+    """Call each side once per repetition, in an order that reverses each time.
 
-    No repetition but the first begins without `time_left`.
+    Only the first repetition starts without `time_left`. Return each side's measurements.
     """
-    found: dict[str, list[Measured]] = {name: [] for name in sides}
+    results: dict[str, list[Measured]] = {name: [] for name in sides}
     for repetition in range(repetitions):
         if repetition and not time_left():
             break
         order = list(sides.items())
         for name, side in order if repetition % 2 == 0 else reversed(order):
-            gc.collect()  # not in the middle of somebody's turn
+            gc.collect()  # now, rather than during a turn
             measured = side(repetition)
-            found[name].append(measured)
+            results[name].append(measured)
             say(f"{repetition + 1}/{repetitions}  {name}: {measured.seconds:.2f} s")
-    return found
+    return results
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -85,36 +86,36 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def compared(found: Mapping[str, Sequence[Measured]], ratio: Ratio) -> dict[str, Any]:
-    """The ratio of each repetition, and their spread."""
-    pairs = zip(found[ratio.side], found[ratio.peer], strict=True)
+def compared(results: Mapping[str, Sequence[Measured]], ratio: Ratio) -> dict[str, Any]:
+    """Return the ratio of each repetition, and the spread of all."""
+    pairs = zip(results[ratio.side], results[ratio.peer], strict=True)
     values = spread([side.rate / peer.rate for side, peer in pairs])
     names = {"side": ratio.side, "peer": ratio.peer, "label": ratio.label, "kind": ratio.kind}
     return {**names, "target": ratio.target, **values}
 
 
 def machine() -> dict[str, Any]:
-    """Where it was measured."""
+    """Return a description of the machine and the versions of the main packages."""
     import torch
 
-    found = {"python": platform.python_version(), "date": date.today().isoformat()}
+    versions = {"python": platform.python_version(), "date": date.today().isoformat()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
+            versions[package] = "absent"
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
         **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
-        **found,
+        **versions,
     }
 
 
 def processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """Return the processor's name if /proc/cpuinfo has it, otherwise its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -125,7 +126,7 @@ def processor() -> str:
 
 @dataclass
 class Row:
-    """A benchmark's outcome, as it is kept in benchmarks/results/NAME.json."""
+    """A benchmark's outcome, as stored in benchmarks/results/NAME.json."""
 
     name: str
     title: str
@@ -159,12 +160,12 @@ class Row:
 
 
 def relative(argument: str) -> str:
-    """A path below the repository without what is above it."""
+    """Return a path inside the repository relative to its root."""
     return argument.replace(f"{ROOT}{os.sep}", "")
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """What a person reads, in Markdown."""
+    """Return the results as Markdown."""
     lines = [
         f"{document['title']}",
         "",
@@ -185,20 +186,20 @@ def shown(values: Mapping[str, Any]) -> str:
 
 
 def parser(
-    description: str, repetitions: int = 3, output: str = "the JSON file"
+    description: str, repetitions: int = 3, output: str = "JSON file to write"
 ) -> argparse.ArgumentParser:
-    """What every row's command takes."""
-    made = argparse.ArgumentParser(
+    """Return a parser of the options that all benchmarks have."""
+    cli = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--repetitions", type=int, default=repetitions, help="turns of each side")
-    made.add_argument("--tiny", action="store_true", help="seconds: shows that it runs, no more")
-    made.add_argument("--output", type=Path, help=f"{output} (default: benchmarks/results)")
-    return made
+    cli.add_argument("--repetitions", type=int, default=repetitions, help="calls of each side")
+    cli.add_argument("--tiny", action="store_true", help="only show in seconds that it runs")
+    cli.add_argument("--output", type=Path, help=f"{output} (default: benchmarks/results)")
+    return cli
 
 
 def publish(row: Row, output: Path | None) -> dict[str, Any]:
-    """Print the table and write the JSON; a tiny run is written only where it is told to."""
+    """Print the table and write the JSON. A tiny run is written only if `output` is given."""
     document = row.document()
     print(table(document))
     if output is None and not row.tiny:

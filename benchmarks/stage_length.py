@@ -1,10 +1,10 @@
 """Time per update in a long stage and in short ones: `python benchmarks/stage_length.py`.
 
-Mu-GRPO on the embedded model, 4 problems x 4 responses an update: one stage of 1024 updates, and
-stages of 4 updates. The learning rate is next to nothing, so that the responses of every stage are
-of one kind. An update's time is that of reading its rollouts and of the update itself; the first
-updates of a process are left out, and so are generation and loading. The last hundred updates of
-the long stage are compared with its first hundred in the notes.
+Mu-GRPO trains the embedded model with 4 problems x 4 responses per update, in one stage of 1024
+updates and in stages of 4 updates. The learning rate is almost 0, so the responses of all stages
+are alike. An update's time includes reading its rollouts. The first updates of a process,
+generation and loading are left out. The notes have the median of the first and the last hundred
+updates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARM_UP = 8  # updates
 
 
 def per_update(seconds: Sequence[float]) -> Measured:
-    """Updates made and their seconds, without the first ones."""
+    """Return the number of updates and their seconds, without the first `WARM_UP`."""
     kept = seconds[WARM_UP:] or seconds
     part = max(1, min(100, len(kept) // 2))
     notes = {
@@ -33,12 +33,12 @@ def per_update(seconds: Sequence[float]) -> Measured:
     return Measured(sum(kept), len(kept), notes)
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    add_engine_options(made)
-    made.add_argument("--long", type=int, default=1024, help="updates of the long stage")
-    made.add_argument("--short-updates", type=int, default=128, help="in stages of 4, together")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    add_engine_options(cli)
+    cli.add_argument("--long", type=int, default=1024, help="updates of the long stage")
+    cli.add_argument("--short-updates", type=int, default=128, help="total updates in stages of 4")
+    options = cli.parse_args(argv)
     problems, size = 4, 4
     if options.tiny:
         options.long, options.short_updates, options.repetitions = 16, 8, 1
@@ -54,11 +54,11 @@ def main(given: Sequence[str] | None = None) -> Any:
         LONG: lambda _: side(options.long, options.long),
         SHORT: lambda _: side(options.short_updates, 4),
     }
-    found = alternate(sides, options.repetitions)
+    results = alternate(sides, options.repetitions)
     title = f"Updates/s in a stage of {options.long}"
     ratios = [Ratio(LONG, SHORT, f"{title}, against stages of 4", 0.9)]
     details = {"long": options.long, "short_updates": options.short_updates}
-    row = Row("stage_length", title, "updates/s", found, ratios, details, options.tiny)
+    row = Row("stage_length", title, "updates/s", results, ratios, details, options.tiny)
     return publish(row, options.output)
 
 

@@ -1,8 +1,8 @@
-"""Peak memory of a run whose stage has 4 updates, and of one whose stage has 1024: `make memory`.
+"""Peak memory of a run with a stage of 4 updates and of one with a stage of 1024: `make memory`.
 
-Each run is a process of its own on the embedded task; the peak is what the operating system
-accounts to it (maximum resident set). Prints both and their ratio: rollouts are streamed, so
-memory must not grow with the stage.
+Each run is its own process on the embedded task. The peak is the maximum resident set size that the
+operating system reports. Prints both peaks and their ratio. Rollouts are streamed, so memory must
+not grow with the stage.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 CONFIG = """
 [engine]
+name = "hf"
 batch_size = 256
 [rollouts]
 shard_rollouts = 512
@@ -31,7 +32,7 @@ lr = 1e-5
 
 
 def peak_mib(updates: int, folder: Path) -> float:
-    """Peak resident memory in MiB of one run with one stage of `updates` updates."""
+    """Return the peak resident memory in MiB of a run with one stage of `updates` updates."""
     config = folder / f"updates-{updates}.toml"
     config.write_text(CONFIG.format(updates=updates))
     run_dir = folder / f"run-{updates}"

@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer set up as favorably as the comparison allows.
+"""TRL's GRPOTrainer, set up as favorably as the comparison allows.
 
-fp32 on the CPU, no gradient checkpointing, no reference model, no logging, no checkpoints, no
-progress bar. Its own generation (`model.generate`), loss, backward pass, AdamW and padding.
+It runs in fp32 on the CPU, without gradient checkpointing, reference model, logging, checkpoints
+and progress bar. Generation (`model.generate`), loss, backward pass, AdamW and padding are its own.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Reward = Callable[..., list[float]]
 
 
 def grpo_config(config: RunConfig, *, batch: int, updates: int, folder: str, **more: Any) -> Any:
-    """TRL's arguments for the same update as `config` has: batch, group, objective, optimizer.
+    """Return TRL's arguments for the updates of `config`: batch, group, objective and optimizer.
 
-    An update is made of `batch` responses at a time, accumulated.
+    An update accumulates the gradients of micro-batches of `batch` responses.
     """
     schedule, optimizer = config.schedule, config.optimizer
     accumulation, rest = divmod(schedule.rollouts_per_update, batch)
-    assert not rest, f"{schedule.rollouts_per_update} responses are no multiple of {batch}"
+    assert not rest, f"{schedule.rollouts_per_update} responses are not a multiple of {batch}"
     low, high = config.objective.ratio_clip  # type: ignore[union-attr]
-    given = {
+    arguments = {
         "output_dir": folder,
         "use_cpu": True,
         "bf16": False,
@@ -71,7 +71,7 @@ def grpo_config(config: RunConfig, *, batch: int, updates: int, folder: str, **m
         "max_grad_norm": optimizer.max_grad_norm,
         "max_steps": updates,
         "seed": config.seed,
-        "shuffle_dataset": False,  # the problems come in our schedule's order
+        "shuffle_dataset": False,  # the problems are already in our schedule's order
         "report_to": "none",
         "logging_strategy": "no",
         "save_strategy": "no",
@@ -79,8 +79,8 @@ def grpo_config(config: RunConfig, *, batch: int, updates: int, folder: str, **m
         "dataloader_pin_memory": False,
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of its own defaults
-        return GRPOConfig(**{**given, **more})
+        warnings.simplefilter("ignore", FutureWarning)  # about TRL's own defaults
+        return GRPOConfig(**{**arguments, **more})
 
 
 def plain_rows(problems: Sequence[Problem]) -> Any:
@@ -88,7 +88,7 @@ def plain_rows(problems: Sequence[Problem]) -> Any:
 
 
 def reward_of(task: Task, problems: Sequence[Problem], stop_ids: Sequence[int]) -> Reward:
-    """The task's verifier as TRL calls one; a truncated response gets 0, as with us."""
+    """Return the task's verifier as a reward function. Truncated responses get 0, like ours."""
     known = {problem.id: problem for problem in problems}
     stops = set(stop_ids)
 
@@ -110,7 +110,7 @@ def reward_of(task: Task, problems: Sequence[Problem], stop_ids: Sequence[int]) 
 
 
 class Clock(TrainerCallback):
-    """Seconds of each update, from its first micro-batch to behind the optimizer's step."""
+    """A clock of updates, each from its first micro-batch to the end of the optimizer step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -124,7 +124,7 @@ class Clock(TrainerCallback):
 
 
 class StoredUpdate(GRPOTrainer):
-    """TRL's training loop over rollouts that are there already: `stored` micro-batches."""
+    """TRL's training loop on existing rollouts, the micro-batches in `stored`."""
 
     stored: Sequence[dict[str, Any]] = ()
 
@@ -133,7 +133,7 @@ class StoredUpdate(GRPOTrainer):
 
 
 class UpdatePeer:
-    """One update at a time through TRL's own loop, on the rollouts of `update`."""
+    """TRL's own loop, which makes one update at a time on the rollouts passed to `train_on`."""
 
     def __init__(self, model: Any, policy: Policy, config: RunConfig, batch: int) -> None:
         self.clock = Clock()
@@ -157,7 +157,7 @@ class UpdatePeer:
         self.trainer.stored = trl_batches(update, config, pad_id, self.batch)
 
     def step(self, *, keep_gradients: bool = False) -> float:
-        """Seconds of one update; its gradient, clipped, is kept in `gradients` where asked."""
+        """Make an update and return its seconds. `keep_gradients` stores its clipped gradients."""
         handle = None
         if keep_gradients:
             handle = self._kept()
@@ -182,7 +182,7 @@ class UpdatePeer:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """TRL's loop prints its summary; the benchmark prints its own."""
+    """Silence the summary and warnings that TRL's loop prints within the block."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -191,10 +191,11 @@ def quiet() -> Any:
 def trl_batches(
     update: Update, config: RunConfig, pad_id: int, batch: int
 ) -> list[dict[str, torch.Tensor]]:
-    """The update's rollouts as TRL's `_generate_and_score_completions` leaves them.
+    """Return the update's rollouts in the form of TRL's `_generate_and_score_completions`.
 
-    Prompts padded on the left and responses on the right to the longest of the update, advantages
-    by group. TRL keeps no old log-probabilities where one update follows one generation.
+    Prompts are padded on the left and responses on the right, to the longest of the update.
+    Advantages are computed by group. There are no old logprobs, because TRL keeps none if each
+    generation is used for one update.
     """
     rollouts, scores = update.experience.rollouts, update.experience.scores
     size = config.schedule.group_size

@@ -1,8 +1,9 @@
-"""TRL's GRPO as a whole run under one of our configs: the peer of `mugrpo train`.
+"""TRL's GRPO as a whole run with one of our configs: the peer of `mugrpo train`.
 
-Model, problems in our order, verifier, batch, group size, lengths, objective, optimizer and
-learning rate are the config's; generation, padding, old log-probabilities and the shuffle of a
-generation's responses over its updates are TRL's own. No logging, no checkpoints.
+Model, problems and their order, verifier, batch, group size, lengths, objective, optimizer and
+learning rate come from the config. Generation, padding, old logprobs and the shuffling of a
+generation's responses over its updates are TRL's own. There is no logging, and there are no
+checkpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from workloads import encoder, judged
 
 
 class TimedGRPO(GRPOTrainer):
-    """Says where its time went."""
+    """A GRPOTrainer that measures where its time goes."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.spent: dict[str, float] = defaultdict(float)
@@ -54,7 +55,10 @@ class TimedGRPO(GRPOTrainer):
         return self._timed("step", super().training_step, *arguments)
 
     def phases(self) -> dict[str, float]:
-        """ "old logprobs and rewards" is what follows generation; the rest is the optimizer."""
+        """Return the seconds by phase. The rest of the run is mostly the optimizer.
+
+        "old logprobs and rewards" is all work on rollouts after generation.
+        """
         rollouts, generate = self.spent["rollouts"], self.spent["generate"]
         return {
             "generate": generate,
@@ -64,7 +68,7 @@ class TimedGRPO(GRPOTrainer):
 
 
 class Accuracy(TrainerCallback):
-    """Evaluates TRL's model as `stages.evaluate` does ours: engine, problems, seeds, verifier."""
+    """Evaluation of TRL's model as of ours, with the same engine, problems, seeds and verifier."""
 
     def __init__(self, outcome: Outcome, config: RunConfig, task: Task, tokenizer: Any) -> None:
         self.outcome, self.config, self.task, self.tokenizer = outcome, config, task, tokenizer
@@ -102,7 +106,7 @@ class Accuracy(TrainerCallback):
 
 
 def problems_in_order(config: RunConfig, task: Task) -> list[Problem]:
-    """One for each group of the run, as our schedule draws them."""
+    """Return a problem for each group of the run, in the order of our schedule."""
     problems = task.train_problems()
     schedule = Schedule(config.schedule, len(problems), config.seed)
     groups = config.schedule.stages * config.schedule.groups_per_stage
@@ -110,10 +114,10 @@ def problems_in_order(config: RunConfig, task: Task) -> list[Problem]:
 
 
 def theirs(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
-    """The run; its clock begins behind the imports."""
+    """Run TRL and return the outcome. The clock starts after the imports."""
     outcome = Outcome()
     config = load_config(options.config, overrides)
-    assert config.task.name == "chain", "these runs are of the embedded task"
+    assert config.task.name == "chain", "these runs are on the chain task"
     task, tokenizer = make_task(config.task), load_tokenizer(config.model)
     model = AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype="float32")
     arguments = grpo_config(

@@ -1,19 +1,19 @@
 """One update without generation, against TRL: `python benchmarks/update_smollm2.py`.
 
-SmolLM2-135M, one-digit addition, 8 problems x 8 responses, fp32. Both sides make the same update on
-the very same rollouts: GRPO's objective, mean over responses of means over tokens, AdamW. Before
-any clock runs, the gradients that both optimizers are given are compared, clipped, and the
-benchmark stops where they differ by more than 1e-4 of the largest entry.
+SmolLM2-135M learns one-digit addition from 8 problems x 8 responses, in fp32. Both sides make the
+same update on the same rollouts: GRPO's objective, the mean over responses of means over tokens,
+and AdamW. First, the clipped gradients that the two optimizers receive are compared. If they differ
+by more than 1e-4 of the largest entry, the benchmark stops.
 
     ours   Trainer.step
     TRL    a step of GRPOTrainer's own training loop (its loss with its fused head, its backward
-           pass, its clipping and its AdamW), with the rollouts handed to it in place of its
-           generation; no reference model, no old log-probabilities, no gradient checkpointing
+           pass, its clipping and its AdamW) on the given rollouts instead of its own generation,
+           without reference model, old logprobs and gradient checkpointing
 
-TRL's responses are taken at a time in the number that is fastest for it, found before the
-measurement (--trl-batch sets it). Groups whose rewards are all equal have no gradient and we do
-not compute them, TRL does: "every group varied" is the same update under rewards that leave no
-such group. Outside the clock: loading, generation, rewards, TRL's start of its loop, a warm-up.
+TRL's micro-batch size is the fastest of three, which are tried before the measurement (--trl-batch
+sets it). Groups whose rewards are all equal have no gradient. Our side does not compute them, and
+TRL does. "every group varied" is the same update with rewards that leave no such group. Loading,
+generation, rewards, the start of TRL's loop and a warm-up are outside the clock.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ OURS, VARIED, PEER = "mugrpo", "mugrpo, every group varied", "TRL"
 
 
 def our_gradients(trainer: Trainer, update: Update) -> dict[str, torch.Tensor]:
-    """What the optimizer is given, clipped, of one step."""
-    found: dict[str, torch.Tensor] = {}
+    """Make an update and return the clipped gradients that the optimizer receives."""
+    gradients: dict[str, torch.Tensor] = {}
 
     def keep(*_: Any) -> None:
         named = trainer.policy.model.named_parameters()
-        found.update({n: p.grad.clone() for n, p in named if p.grad is not None})
+        gradients.update({n: p.grad.clone() for n, p in named if p.grad is not None})
 
     handle = trainer.optimizer.register_step_pre_hook(keep)
     trainer.step(update.experience)
     handle.remove()
-    return found
+    return gradients
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Of any entry, as a share of the largest entry."""
+    """Return the largest difference of two entries, as a share of the largest entry."""
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
     scale = max(gradient.abs().max().item() for gradient in theirs.values())
     assert scale > 0, "no group of these rollouts has a gradient"
@@ -66,21 +66,22 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 
 
 def fastest_batch(policy: Policy, config: RunConfig, update: Update) -> int:
-    """The responses at a time with which TRL is fastest: all, half or a quarter of them."""
+    """Return the responses per micro-batch (all, half, a quarter) with which TRL is fastest."""
     whole = config.schedule.rollouts_per_update
     seconds = {}
     for batch in (whole, whole // 2, whole // 4):
         peer = UpdatePeer(other_copy(policy), policy, config, batch)
         peer.train_on(update, config, policy.pad_id)
         seconds[batch] = min(peer.step() for _ in range(2))
-        print(f"TRL with {batch} responses at a time: {seconds[batch]:.2f} s", flush=True)
+        print(f"TRL with {batch} responses per micro-batch: {seconds[batch]:.2f} s", flush=True)
     return min(seconds, key=lambda batch: seconds[batch])
 
 
 def checked(trainer: Trainer, peer: UpdatePeer, update: Update, config: RunConfig) -> float:
-    """The largest difference of the gradients; SystemExit where it is no rounding.
+    """Return the largest difference of the gradients.
 
-    Both models still have the weights that they began with.
+    Both models must still have their initial weights. Raises SystemExit if the difference is too
+    large to be rounding.
     """
     peer.train_on(update, config, trainer.policy.pad_id)
     peer.step(keep_gradients=True)
@@ -91,15 +92,17 @@ def checked(trainer: Trainer, peer: UpdatePeer, update: Update, config: RunConfi
     return gap
 
 
-def main(given: Sequence[str] | None = None) -> Any:
-    made = parser(__doc__)
-    add_engine_options(made)
-    made.add_argument("--trl-batch", type=int, help="responses at a time (default: the fastest)")
-    made.add_argument("--micro-batch-tokens", type=int, help="of our side (default: the config's)")
-    made.add_argument("--problems", type=int, default=8, help="groups of 8 responses")
-    options = made.parse_args(given)
+def main(argv: Sequence[str] | None = None) -> Any:
+    cli = parser(__doc__)
+    add_engine_options(cli)
+    cli.add_argument(
+        "--trl-batch", type=int, help="TRL's responses per micro-batch (default: the fastest)"
+    )
+    cli.add_argument("--micro-batch-tokens", type=int, help="on our side (default: the config's)")
+    cli.add_argument("--problems", type=int, default=8, help="groups of 8 responses")
+    options = cli.parse_args(argv)
     problems, size = (2, 4) if options.tiny else (options.problems, 8)
-    optimizer: dict[str, Any] = {"lr": 1e-7}  # the weights stay where their logprobs fit
+    optimizer: dict[str, Any] = {"lr": 1e-7}  # so small that the policy stays the one that sampled
     if options.micro_batch_tokens:
         optimizer["micro_batch_tokens"] = options.micro_batch_tokens
     groups = {
@@ -138,7 +141,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         VARIED: lambda _: ours(varied),
         PEER: lambda _: Measured(peer.step()),
     }
-    found = alternate(sides, options.repetitions)
+    results = alternate(sides, options.repetitions)
     title = "One update, SmolLM2-135M"
     ratios = [
         Ratio(OURS, PEER, f"{title}, against TRL", 3.0),
@@ -152,7 +155,7 @@ def main(given: Sequence[str] | None = None) -> Any:
         "response_tokens": sum(group.useful for group in update.groups),
         "zero_variance_groups": len(update.groups) - len(update.trained),
     }
-    row = Row("update_smollm2", title, "updates/s", found, ratios, details, options.tiny)
+    row = Row("update_smollm2", title, "updates/s", results, ratios, details, options.tiny)
     return publish(row, options.output)
 
 

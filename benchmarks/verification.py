@@ -1,8 +1,8 @@
 """Throughput of mathematical verification, and whether hostile answers stall it.
 
-First ordinary answers, eight to a problem and all different; then as many with a share of hostile
-ones among them. Prints for each the counts by status, seconds, answers a second, and the worker
-processes left over.
+The first measurement is of ordinary answers, eight different ones per problem. The second has as
+many answers, a share of which are hostile. Prints for each the counts by status, the seconds, the
+answers per second, and the number of worker processes that are left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMS = (
 
 
 def ordinary(count: int, rng: random.Random) -> Iterator[Answer]:
-    """Answers of the kinds that data sets have, every second one wrong."""
+    """Yield answers of the kinds that data sets have. Every second one is wrong."""
     for index in range(count):
         reference, text = FORMS[index // GROUP % len(FORMS)]
         if index % GROUP == 0:
@@ -52,7 +52,7 @@ def ordinary(count: int, rng: random.Random) -> Iterator[Answer]:
 
 
 def mixed(count: int, share: float, rng: random.Random) -> Iterator[Answer]:
-    """`ordinary` with hostile texts in the place of `share` of them."""
+    """Yield the answers of `ordinary`, but with a hostile text in a share of them."""
     hostile = rng.sample(range(count), round(share * count))
     texts = dict(zip(hostile, cycle(HOSTILE.values()), strict=False))
     for index, answer in enumerate(ordinary(count, rng)):
@@ -61,7 +61,7 @@ def mixed(count: int, share: float, rng: random.Random) -> Iterator[Answer]:
 
 
 def workers_left() -> int:
-    """Processes that this one started as workers and that are still there."""
+    """Return how many of the workers that this process started are left."""
     left = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,10 +91,10 @@ def main() -> None:
     parser.add_argument("--hostile", type=float, default=0.01, help="share of hostile answers")
     parser.add_argument("--timeout", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=0)
-    given = parser.parse_args()
-    options = WorkerOptions(count=given.workers, timeout=given.timeout)
-    measure("ordinary", ordinary(given.answers, random.Random(0)), options)
-    measure("hostile", mixed(given.answers, given.hostile, random.Random(0)), options)
+    args = parser.parse_args()
+    options = WorkerOptions(count=args.workers, timeout=args.timeout)
+    measure("ordinary", ordinary(args.answers, random.Random(0)), options)
+    measure("hostile", mixed(args.answers, args.hostile, random.Random(0)), options)
 
 
 if __name__ == "__main__":

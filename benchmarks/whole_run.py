@@ -1,11 +1,11 @@
-"""A whole training run as a process of its own: ours, or TRL's GRPO on the same task.
+"""A whole training run in its own process: ours, or TRL's GRPO on the same task.
 
     python benchmarks/whole_run.py mugrpo OUT.json CONFIG --run-dir DIR [--a.b VALUE ...]
     python benchmarks/whole_run.py trl OUT.json CONFIG --run-dir DIR [--trl-batch N] [--a.b ...]
 
-Both read one of our config files. OUT.json tells the seconds from behind the imports (lazy ones
-too) to the end, loading of the model included, and each evaluation with the seconds of training
-before it; those of evaluations are left out.
+Both read one of our config files. OUT.json has the seconds from the end of the imports, including
+lazy ones, to the end of the run. These include loading the model. It also has each evaluation, with
+the seconds of training before it. Both leave out the seconds of evaluations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outcomes import Outcome
 
 
 def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
-    """`mugrpo train`, in this process."""
+    """Run `mugrpo train` in this process and return the outcome."""
     from mugrpo.pipeline import train
     from mugrpo.report.costs import phase_seconds, spans
     from mugrpo.report.read import read_runs
@@ -45,7 +45,7 @@ def ours(options: argparse.Namespace, overrides: Sequence[str]) -> Outcome:
 
 
 def import_everything() -> None:
-    """What both sides use of torch and transformers, which import half of themselves when used."""
+    """Import what both sides use, including what torch and transformers import on first use."""
     import torch
 
     from mugrpo.config.run import ModelOptions
@@ -58,20 +58,20 @@ def import_everything() -> None:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    made.add_argument("side", choices=("mugrpo", "trl"))
-    made.add_argument("out", type=Path)
-    made.add_argument("config", type=Path)
-    made.add_argument("--run-dir", type=Path, required=True)
-    made.add_argument("--trl-batch", type=int, help="TRL's responses at a time")
-    options, overrides = made.parse_known_args()
+    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    cli.add_argument("side", choices=("mugrpo", "trl"))
+    cli.add_argument("out", type=Path)
+    cli.add_argument("config", type=Path)
+    cli.add_argument("--run-dir", type=Path, required=True)
+    cli.add_argument("--trl-batch", type=int, help="TRL's responses per micro-batch")
+    options, overrides = cli.parse_known_args()
     import_everything()
     if options.side == "mugrpo":
-        import mugrpo.pipeline  # noqa: F401 - before the clock
+        import mugrpo.pipeline  # noqa: F401 - before the clock starts
 
         outcome = ours(options, overrides)
     else:
-        from trl_run import theirs  # TRL's imports
+        from trl_run import theirs  # imports TRL
 
         outcome = theirs(options, overrides)
     options.out.write_text(json.dumps(vars(outcome)))

@@ -1,4 +1,4 @@
-"""What the benchmarks run on: models, problems, prompts and rollouts, the same at every call."""
+"""What the benchmarks run on: models, problems, prompts and rollouts, the same in every call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THINGS = ("apples", "marbles", "stamps", "books", "shells", "coins", "tickets", 
 
 
 def word_problems(count: int, seed: int = 0) -> list[Problem]:
-    """School arithmetic in one to four sentences, all different, prompts of unequal lengths."""
+    """Return different word problems in arithmetic, with prompts of unequal lengths."""
     rng = random.Random(seed)
     problems: dict[str, Problem] = {}
     while len(problems) < count:
@@ -54,16 +54,16 @@ def word_problems(count: int, seed: int = 0) -> list[Problem]:
 
 
 def other_copy(policy: Policy) -> Any:
-    """The same weights in a model of its own: a peer may not see what an engine did to ours."""
+    """Return a copy of the policy's model, untouched by what an engine does to the policy's own."""
     return copy.deepcopy(policy.model)
 
 
 def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = False) -> RunConfig:
-    """GRPO on one-digit addition, otherwise as configs/smollm2_addition.toml has it.
+    """Return a config of GRPO on one-digit addition, otherwise as in configs/smollm2_addition.toml.
 
-    Tiny: the embedded model on the embedded task, which need no conversion first.
+    If `tiny`, use the embedded model on the embedded task, which needs no conversion first.
     """
-    given: dict[str, Any] = {
+    raw: dict[str, Any] = {
         "preset": "grpo",
         "evaluation": {"every": 0},
         "samples": {"every": 0},
@@ -73,12 +73,12 @@ def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = Fal
         real = tomllib.loads((ROOT / "configs" / "smollm2_addition.toml").read_text())
         real["task"]["data"] = str(ROOT / real["task"]["data"])
         for name in ("model", "task", "prompt", "rollouts"):
-            given[name] = {**real[name], **given.get(name, {})}
-    return build_config(given, "benchmark")
+            raw[name] = {**real[name], **raw.get(name, {})}
+    return build_config(raw, "benchmark")
 
 
 def engine_group(name: str | None, options: Sequence[str]) -> dict[str, Any]:
-    """The config's [engine] of `--engine NAME --engine-option KEY=VALUE ...`."""
+    """Return the config's [engine] for `--engine NAME --engine-option KEY=VALUE ...`."""
     group: dict[str, Any] = {"name": name} if name else {}
     for option in options:
         key, _, value = option.partition("=")
@@ -87,7 +87,7 @@ def engine_group(name: str | None, options: Sequence[str]) -> dict[str, Any]:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", help="our engine, by its config name (default: the config's)")
+    parser.add_argument("--engine", help="name of our engine (default: the config's)")
     parser.add_argument(
         "--engine-option",
         action="append",
@@ -98,7 +98,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def slots_of(config: RunConfig) -> int:
-    """Sequences that the engine decodes together."""
+    """Return the number of sequences that the engine decodes together."""
     engine = config.engine
     return int(getattr(engine, "slots", None) or getattr(engine, "batch_size", None) or 128)
 
@@ -110,35 +110,35 @@ def encoder(policy: Policy, config: RunConfig) -> PromptEncoder:
 def requests(
     encode: PromptEncoder, problems: Sequence[Problem], group_size: int, seed: int = 0
 ) -> list[Request]:
-    """`group_size` responses to each problem, side by side as a shard has them."""
-    made = []
+    """Return `group_size` requests for each problem, side by side as in a shard."""
+    workload = []
     for problem in problems:
         ids = encode(problem)
         seeds = (rollout_seed(seed, "benchmark", problem.id, 0, g) for g in range(group_size))
-        made += [Request(ids, one) for one in seeds]
-    return made
+        workload += [Request(ids, one) for one in seeds]
+    return workload
 
 
 def sampled(
-    policy: Policy, config: RunConfig, asked: Sequence[Request]
+    policy: Policy, config: RunConfig, workload: Sequence[Request]
 ) -> tuple[list[Completion], int]:
-    """All completions through the config's engine, and the largest batch it handed over."""
+    """Return all completions from the config's engine, and the most that it returned at once."""
     engine = make_engine(policy, config.engine)
-    made: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     largest = 0
     for decoded in engine.generate(
-        asked,
+        workload,
         temperature=config.rollouts.temperature,
         max_new_tokens=config.rollouts.max_new_tokens,
     ):
-        made.update(decoded.completions)
+        completions.update(decoded.completions)
         largest = max(largest, len(decoded.completions))
-    return [made[index] for index in range(len(asked))], largest
+    return [completions[index] for index in range(len(workload))], largest
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one update trains on, as both trainers are given it."""
+    """The data of one update, the same for both trainers."""
 
     experience: Experience
     groups: list[Group]  # of all responses
@@ -148,10 +148,10 @@ class Update:
 def addition_update(
     policy: Policy, config: RunConfig, problems: int, group_size: int, *, all_varied: bool = False
 ) -> Update:
-    """Rollouts of `problems` one-digit additions by the policy, scored.
+    """Return scored rollouts of `problems` one-digit additions by the policy.
 
-    With `all_varied`, each group's first response is right and the others are wrong, so that no
-    response is without gradient.
+    With `all_varied`, each group's first response is scored right and the others wrong, so every
+    response has a gradient.
     """
     task = make_task(config.task)
     chosen = list(task.train_problems())[:problems]
@@ -183,7 +183,7 @@ def judged(
     problems: Sequence[Problem],
     rollouts: Sequence[Rollout],
 ) -> list[Score]:
-    """The verdicts that a stage's score shard would hold."""
+    """Return the scores that a stage's score shard would hold."""
     scorer = Scorer(
         task,
         problems,
@@ -211,7 +211,7 @@ def grouped(experience: Experience, group_size: int) -> list[Group]:
 
 
 def varied(experience: Experience, group_size: int) -> list[Group]:
-    """The groups that have a gradient: their rewards are not all equal."""
+    """Return the groups that have a gradient because their rewards are not all equal."""
     rewards = [score.reward for score in experience.scores]
     groups = grouped(experience, group_size)
     starts = range(0, len(rewards), group_size)

@@ -1,6 +1,6 @@
 """One stage of Mu-GRPO, from a prompt to AdamW's step.
 
-    python examples/one_stage.py                        ten seconds of a core
+    python examples/one_stage.py                        takes ten seconds on one core
     python examples/one_stage.py --optimizer.lr 5e-5    with other options of `mugrpo train`
 
 A stage samples all its rollouts at once. Then it makes many updates on them, while the policy
@@ -29,11 +29,11 @@ ABSENT = "sampling stage_until rewards sequence_mask correction reference step"
 config = mugrpo.load_config(overrides=[*OPTIONS.split(), *sys.argv[1:]])
 for part in ABSENT.split():
     if getattr(config, part) != getattr(mugrpo.load_config(), part):
-        sys.exit(f"{part} is not on this page; `mugrpo train` has it")
+        sys.exit(f"{part} is not part of this example; use `mugrpo train`")
 G, R = config.schedule.group_size, config.schedule.rollouts_per_update
 temperature, longest = config.rollouts.temperature, config.rollouts.max_new_tokens
 
-# The policy, what samples from it, and the groups of stage 0. Problems come in epochs, so a group
+# The policy, its engine, and the groups of stage 0. A problem comes up once per epoch, so a group
 # is a problem and its occurrence.
 policy = mugrpo.load_policy(config.model)
 engine = mugrpo.make_engine(policy, config.engine)
@@ -53,8 +53,8 @@ Groups = Sequence[tuple[mugrpo.Problem, int]]
 def generate(stage: str, groups: Groups, samples: int) -> list[mugrpo.Rollout]:
     """Return `samples` rollouts per group, in order, from the policy as it is now.
 
-    A response follows from the weights, its prompt and its seed. Token t is the first at which the
-    cumulative sum of softmax(logits / temperature) exceeds the seed's t-th uniform number.
+    A response is determined by the weights, its prompt and its seed. Token t is the first at which
+    the cumulative sum of softmax(logits / temperature) exceeds the seed's t-th uniform number.
     """
     draws, rollouts = [], {}
     for problem, occurrence in groups:

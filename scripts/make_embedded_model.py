@@ -1,9 +1,10 @@
 """Make an embedded task's warm-started model: `make chain-model`, `make letters-model`.
 
-A small Llama with a character tokenizer is trained on demonstrations of which some steps are wrong.
-It learns the form perfectly and the rest only as well as its teacher, so that sampling at
-temperature 1 it is right about a quarter of the time: room for reinforcement learning. Takes about
-two minutes on two cores, and writes ordinary Hugging Face files into the package.
+A small Llama with a character tokenizer is trained on demonstrations in which some steps are wrong.
+It learns the format perfectly and the steps only as well as they are demonstrated. Sampled at
+temperature 1, it is right about a quarter of the time, which leaves room for reinforcement
+learning. Training takes about two minutes on two cores. The result is written into the package as
+ordinary Hugging Face files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mugrpo.tasks import chain, letters, make_task
 
 
 class Lesson(NamedTuple):
-    """What a model is taught."""
+    """The task that a model learns, and the demonstrations that it learns from."""
 
     options: NamedOptions
     characters: str
@@ -51,7 +52,7 @@ LESSONS = {
 
 
 def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token a character, plus padding and end of sequence."""
+    """Return a tokenizer with a token per character, plus padding and end of sequence."""
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
@@ -64,14 +65,16 @@ def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=LESSONS)
-    parser.add_argument("--out", type=Path, help="default: the package's")
+    parser.add_argument("--out", type=Path, help="default: the task's folder in the package")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--mlp", type=int, default=288)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--wrong-steps", type=float, help="share of steps (default: the task's)")
+    parser.add_argument(
+        "--wrong-steps", type=float, help="share of wrong steps (default: the task's)"
+    )
     args = parser.parse_args()
     lesson = LESSONS[args.task]
     wrong_steps = lesson.wrong_steps if args.wrong_steps is None else args.wrong_steps

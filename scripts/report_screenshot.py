@@ -1,4 +1,4 @@
-"""Picture of a report, as a browser shows it: `report_screenshot.py REPORT.html PICTURE.png`.
+"""Take a screenshot of a report: `report_screenshot.py REPORT.html PICTURE.png`.
 
 Needs Chromium (Debian's package `chromium`). The README's picture is docs/report.png.
 """
@@ -28,14 +28,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("report", type=Path, help="the report's HTML file")
     parser.add_argument("picture", type=Path, help="the PNG file to write")
-    parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
-    parser.add_argument("--height", type=int, default=1800, help="of the window, in pixels")
-    parser.add_argument("--scale", type=float, default=1.0, help="device pixels a pixel")
-    parser.add_argument("--dark", action="store_true", help="in the dark color scheme")
+    parser.add_argument("--width", type=int, default=1280, help="of the window, in CSS pixels")
+    parser.add_argument("--height", type=int, default=1800, help="of the window, in CSS pixels")
+    parser.add_argument("--scale", type=float, default=1.0, help="device pixels per CSS pixel")
+    parser.add_argument("--dark", action="store_true", help="use the dark color scheme")
     options = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        print("report_screenshot: there is no chromium here; install it", file=sys.stderr)
+        print("report_screenshot: chromium is not installed", file=sys.stderr)
         return 2
     picture = options.picture.absolute()
     picture.parent.mkdir(parents=True, exist_ok=True)

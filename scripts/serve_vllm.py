@@ -1,9 +1,9 @@
-"""A vLLM server of the weights in a folder, in place of the one before: for `engine.hand_over`.
+"""Restart a vLLM server with the weights in a folder, as a command for `engine.hand_over`.
 
     python scripts/serve_vllm.py PYTHON PIDFILE [VLLM OPTIONS ...] URL FOLDER
 
-PYTHON is an interpreter that has vllm, on this machine. The server that PIDFILE.PORT names is
-ended, another one is started at URL, and this returns once it answers.
+PYTHON is an interpreter on this machine that has vllm. The server that PIDFILE.PORT names is ended,
+and a new one is started at URL. The command returns once it answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlparse
 
-PATIENCE = 900.0  # seconds to load the model
+PATIENCE = 900.0  # seconds that the server has to load the model
 
 
 def main(arguments: list[str]) -> None:
@@ -29,7 +29,8 @@ def main(arguments: list[str]) -> None:
     end(Path(pid_file))
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
     command += ["--host", str(address.hostname), "--port", str(address.port)]
-    # Logprobs of the distribution that is drawn from, and no sampler settings of the model's own.
+    # Report logprobs of the distribution that tokens are drawn from, and ignore the model's own
+    # sampler settings.
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", *options]
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     Path(pid_file).write_text(f"{server.pid}\n")
@@ -38,12 +39,12 @@ def main(arguments: list[str]) -> None:
         if server.poll() is not None:
             sys.exit(f"the server ended with status {server.returncode}")
         if time.monotonic() - began > PATIENCE:
-            sys.exit(f"the server does not answer after {PATIENCE:g} s")
+            sys.exit(f"the server has not answered after {PATIENCE:g} s")
         time.sleep(1)
 
 
 def end(pid_file: Path) -> None:
-    """End the server that was started before, with all that it started."""
+    """End the server that an earlier call started, and all that it started."""
     if not pid_file.exists():
         return
     pid = int(pid_file.read_text())
@@ -54,7 +55,7 @@ def end(pid_file: Path) -> None:
             os.killpg(pid, 0)
         os.killpg(pid, signal.SIGKILL)
         time.sleep(1)
-    pid_file.unlink()  # only now: what ends this before leaves it to be ended by the next
+    pid_file.unlink()  # last, so that an interrupted call leaves the file for the next one
 
 
 def answers(url: str) -> bool:

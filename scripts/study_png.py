@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", type=Path, help="the study's TOML file")
     parser.add_argument("folder", type=Path, help="where to write the pictures")
-    parser.add_argument("--scale", type=float, default=2.0, help="pixels a point")
+    parser.add_argument("--scale", type=float, default=2.0, help="pixels per point")
     options = parser.parse_args()
     study, _ = load_study(options.study)
     rows = Results(folder_of(options.study) / RESULTS).rows

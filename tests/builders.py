@@ -1,4 +1,4 @@
-"""What tests build their cases from."""
+"""Policies, rollouts and experiences that tests build their cases from."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from mugrpo.optimize.experience import Experience
 
 TINY_FORMS = ("llama", "qwen2", "gpt2")
 
-# Prompts of 2 to 16 tokens, for ragged batches.
-ENGINE = "continuous"
+ENGINE = "continuous"  # what `generated` uses; the tests of engines replace it
 
+# Prompts of 2 to 16 tokens, for ragged batches.
 PROMPTS = ("3+2-1+3-2+1+1+2=", "1+2=", "2-1-1+3+2=", "3=", "1-3+2-2=", "2+2+2=")
 
 
 def tiny_config(form: str) -> Any:
-    """The config of a tiny model: with grouped queries, tied embeddings, biases or dropout.
+    """Return the config of a tiny model with grouped queries, tied embeddings, biases or dropout.
 
-    Of gemma3 one layer, of mistral both look back over a window of five tokens.
+    One layer of gemma3 and both layers of mistral have a sliding window of five tokens.
     """
     shared = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.2}
     if form == "gpt2":
@@ -79,7 +79,7 @@ def tiny_config(form: str) -> Any:
 
 
 def tiny_policy(form: str, **options: Any) -> Policy:
-    """A random model of `form`, the same at every call, with the embedded model's tokenizer."""
+    """Return a random model of `form`, always the same, with the embedded model's tokenizer."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(tiny_config(form))
     return Policy(model, chain_tokenizer(), ModelOptions(**options))
@@ -101,25 +101,28 @@ def generated(
     temperature: float = 1.0,
     max_new_tokens: int = 48,
 ) -> list[Completion]:
-    """All completions of `requests`, in order, from the engine called ENGINE."""
+    """Return all completions of `requests`, in order, from the engine that ENGINE names."""
     engine = (
         HFEngine(policy, HFOptions(batch_size=batch_size))
         if ENGINE == "hf"
         else ContinuousEngine(policy, ContinuousOptions(slots=batch_size))
     )
-    made: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     for decoded in engine.generate(
         requests, temperature=temperature, max_new_tokens=max_new_tokens
     ):
-        assert not made.keys() & dict(decoded.completions).keys()
-        made.update(decoded.completions)
-    return [made[index] for index in range(len(requests))]
+        assert not completions.keys() & dict(decoded.completions).keys()
+        completions.update(decoded.completions)
+    return [completions[index] for index in range(len(requests))]
 
 
 def plain_logprobs(
     policy: Policy, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """log_softmax(logits / temperature) at the response's ids: one row, all logits, no cache."""
+    """Return log_softmax(logits / temperature) at the response's ids.
+
+    One row, all logits, no cache.
+    """
     ids_1L = torch.tensor([[*prompt_ids, *response_ids]])
     logits_LV = policy.model(input_ids=ids_1L, use_cache=False).logits[0].float()
     start = len(prompt_ids) - 1
@@ -128,15 +131,15 @@ def plain_logprobs(
 
 
 def sampled_experience(policy: Policy) -> Experience:
-    """Groups of four responses to the first four of PROMPTS, cut to unequal lengths.
+    """Return groups of four responses to the first four of PROMPTS, cut to unequal lengths.
 
-    Rewards are set: group 0 has one right response, group 1 two, group 2 none (so no variance),
-    group 3 three.
+    The rewards are fixed: group 0 has one right response, group 1 two, group 2 none (so no
+    variance) and group 3 three.
     """
     rewards = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]
     prompts = [encoded(policy, prompt) for prompt in PROMPTS[:4]]
     requests = [Request(ids, 4 * i + k) for i, ids in enumerate(prompts) for k in range(4)]
-    limits = [48, 33, 9, 21]  # by sample; the beginning of a response is a response
+    limits = [48, 33, 9, 21]  # by sample; a response cut short is still a response
     rollouts = [
         rollout(f"p{i // 4}", i % 4, request.prompt_ids, cut(completion, limits[i % 4]))
         for i, (request, completion) in enumerate(
@@ -147,37 +150,42 @@ def sampled_experience(policy: Policy) -> Experience:
 
 
 def cut(completion: Completion, limit: int) -> Completion:
-    """`completion` as max_new_tokens = `limit` would have made it."""
+    """Return `completion` as it would be with max_new_tokens = `limit`."""
     if len(completion.ids) <= limit:
         return completion
     ids, logprobs = completion.ids[:limit], completion.logprobs[:limit]
     return Completion(ids, logprobs, FinishReason.LENGTH)
 
 
-def rollout(problem_id: str, sample: int, prompt_ids: np.ndarray, made: Completion) -> Rollout:
+def rollout(
+    problem_id: str, sample: int, prompt_ids: np.ndarray, completion: Completion
+) -> Rollout:
     return Rollout(
         problem_id=problem_id,
         occurrence=0,
         sample=sample,
         seed=sample,
         prompt_ids=prompt_ids,
-        response_ids=made.ids,
-        behavior_logprobs=made.logprobs,
-        finish_reason=made.finish_reason,
+        response_ids=completion.ids,
+        behavior_logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
         temperature=1.0,
         policy_step=0,
     )
 
 
 def verdict(reward: float | None) -> Score:
-    """A right (1), wrong (0) or failed (None) score."""
+    """Return a right (1), wrong (0) or failed (None) score."""
     if reward is None:
         return Score(Status.TIMEOUT, None)
     return Score(Status.RIGHT if reward == 1 else Status.WRONG, float(reward))
 
 
 def stale(experience: Experience, spread: float = 0.5) -> Experience:
-    """`experience` with its behavior logprobs moved by normal noise: as if of an older policy."""
+    """Return `experience` with noise on its behavior logprobs, as if from an older policy.
+
+    The noise is normal with the standard deviation `spread`.
+    """
     rng = np.random.default_rng(3)
     moved = [
         replace(r, behavior_logprobs=_moved(r.behavior_logprobs, rng, spread))

@@ -1,4 +1,4 @@
-"""Fixtures that many tests share. Session-wide policies are read, never trained."""
+"""Fixtures that many tests share. Policies with session scope must not be trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embedded_policy() -> Policy:
 
 @pytest.fixture(scope="session", params=["chain", *TINY_FORMS])
 def any_policy(request: pytest.FixtureRequest) -> Policy:
-    """The embedded model, and a random one of each of several forms."""
+    """The embedded model, and a random model of each tiny form."""
     if request.param == "chain":
         return load_policy(ModelOptions())
     return tiny_policy(request.param)
@@ -28,5 +28,5 @@ def any_policy(request: pytest.FixtureRequest) -> Policy:
 
 @pytest.fixture(scope="session")
 def experience(embedded_policy: Policy) -> Experience:
-    """Four groups of four responses of unequal lengths that the embedded model sampled."""
+    """Four groups of four responses of unequal lengths, sampled from the embedded model."""
     return sampled_experience(embedded_policy)

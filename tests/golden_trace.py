@@ -3,8 +3,8 @@
     python -m tests.golden_trace --record        record tests/golden/trace.json again
     python -m tests.golden_trace                 print the trace as it would be now
 
-The rollouts and scores lie beside it as ordinary shards. They are made again only where they are
-missing or of another embedded model than the present one.
+The rollouts and scores are ordinary shards beside the trace. They are made again only if they are
+missing or come from another embedded model.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_rollouts(folder: Path) -> None:
 
 
 def trace(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """What each update on the stored rollouts comes to."""
+    """Return the metrics in KEYS of each update on the stored rollouts."""
     trainer = Trainer(load_policy(MODEL), CONFIG)
     rollouts = RowReader(ShardSet(folder / "rollouts", "rollouts"))
     scores = RowReader(ShardSet(folder / "scores", "scores"))
@@ -99,7 +99,7 @@ def trace(folder: Path = FOLDER) -> list[dict[str, Any]]:
 
 
 def recorded() -> dict[str, Any]:
-    """The stored trace with the fingerprint of the model its rollouts are of."""
+    """Return the stored trace and the fingerprint of the model that sampled its rollouts."""
     stored: dict[str, Any] = json.loads(TRACE.read_text()) if TRACE.exists() else {}
     return stored
 

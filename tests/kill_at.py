@@ -1,9 +1,9 @@
-"""A mugrpo command that a signal reaches at the N-th pass of a place.
+"""Run a mugrpo command and send it a signal at the N-th pass of a place.
 
-    python -m tests.kill_at "update" 4 train tiny.toml --run-dir run
+    python -m tests.kill_at "gradient" 4 train tiny.toml --run-dir run
 
-Places lie between two steps of work or within one; `PLACES` names them. The process says on
-stderr where it was reached, so that a test can tell this signal from another end.
+A place is between two steps of work or within one; `PLACES` lists them. The process reports the
+place on stderr, so that a test can tell this signal from any other end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Reach = Callable[[AbstractContextManager[None]], None]
 def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
     """Do `act` in this process at the `nth` pass of `place`, counted from 1.
 
-    `act` is a signal's name, or several joined by "+"; or "hold PATH": make the file PATH.held and
-    wait for the file PATH.go; or "fill PATH BYTES": fill the disk of PATH but for so many bytes.
+    `act` is a signal's name, or several joined by "+"; or "hold PATH": create the file PATH.held
+    and wait for the file PATH.go; or "fill PATH BYTES": fill the disk of PATH except for BYTES.
     """
     passes = 0
 
@@ -68,13 +68,13 @@ def fill_disk(path: Path, spare: int) -> None:
 
 @dataclass
 class Place:
-    """A point that the code declares (mugrpo.disk.places), with what it is about.
+    """A point that the code declares (mugrpo.disk.places), only for paths that match `about`.
 
-    `halved` leaves half of what is there while the signal is sent, and all of it afterwards.
+    `halved` cuts what is there in half while the signal is sent, and restores it afterwards.
     """
 
     point: str
-    about: str = ""  # a pattern
+    about: str = ""  # a regular expression
     halved: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
 
     def watch(self, reach: Reach) -> None:
@@ -86,7 +86,7 @@ class Place:
 
 
 class EngineBatch(Place):
-    """Before a batch of a stage's shard; the canary's and evaluations' do not count."""
+    """The point before an engine batch of a stage's shard, not of the canary or an evaluation."""
 
     def watch(self, reach: Reach) -> None:
         stage = ""
@@ -141,7 +141,7 @@ def _half_a_line(path: str) -> Iterator[None]:
 _SHARDS = r"/stages/\d+/{}/shard"
 _CHECKPOINT = r"/checkpoints/update-\d+$"
 _EVALUATION = r"/evaluations/update-\d+$"
-_OTHERS = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"  # what a start cuts, and what it repeats
+_OTHERS = r"^(?!.*/evaluations/)(?!.*/metrics\.jsonl$)"  # a start repeats and cuts those
 
 BEFORE, AFTER = "before a publish", "after a publish"
 

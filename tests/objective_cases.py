@@ -1,4 +1,4 @@
-"""Updates and objectives for claims about all of them: seeded ones, and hypothesis's."""
+"""Updates, seeded or drawn by hypothesis, and objectives for claims about all of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 STORED = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
-# Those that take out whole responses, or weigh them by 0.
+# Settings that drop whole responses or weight them by 0.
 OF_RESPONSES = ("veto responses", "sequence mask", "masked responses")
 
 
@@ -86,7 +86,7 @@ class Update:
 
 
 def seeded(seed: int) -> Update:
-    """Ten ragged responses, one-token ones among them; stored logprobs of every kind."""
+    """Return ten ragged responses, some of one token, with every kind of stored logprobs."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> torch.Tensor:
@@ -111,7 +111,7 @@ def seeded(seed: int) -> Update:
 
 # ---- hypothesis ----
 
-# What a byte stands for. Of a log ratio: 0 first, as hypothesis shrinks to it, then its ends.
+# The values that bytes stand for. Log ratios: 0 first, as hypothesis shrinks to it, then extremes.
 _ENDS = (14.0, -14.0, 79.0, -79.0, 100.0, -100.0, INF, -INF, math.nan)
 _NORMAL = [NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)]
 _RATIOS = torch.tensor([0.0, *_ENDS, *_NORMAL[len(_ENDS) + 1 :]], dtype=torch.float64)
@@ -125,11 +125,11 @@ def _bytes(count: int) -> st.SearchStrategy[torch.Tensor]:
 
 @st.composite
 def updates(draw: st.DrawFn) -> Update:
-    """1 to 6 responses in one or two groups, 1 to 8 tokens each, under every extreme.
+    """Draw 1 to 6 responses of 1 to 8 tokens each, in one or two groups, with every extreme.
 
-    A log ratio is 0, about normal, or one of _ENDS: 1e+-6, beyond e^+-80, and probabilities of 0
-    under one policy or both (nan). A different small amount is added to each that is not 0 or an
-    end: M2PO breaks ties by order, which is another claim (test_m2po).
+    A log ratio is 0, roughly normal, or one of _ENDS: 1e+-6, close to or beyond e^+-80, and
+    probabilities of 0 under one policy or both (nan). A different small amount is added to each
+    that is not 0 or an end, since M2PO breaks ties by order (see test_m2po).
     """
     lengths = st.lists(st.integers(1, 8), min_size=1, max_size=3)
     groups = draw(st.lists(lengths, min_size=1, max_size=2))
@@ -162,14 +162,14 @@ def updates(draw: st.DrawFn) -> Update:
 
 
 def _apart(base_BT: torch.Tensor, ratio_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(behavior, policy) logprobs that are so far apart, the higher one `base_BT`."""
+    """Return (behavior, policy) logprobs that differ by `ratio_BT`; the higher one is `base_BT`."""
     neither_BT = ratio_BT.isnan()
     behavior_BT = (base_BT - ratio_BT.clamp(min=0)).masked_fill(neither_BT, -INF)
     return behavior_BT, (base_BT + ratio_BT.clamp(max=0)).masked_fill(neither_BT, -INF)
 
 
 def _beside(behavior_BT: torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
-    """Another policy's logprobs, so far from the behavior policy's as 0 and -inf leave room."""
+    """Return another policy's logprobs, at `ratio_BT` from the behavior policy's but at most 0."""
     return (behavior_BT.clamp(min=-120.0) + ratio_BT).nan_to_num(nan=-INF, neginf=-INF).clamp(max=0)
 
 
@@ -177,7 +177,7 @@ def _beside(behavior_BT: torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
 
 
 def taken(batch: MicroBatch, rows: torch.Tensor, width: int | None = None) -> MicroBatch:
-    """Some responses of a batch, its padding cut to `width`."""
+    """Return some responses of a batch, with the padding cut to `width`."""
     return replace(
         batch,
         places=rows.tolist(),
@@ -208,7 +208,7 @@ Found = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 
 def evaluated(loss: UpdateLoss, batch: MicroBatch, logprobs: torch.Tensor) -> Found:
-    """(token losses, 0 on padding; the gradient of their sum by the logprobs; metrics)."""
+    """Return (token losses, 0 on padding; gradient of their sum by the logprobs; metrics)."""
     logprobs = logprobs.clone().requires_grad_()
     loss_BT, metrics = loss(batch, logprobs, prepassed(loss, batch, logprobs))
     loss_BT = loss_BT * batch.mask

@@ -1,4 +1,4 @@
-"""Imported once by the fork server of tests.runs: what a run imports late, imported before it."""
+"""Load what a run would load late. The fork server of tests.runs imports this once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.run import provenance
 
-pyarrow.Table.from_pydict({"imports": ["pandas, where there is one"]})
+pyarrow.Table.from_pydict({"imports": ["pandas, if it is installed"]})
 provenance.code_sha256(provenance.HOME)
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())

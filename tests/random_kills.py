@@ -1,10 +1,10 @@
-"""Kill a run at random moments, resume it, compare every bit with a run that was left alone.
+"""Kill a run at random moments, resume it, and compare every bit with an uninterrupted run.
 
     python -m tests.random_kills --kills 50 [--seed 0]
 
-Moments are uniform over the time that a whole run takes, start-up included, in fresh processes of
-the command line. A run's directory is killed several times, then left to finish and compared. Only
-kills that ended a process count. Exit status 1 where a single bit differs.
+Moments are uniform over the time that a whole run takes, start-up included. Each process is a fresh
+command line. A run is killed several times, then left to finish and compared. Only kills that ended
+a process count. The exit status is 1 if a single bit differs or too few kills came about.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.runs import CONFIG, ENVIRONMENT, differences, write_config
 
 KILLS_PER_RUN = 5
-# Longer than the tests' run, so that moments are seldom in the imports: three stages of 40.
+# Three stages of 40 updates, longer than the tests' run, so that few moments are in the imports.
 LONGER = {
     "stages = 2": "stages = 3",
     "batches_per_stage = 3": "batches_per_stage = 40",
@@ -34,7 +34,7 @@ UPDATES = 120
 
 
 class Command:
-    """`mugrpo train` into one directory, run after run, its output kept."""
+    """The command `mugrpo train` into one directory, which can be run repeatedly."""
 
     def __init__(self, run_dir: Path, config: Path) -> None:
         self.run_dir = run_dir
@@ -42,7 +42,7 @@ class Command:
         self.words += ["--run-dir", str(run_dir)]
 
     def run(self, seconds: float | None = None) -> tuple[int, str]:
-        """Its status and last line of output; killed after `seconds`, if they are over first."""
+        """Return its exit status and last line of output. Kill it after `seconds` at the latest."""
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 self.words,
@@ -57,13 +57,13 @@ class Command:
                 process.wait()
             output.seek(0)
             lines = output.read().splitlines()
-        return process.returncode, lines[-1] if lines else "(nothing said yet)"
+        return process.returncode, lines[-1] if lines else "(no output yet)"
 
 
 def kill_and_resume(
     command: Command, wanted: int, duration: float, chance: random.Random
 ) -> list[str]:
-    """Kill `command` up to `wanted` times, then let it finish; a line for each kill."""
+    """Kill `command` up to `wanted` times, then let it finish. Return a line for each kill."""
     kills: list[str] = []
     while len(kills) < wanted:
         moment = chance.uniform(0, duration)
@@ -108,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in lines:
                 kills += 1
                 print(f"{kills:3d}  {line}", flush=True)
-            found = differences(run_dir, reference, UPDATES)
-            for difference in found:
+            differing = differences(run_dir, reference, UPDATES)
+            for difference in differing:
                 print(f"{run_dir.name} differs: {difference}", flush=True)
-            identical += 0 if found else len(lines)
+            identical += 0 if differing else len(lines)
             shutil.rmtree(run_dir)
     print(f"{kills} kills, {identical} resumed to identical bits")
     return 0 if kills == identical == options.kills else 1

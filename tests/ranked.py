@@ -1,7 +1,7 @@
-"""What every rank of a test does: torchrun -m tests.ranked FOLDER MODEL UPDATES [OPTION=VALUE ...]
+"""What each rank of a test runs: torchrun -m tests.ranked FOLDER MODEL UPDATES [OPTION=VALUE ...]
 
-Updates on the same experiences, from the folder's newest part on; the first rank writes
-metrics, all of them the trainer's state.
+The ranks make updates on the same experiences, starting from the folder's newest state. The first
+rank writes the metrics, and all of them write the trainer's state.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ torch.set_num_threads(1)
 
 
 def experiences(model: str) -> list[Experience]:
-    """Four groups of four responses each time, in other orders of groups."""
+    """Return three experiences of the same four groups of four, in different orders."""
     once = sampled_experience(load_policy(ModelOptions(path=model)))
     groups = [slice(4 * g, 4 * g + 4) for g in range(len(once.rollouts) // 4)]
-    found = []
+    orders = []
     for shift in range(3):
         order = groups[shift:] + groups[:shift]
         rollouts = [r for part in order for r in once.rollouts[part]]
         scores = [s for part in order for s in once.scores[part]]
-        found.append(Experience(rollouts, scores))
-    return found
+        orders.append(Experience(rollouts, scores))
+    return orders
 
 
 def main() -> None:
@@ -45,22 +45,22 @@ def main() -> None:
         work(ranks, Path(folder), model, int(updates), chosen)
 
 
-def work(ranks: Ranks, made: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
+def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
     raw = json.loads(chosen.get("config", "{}"))
     policy = load_policy(ModelOptions(path=model, **raw.get("model", {})), ranks=ranks)
     if ranks.size > 1:
         distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
         distribute(policy, distributed)
     trainer = Trainer(policy, config_of(**raw))
-    start = max((int(p.name) for p in made.iterdir()), default=0)
+    start = max((int(p.name) for p in folder.iterdir()), default=0)
     if start:
-        trainer.load(made / str(start))
+        trainer.load(folder / str(start))
     every = experiences(model)
     lines = []
     for update in range(start, updates):
         line = trainer.step(every[update % len(every)])
         lines.append({k: v for k, v in line.items() if not k.startswith("time/")})
-    out = made / str(updates)
+    out = folder / str(updates)
     if ranks.first:
         out.mkdir()
     ranks.wait()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that train tiny runs: `pytest_plugins = ["tests.run_fixtures"]`."""
+"""Fixtures for tests that train tiny runs: `pytest_plugins = ["tests.run_fixtures"]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runs import MODEL, Command, Ended, State, finished, killed, state
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run: to be read."""
+    """An uninterrupted run. Tests only read it."""
     run_dir = tmp_path_factory.mktemp("reference") / "run"
     finished(run_dir)
     return run_dir
@@ -23,7 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed in its fifth update: to be copied."""
+    """A run that was killed in its fifth update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
     killed(run_dir, "gradient", 5)
     assert state(run_dir) == State((3, 3), (3, 3), (2, 3, 4), "update 4")
@@ -32,13 +32,13 @@ def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(fifth_update: Path, tmp_path: Path) -> Path:
-    """A run in its fifth update; the shards of its last two updates are still to be read."""
+    """A copy of a run that was killed in its fifth update, with the last two still to be made."""
     return Path(shutil.copytree(fifth_update, tmp_path / "run"))
 
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process."""
+    """Return a function that runs a command in this process."""
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()
@@ -56,7 +56,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own of 40 MB."""
+    """A file system of 40 MB with nothing else on it."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]

@@ -1,7 +1,7 @@
-"""Tiny runs in processes of their own, what they left on disk, and whether two are the same.
+"""Tiny runs in separate processes, what they leave on disk, and whether two are the same.
 
-Processes are forked from a server that has imported everything, so that one costs a second or
-two. They have one thread each; the same bits are expected of the same thread count.
+Processes are forked from a server that has imported everything, so each costs only a second or
+two. Each has one thread, as the same bits are expected only with the same number of threads.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ every = 2
 """
 
 
-# All but the last step of the scratchpad stands in the prompt, so that a response has six tokens
-# and a run takes half a second: "3+2-1=" becomes "3+2-1=3+2=5,".
+# The prompt holds all but the last step of the scratchpad, so a response has six tokens and a run
+# takes half a second: "3+2-1=" becomes "3+2-1=3+2=5,".
 TEMPLATE = """
 {%- set text = messages[0]['content'] -%}
 {%- set now = namespace(state=text[0] | int) -%}
@@ -87,7 +87,7 @@ TEMPLATE = """
 
 
 def write_config(folder: Path, text: str = CONFIG) -> Path:
-    """The tiny config's file in `folder`, which is made where it is not there."""
+    """Return the tiny config's file in `folder`, and create both if the file is missing."""
     path, template = folder / "tiny.toml", folder / "scratchpad.jinja"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ Command = Callable[..., Ended]  # runs a command in this process
 
 @dataclass
 class Started:
-    """A process under way."""
+    """A running process."""
 
     process: BaseProcess
     folder: Path
@@ -120,7 +120,7 @@ class Started:
         return self.process.pid
 
     def end(self, seconds: float = 120) -> Ended:
-        """Wait for the process; one that takes longer than `seconds` is ended and an error."""
+        """Wait for the process. Kill it and raise TimeoutError after `seconds`."""
         self.process.join(seconds)
         status = self.process.exitcode
         if status is None:
@@ -128,7 +128,7 @@ class Started:
         out, err = ((self.folder / name).read_text() for name in ("out", "err"))
         shutil.rmtree(self.folder)
         if status is None:
-            raise TimeoutError(f"not ended after {seconds} seconds; it said: {out} {err}")
+            raise TimeoutError(f"still running after {seconds} seconds; it printed: {out} {err}")
         return Ended(status, out, err)
 
 
@@ -142,23 +142,23 @@ def start(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") 
 
 
 def mugrpo(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") -> Ended:
-    """`start` and wait for the end."""
+    """Start `mugrpo ARGUMENTS` as `start` does, and wait for the end."""
     return start(*arguments, at=at, nth=nth, act=act).end()
 
 
 def start_train(run_dir: Path, *options: object, **signals: Any) -> Started:
-    """Start `mugrpo train` of the tiny config."""
+    """Start `mugrpo train` with the tiny config."""
     config = write_config(run_dir.parent / "config")
     return start("train", config, "--run-dir", run_dir, *options, **signals)
 
 
 def train(run_dir: Path, *options: object, **signals: Any) -> Ended:
-    """`mugrpo train` of the tiny config."""
+    """Run `mugrpo train` with the tiny config."""
     return start_train(run_dir, *options, **signals).end()
 
 
 def killed(run_dir: Path, at: str, nth: int = 1, *options: object) -> Ended:
-    """`train`, killed at a place."""
+    """Run `train`, and check that it is killed at the `nth` pass of the place `at`."""
     ended = train(run_dir, *options, at=at, nth=nth)
     assert ended.status == -signal.SIGKILL, ended
     assert ended.err == f"SIGKILL at {at}\n"
@@ -166,14 +166,14 @@ def killed(run_dir: Path, at: str, nth: int = 1, *options: object) -> Ended:
 
 
 def finished(run_dir: Path, *options: object) -> Ended:
-    """`train`, which must end well."""
+    """Run `train`, and check that it succeeds."""
     ended = train(run_dir, *options)
     assert ended.status == 0 and ended.err == "", ended
     return ended
 
 
 class State(NamedTuple):
-    """What a run has published, and what lies there unfinished."""
+    """What a run has published, and what it has left unfinished."""
 
     rollouts: tuple[int, ...]  # shards by stage
     scores: tuple[int, ...]
@@ -194,7 +194,7 @@ def state(run_dir: Path) -> State:
 
 
 def unfinished(run_dir: Path) -> tuple[str, ...]:
-    """Names of what publishing left behind, without the process's number."""
+    """Return the names of unfinished files and folders, without the process id in them."""
     return tuple(sorted(p.name.partition(".tmp.")[0] for p in run_dir.rglob("*.tmp.*")))
 
 
@@ -208,7 +208,7 @@ def shard_path(run_dir: Path, stage: int, shard: int, kind: str = "rollouts") ->
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Whole lines of the metrics file, without the seconds."""
+    """Return the complete lines of the metrics file, without the durations."""
     path = run_dir / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in text.split("\n")[:-1]]
@@ -216,14 +216,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:
-    """Checksums of the model and the optimizer, a part of it a rank, after the last update."""
+    """Return checksums of the model and of each rank's optimizer state after `update`."""
     folder = run_dir / "checkpoints" / f"update-{update:06d}"
     assert (folder / "model.safetensors").exists()
     return {file.stem: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 
 def shards(run_dir: Path) -> dict[str, str]:
-    """Checksums of every shard that a manifest lists, of its file as it is now."""
+    """Return the checksum of every listed shard's file, and check it against the manifest."""
     sums = {}
     for manifest in sorted(run_dir.rglob("manifest.json")):
         for number, entry in json.loads(manifest.read_text())["shards"].items():
@@ -234,23 +234,23 @@ def shards(run_dir: Path) -> dict[str, str]:
 
 
 def differences(run_dir: Path, reference: Path, update: int = UPDATES) -> list[str]:
-    """Where two finished runs differ: weights, optimizer, shards, metrics, leftovers."""
-    found = []
+    """Return how two finished runs differ: weights, optimizer, shards, metrics, leftovers."""
+    differing = []
     ours, theirs = read_metrics(run_dir), read_metrics(reference)
     for line, expected in zip_longest(ours, theirs):
         if line != expected:
-            found.append(f"metrics line {line} instead of {expected}")
+            differing.append(f"metrics line {line} instead of {expected}")
     for what, of in (("shard", shards), ("weights", partial(final_weights, update=update))):
-        made, expected = of(run_dir), of(reference)
-        names = sorted(made.keys() | expected.keys())
-        found += [f"{what} {name}" for name in names if made.get(name) != expected.get(name)]
-    return found + [f"unfinished {name}" for name in unfinished(run_dir)]
+        actual, expected = of(run_dir), of(reference)
+        names = sorted(actual.keys() | expected.keys())
+        differing += [f"{what} {name}" for name in names if actual.get(name) != expected.get(name)]
+    return differing + [f"unfinished {name}" for name in unfinished(run_dir)]
 
 
 def assert_same(run_dir: Path, reference: Path) -> None:
-    """Two finished runs agree in every bit."""
-    found = differences(run_dir, reference)
-    assert not found, found
+    """Check that two finished runs agree in every bit."""
+    differing = differences(run_dir, reference)
+    assert not differing, differing
 
 
 def _manifest(run_dir: Path, stage: int, kind: str) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _child(arguments: list[str], at: str, nth: int, act: str, folder: Path) -> N
     from mugrpo.cli import main
     from tests.kill_at import arm
 
-    torch.seed()  # not the fork server's: every process of its own has another
+    torch.seed()  # not the fork server's seed: every process of its own has another
     if at:
         arm(at, nth, act)
     sys.exit(main(arguments))

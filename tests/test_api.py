@@ -31,7 +31,7 @@ EXAMPLES = [
 
 
 def names_used(source: str) -> set[str]:
-    """Names of mugrpo that `source` uses, as `mugrpo.NAME`."""
+    """Return the names that `source` uses as `mugrpo.NAME`."""
     return {
         node.attr
         for node in ast.walk(ast.parse(source))
@@ -61,7 +61,7 @@ def test_the_example_of_one_stage_uses_only_names_of_the_page():
 
 
 @pytest.mark.parametrize("name", mugrpo.__all__)
-def test_a_name_is_there_and_has_a_docstring(name: str):
+def test_a_name_exists_and_has_a_docstring(name: str):
     thing = getattr(mugrpo, name)
     assert name in dir(mugrpo)
     if callable(thing):
@@ -104,7 +104,7 @@ def test_importing_loads_only_what_is_used(code: str, heavy: set[str]):
 
 
 def replayed(run_dir: Path) -> Any:
-    """What returns the responses to a prompt in a run's first stage, one after another."""
+    """Return a function that replays the responses to a prompt in a run's first stage."""
     kept = defaultdict(list)
     shards = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
     for shard in shards.numbers():
@@ -145,7 +145,7 @@ def test_the_examples_of_the_page_do_what_it_says(
 
 
 def plain_gradient(config: Any, group: list[Any], advantages: torch.Tensor) -> dict[str, Any]:
-    """The gradient of -sum of A log p / tokens, which GRPO's is while every ratio is 1."""
+    """Return the gradient of -sum of A log p / tokens: GRPO's, as long as every ratio is 1."""
     model = mugrpo.load_policy(config.model).model
     tokens = sum(len(r.response_ids) for r in group)
     for r, advantage in zip(group, advantages.tolist(), strict=True):

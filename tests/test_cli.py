@@ -1,4 +1,4 @@
-"""The command line: what it imports, and what it says to what it does not know."""
+"""The command line: what it imports, and how it refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
     assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "--run-dir" in text and "--force" in text
-    assert "objective.ratio_clip = [0.0, 5.0], veto.name" in text  # by the default preset
+    assert "objective.ratio_clip = [0.0, 5.0], veto.name" in text  # set by the default preset
     assert max(map(len, text.splitlines())) <= 100
 
 
 def owners_in(text: str) -> dict[str, set[str]]:
-    """Option -> the choices that --help says have it: "engine.name vllm", or none."""
+    """Map each option to the choices that have it by --help, such as "engine.name vllm"."""
     found: dict[str, set[str]] = {}
     for entry in re.split(r"\n(?=  \S|\n)", text):
         name, _, rest = entry.strip("\n- ").partition("  ")
@@ -87,11 +87,11 @@ def owners_in(text: str) -> dict[str, set[str]]:
     return found
 
 
-def test_help_of_train_says_whose_each_option_is():
+def test_help_of_train_says_which_choices_have_an_option():
     found = owners_in(options_text())
     for group, members in RunConfig.choices().items():
         for choice, options in members.items():
-            for leaf in set(options.model_fields) - {"name", "workers"}:  # a group, and its own
+            for leaf in set(options.model_fields) - {"name", "workers"}:  # workers is a group
                 assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
     assert found["engine.slots"] == {"engine.name continuous"}
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
@@ -166,7 +166,7 @@ def test_a_config_file_that_cannot_be_read_is_refused_with_the_place(
     refused(command("train", file, "--run-dir", tmp_path / "run"), f"{file}: ", sentence)
 
 
-def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, command: Command):
+def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path, command: Command):
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path), "--run-dir", run_dir]
 
@@ -186,7 +186,7 @@ def test_a_phase_that_is_asked_too_early_says_which_comes_first(tmp_path: Path, 
     first("optimize", 0, f"has 0 of 3 shards of scores; run `mugrpo score {run_dir} --stage 0`")
     first("generate", 2, "--stage 2: the run has stages 0 to 1")
     first("generate", -1, "--stage -1: the run has stages 0 to 1")
-    refused(command("evaluate", *words, "--update", 4), "--update 4: it has no checkpoint")
+    refused(command("evaluate", *words, "--update", 4), "--update 4 has no checkpoint")
     assert command("score", *words).status == 0
     assert command("optimize", *words).status == 0
     assert checkpoints(run_dir) == [2, 3]

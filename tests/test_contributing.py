@@ -28,7 +28,7 @@ CHANGED = [
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """(language, text) of the page's fenced blocks."""
+    """Yield (language, text) of the page's fenced blocks."""
     return ((language, textwrap.dedent(text)) for language, text in _BLOCK.findall(PAGE))
 
 
@@ -50,7 +50,7 @@ def apply(root: Path) -> list[str]:
 
 
 def edited(text: str, edits: str) -> str:
-    """`text` after hunks without line numbers, whose old lines stand in it exactly once."""
+    """Return `text` after hunks without line numbers. Old lines must occur in it exactly once."""
     for hunk in edits.split("@@\n"):
         lines = hunk.splitlines()
         old = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
@@ -62,7 +62,7 @@ def edited(text: str, edits: str) -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package and its tests with the page's objective."""
+    """A copy of the package and its tests with the page's objective."""
     root = tmp_path_factory.mktemp("copy")
     for name in ("src", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -73,7 +73,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(copy: Path, *words: str) -> str:
-    """What Python prints in the copy."""
+    """Run Python in the copy, and return what it prints."""
     paths = os.pathsep.join([str(copy / "src"), str(copy)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
@@ -106,7 +106,7 @@ print(f"loss {reduced_loss(losses, mask, config.reduction, divisor).item():.6f}"
 """
 
 
-def test_it_is_listed_accepted_in_a_config_and_has_the_loss_worked_out_by_hand(copy: Path):
+def test_the_objective_is_listed_and_has_the_loss_worked_out_by_hand(copy: Path):
     """Token losses -2 and -4 s(1) = -2.924234, and (4 / 2) s(-1) 3 = 1.613649, see test_sapo.
 
     The preset weights responses equally: ((-2 - 2.924234) / 2 + 1.613649) / 2 = -0.424234.
@@ -125,7 +125,7 @@ def test_the_pages_tests_and_those_of_every_objective_pass_with_it(copy: Path):
     assert int(re.findall(r"(\d+) passed", said)[-1]) > 50
 
 
-def test_the_pages_code_passes_the_checks_of_style(copy: Path):
+def test_the_pages_code_passes_ruff(copy: Path):
     ruff = Path(sys.executable).with_name("ruff")
     files = [path for path in CHANGED if path.endswith(".py")]
     for words in (["check"], ["format", "--check"]):

@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING.md and docs: the trees are the floors', and what they name is there."""
+"""README, CONTRIBUTING.md and docs: the trees match the floors, and what is named exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "log.md"),
 ]
-OF_OTHERS = "## Side by side"  # behind it, architecture.md names what other projects have
+OF_OTHERS = "## Side by side"  # after it, architecture.md names what other projects have
 EXAMPLE = "sapo"  # what CONTRIBUTING.md adds
 _DOTTED = re.compile(r"`(mugrpo(?:\.\w+)+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -29,7 +29,7 @@ def text_of(page: Path) -> str:
 
 
 def rooms_in_tree(page: Path) -> list[str]:
-    """The first words of the tree below src/mugrpo, at its outermost indent."""
+    """Return the names at the outermost indent of the page's tree of src/mugrpo."""
     block = max(re.findall(r"(?:^(?: {4}.*)?\n)+", page.read_text(), re.MULTILINE), key=_rooms)
     lines = [line for line in block.splitlines() if re.match(r" +[\w/.]+", line)]
     if "src/mugrpo/" in block:
@@ -58,8 +58,8 @@ def test_every_dotted_name_is_a_module_or_in_one(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_path_is_there(page: Path):
-    """From the root or from src/mugrpo; paths of a run, or of a reader's own, have no such form."""
+def test_every_path_exists(page: Path):
+    """Paths are relative to the root or to src/mugrpo. Those of a run or a reader are left out."""
     paths = [path for path in _PATH.findall(text_of(page)) if not _of_a_reader(path)]
     missing = [path for path in paths if not ((ROOT / path).exists() or (HOUSE / path).exists())]
     assert missing == []
@@ -77,7 +77,7 @@ def test_every_link_within_the_project_leads_somewhere(page: Path):
     assert broken == []
 
 
-def test_names_that_are_not_there_are_found():
+def test_missing_names_are_noticed():
     assert _is_there("mugrpo.disk.shards.ROLLOUT_SCHEMA") and _is_there("mugrpo.rollouts.score")
     assert _is_there("mugrpo.Rollout") and not _is_there("mugrpo.Rollouts")
     assert not _is_there("mugrpo.shards.ROLLOUT_SCHEMA") and not _is_there("mugrpo.disk.shards.No")
@@ -85,7 +85,7 @@ def test_names_that_are_not_there_are_found():
 
 
 def _anchors(page: Path) -> set[str]:
-    """What a link may name of a page's headings."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {
         re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
@@ -112,7 +112,7 @@ def _is_there(name: str) -> bool:
 
 @cache
 def _defined(file: Path) -> frozenset[str]:
-    """The names that a module binds at its top."""
+    """Return the names that a module binds at its top level."""
     bound = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""examples/one_stage.py: one page, and the pipeline's weights and numbers in every bit."""
+"""examples/one_stage.py fits on a page and has the pipeline's weights and numbers to the bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Lines = list[dict[str, Any]]
 def clips_and_vetoes(updates: Lines) -> None:
     for key in ("clipped_fraction", "vetoed_fraction", "zero_variance_share", "truncated_share"):
         assert max(line[key] for line in updates) > 0, key
-    assert max(line["grad_norm"] for line in updates) > 0.2  # the largest that is left alone
+    assert max(line["grad_norm"] for line in updates) > 0.2  # max_grad_norm
 
 
 def begins_without_a_gradient(updates: Lines) -> None:
@@ -102,5 +102,5 @@ def test_it_is_one_page_without_a_class():
 
 def test_a_part_that_is_not_on_the_page_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--reference.name", "kl"])
-    with pytest.raises(SystemExit, match="reference is not on this page"):
+    with pytest.raises(SystemExit, match="reference is not part of this example"):
         runpy.run_path(str(EXAMPLE))

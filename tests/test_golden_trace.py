@@ -7,13 +7,13 @@ from mugrpo.model.pretrained import model_fingerprint
 from tests.golden_trace import CONFIG, FOLDER, MODEL, make_rollouts, recorded, trace
 
 
-def test_five_updates_on_the_stored_rollouts_come_to_the_recorded_numbers():
+def test_five_updates_on_the_stored_rollouts_give_the_recorded_numbers():
     stored = recorded()
     assert stored["model_sha256"] == model_fingerprint(MODEL), "record again with `make golden`"
     lines = trace()
     assert len(lines) == len(stored["updates"]) == CONFIG.schedule.total_updates == 5
     for update, (found, expected) in enumerate(zip(lines, stored["updates"], strict=True)):
-        # The ratios of update 0 are 1, so its divergence is rounding: hence the 1e-7.
+        # The ratios of update 0 are 1, so its divergence is only rounding, hence the 1e-7.
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-7), f"update {update}"
 
 

@@ -1,4 +1,4 @@
-"""The house: imports go down only, and generation and optimization never meet."""
+"""The house of docs/architecture.md: imports only go down, and its limits on size hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 HOUSE = Path(__file__).parents[1] / "src" / "mugrpo"
 FILES = sorted(HOUSE.rglob("*.py"))
 
-# From the ground up. A room imports rooms of lower floors only.
+# From the ground up. A room (a package or a root module) imports only rooms on lower floors.
 FLOORS = (
     "disk",
     "config",
@@ -31,7 +31,7 @@ FLOORS = (
 NEVER = {("rollouts", "optimize")}
 WITHOUT_TORCH = {"disk", "config", "arguments"}
 
-# Of mugrpo, the mathematics imports itself alone.
+# The mathematics imports nothing else of mugrpo.
 MATHEMATICS = [
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
@@ -55,12 +55,12 @@ def module_of(file: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The package below mugrpo, or the module directly in it."""
+    """Return the package below mugrpo, or the module directly in it."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def imports(source: str, module: str) -> Iterator[str]:
-    """Dotted names that `source` imports anywhere, functions included; `from a import b` is a.b."""
+    """Yield the dotted names that `source` imports, even in functions; `from a import b` is a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +71,7 @@ def imports(source: str, module: str) -> Iterator[str]:
 
 
 def faults(source: str, module: str) -> list[str]:
-    """The imports of `source` that the floors forbid to `module`."""
+    """Return the imports of `source` that the floors forbid to `module`."""
     found = []
     room = room_of(module)
     for name in imports(source, module):
@@ -85,7 +85,7 @@ def faults(source: str, module: str) -> list[str]:
         if not down:
             found.append(f"{module} imports {name}")
         elif top == "mugrpo" and mathematics(module) and not mathematics(name):
-            found.append(f"{module} imports {name}, which is no mathematics")
+            found.append(f"{module} imports {name}, which is not mathematics")
     return found
 
 
@@ -94,7 +94,7 @@ def mathematics(name: str) -> bool:
 
 
 def graph() -> dict[str, set[str]]:
-    """Module -> the modules of mugrpo that it imports, wherever in it."""
+    """Map each module to the modules of mugrpo that it imports, even in functions."""
     modules = {module_of(file): file for file in FILES}
     found: dict[str, set[str]] = {}
     for module, file in modules.items():
@@ -104,7 +104,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def _named(name: str, modules: Collection[str]) -> str | None:
-    """The module that an imported name is, or is in; a package's is its __init__."""
+    """Return the module that an imported name is or is in. A package is its __init__."""
     home = name.rpartition(".")[0]
     candidates = (name, f"{name}.__init__", home, f"{home}.__init__")
     return next((candidate for candidate in candidates if candidate in modules), None)
@@ -116,11 +116,11 @@ def test_imports_go_down_only(file: Path):
 
 
 def test_no_module_imports_itself_through_others():
-    list(TopologicalSorter(graph()).static_order())  # raises CycleError, naming the circle
+    list(TopologicalSorter(graph()).static_order())  # raises CycleError, which names the cycle
 
 
 def test_the_house_stays_small():
-    """Packages and root modules, and the imports between them."""
+    """Limit the packages and root modules, and the imports between them."""
     edges = {
         (room_of(module), room_of(name)) for module, names in graph().items() for name in names
     }

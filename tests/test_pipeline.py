@@ -28,7 +28,7 @@ NO_STAGE_END = ("--checkpoint.stage_end", "false")
 
 
 @pytest.mark.long
-def test_phases_in_processes_of_their_own_give_the_bits_of_train(reference: Path, tmp_path: Path):
+def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     config = write_config(tmp_path / "config")
     for stage in range(2):
@@ -54,7 +54,7 @@ def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path:
     assert state(run_dir).rollouts == (3, 2)
     assert mugrpo("generate", *words).status == 0
     assert mugrpo("score", *words, at="scoring", nth=12).status == -signal.SIGKILL
-    assert state(run_dir).scores == (3, 2)  # of 8 responses 5, 6 and 6 are not cut
+    assert state(run_dir).scores == (3, 2)  # of 8 responses a shard, 5, 6 and 6 are not cut
     assert mugrpo("score", *words).status == 0
     assert mugrpo("optimize", *words, at="gradient", nth=3).status == -signal.SIGKILL
     assert checkpoints(run_dir) == [2, 3, 4]
@@ -62,8 +62,8 @@ def test_a_phase_that_was_killed_is_finished_by_train(reference: Path, tmp_path:
     assert_same(run_dir, reference)
 
 
-def test_updates_are_made_until_one_of_them(reference: Path, tmp_path: Path):
-    """And saved there, though no checkpoint is due."""
+def test_optimize_until_stops_after_that_update(reference: Path, tmp_path: Path):
+    """The last one is saved, even if no checkpoint is due."""
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path / "config"), "--run-dir", run_dir]
     for phase in ("generate", "score"):

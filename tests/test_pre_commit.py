@@ -18,5 +18,5 @@ def test_the_hooks_run_the_commands_of_make_lint():
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert local["repo"] == "local"  # nothing to download
     assert [hook["entry"] for hook in local["hooks"]] == [c.strip() for c in commands]
-    for hook in local["hooks"]:  # the commands take the whole tree, in the environment of make
+    for hook in local["hooks"]:  # the commands check the whole tree, in make's environment
         assert hook["language"] == "system" and hook["pass_filenames"] is False

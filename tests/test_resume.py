@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and started again ends in the bits of a run that was not."""
+"""A run that is killed anywhere and resumed ends in the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +17,6 @@ from mugrpo.tasks.chain import Chain, ChainOptions
 from tests.runs import (
     ENVIRONMENT,
     ROOT,
-    Ended,
     State,
     assert_same,
     checkpoints,
@@ -28,7 +26,6 @@ from tests.runs import (
     read_metrics,
     shard_path,
     shards,
-    start_train,
     state,
     train,
     unfinished,
@@ -91,7 +88,7 @@ KILLS = [
 ]
 
 
-# Like another kill above, only later or earlier.
+# Kills that are like another one above, only later or earlier: left to `make test-long`.
 LATER = {
     ("engine batch", 9),
     ("manifest of rollouts", 3),
@@ -103,35 +100,6 @@ LATER = {
 }
 
 
-class Resumed(NamedTuple):
-    """A run that was killed and started again."""
-
-    run_dir: Path
-    killed: Ended
-    on_disk: State  # when it was killed
-    again: Ended
-
-
-@pytest.fixture(scope="module")
-def resumed(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, int], Resumed]:
-    """By place and pass; only of the tests that are to be run, two processes at a time."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = [item.callspec.params for item in items if "resumed" in item.fixturenames]
-    cases = [(parameters["place"], parameters["nth"]) for parameters in chosen]
-    results: dict[tuple[str, int], Resumed] = {}
-    for first in range(0, len(cases), 2):
-        pair = cases[first : first + 2]
-        folders = [tmp_path_factory.mktemp("killed") / "run" for _ in pair]
-        begun = [start_train(f, at=at, nth=nth) for f, (at, nth) in zip(folders, pair, strict=True)]
-        ended = [process.end() for process in begun]
-        states = [state(folder) for folder in folders]
-        again = [process.end() for process in [start_train(folder) for folder in folders]]
-        results |= dict(zip(pair, map(Resumed, folders, ended, states, again), strict=True))
-    return results
-
-
 @pytest.mark.parametrize(
     ("place", "nth", "on_disk"),
     [
@@ -141,27 +109,25 @@ def resumed(
         for kill in KILLS
     ],
 )
-def test_killed_at_a_place_and_started_again_ends_in_the_same_bits(
-    resumed: dict[tuple[str, int], Resumed],
-    reference: Path,
-    place: str,
-    nth: int,
-    on_disk: State,
+def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
+    reference: Path, tmp_path: Path, place: str, nth: int, on_disk: State
 ):
-    run = resumed[place, nth]
-    assert (run.killed.status, run.killed.err) == (-signal.SIGKILL, f"SIGKILL at {place}\n")
-    assert run.on_disk == on_disk
-    assert (run.again.status, run.again.err) == (0, "")
-    assert_same(run.run_dir, reference)
-    notices = [line for line in run.again.out.splitlines() if line.startswith("removed unfinished")]
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth)
+    assert state(run_dir) == on_disk
+    again = finished(run_dir)
+    assert_same(run_dir, reference)
+    notices = [line for line in again.out.splitlines() if line.startswith("removed unfinished")]
     assert len(notices) == len(on_disk.unfinished)
     newest = max(on_disk.checkpoints, default=0)
-    source = f"resuming from {run.run_dir}/checkpoints/update-{newest:06d}\n"
-    assert (source in run.again.out) == (newest > 0)
+    source = f"resuming from {run_dir}/checkpoints/update-{newest:06d}\n"
+    assert (source in again.out) == (newest > 0)
 
 
-def test_killed_after_every_sixth_publish_ends_in_the_same_bits(reference: Path, tmp_path: Path):
-    """Six, as an evaluation publishes four files and a folder, all again if it was not finished."""
+def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
+    reference: Path, tmp_path: Path
+):
+    """Six, since an evaluation publishes four files and a folder, and starts over if killed."""
     run_dir = tmp_path / "run"
     statuses = []
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
@@ -171,13 +137,13 @@ def test_killed_after_every_sixth_publish_ends_in_the_same_bits(reference: Path,
     assert_same(run_dir, reference)
 
 
-def test_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
+def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "half a metrics line", 5)
     assert checkpoints(run_dir) == [2, 3, 4]
     for place in ("removal of unfinished", "cut metrics"):
         killed(run_dir, place)
-        assert len(read_metrics(run_dir)) == 8  # of the updates before: 1 to 4
+        assert len(read_metrics(run_dir)) == 8  # up to update 4
     killed(run_dir, "half a checkpoint")
     assert unfinished(run_dir) == ("update-000006",)
     finished(run_dir)
@@ -251,7 +217,7 @@ def test_an_unfinished_checkpoint_is_removed_and_the_one_before_is_named_and_use
     assert_same(run_dir, reference)
 
 
-def test_the_newest_checkpoint_is_told_by_the_folders_alone(reference: Path, tmp_path: Path):
+def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "checkpoint", 2)
     assert checkpoints(run_dir) == [2, 3]

@@ -45,11 +45,11 @@ PARTS: dict[str, tuple[object, ...]] = {
         *KL,
     ),
 }
-# What is on disk of each: (shards, policies they are of) by stage.
+# What each stores: by stage, {shard: updates that its policy had seen}.
 KEPT: dict[str, dict[str, list[dict[int, int]]]] = {
     "kl": {"reference_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 0, 1: 0, 2: 0}]},
     "kl to each stage's start": {"reference_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]},
-    # Three updates a stage: periods of two and one, each by the policy that it begins with.
+    # Three updates a stage: periods of two and one, each with the policy that it begins with.
     "proximal": {"proximal_logprobs": [{0: 0, 1: 2}, {0: 3, 1: 5}]},
     "grpo around it": {"proximal_logprobs": [{0: 0, 1: 2}, {0: 3, 1: 5}]},
     "truncated": {"trainer_behavior_logprobs": [{0: 0, 1: 0, 2: 0}, {0: 3, 1: 3, 2: 3}]},
@@ -67,7 +67,7 @@ def manifest(run_dir: Path, stage: int, name: str) -> dict[str, dict[str, Any]]:
 
 
 def kept(run_dir: Path) -> dict[str, list[dict[int, int]]]:
-    """Of each kind of stored logprobs, by stage: shard -> updates that their policy had seen."""
+    """Return, by kind of logprobs and stage, {shard: updates that its policy had seen}."""
     names = {p.name for p in run_dir.glob("stages/*/*_logprobs")}
     return {
         name: [
@@ -80,7 +80,7 @@ def kept(run_dir: Path) -> dict[str, list[dict[int, int]]]:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Uninterrupted runs, made when first asked for: to be read."""
+    """Uninterrupted runs, made when first asked for. Tests only read them."""
 
     class Runs(dict[str, Path]):
         def __missing__(self, part: str) -> Path:
@@ -93,7 +93,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_a_part_needs_is_kept_and_its_numbers_are_its_own(
+def test_logprobs_that_a_part_needs_are_stored_and_change_the_weights(
     whole: dict[str, Path], reference: Path, part: str
 ):
     assert kept(whole[part]) == KEPT[part]
@@ -109,18 +109,18 @@ def test_what_a_part_needs_is_kept_and_its_numbers_are_its_own(
     assert final_weights(whole[part]) != final_weights(reference)
 
 
-def test_runs_without_such_a_part_keep_none(reference: Path):
+def test_runs_without_such_a_part_store_none(reference: Path):
     assert kept(reference) == {}
 
 
-def test_logprobs_of_the_behavior_policy_are_those_that_the_engine_told(whole: dict[str, Path]):
+def test_logprobs_of_the_behavior_policy_are_close_to_the_engines(whole: dict[str, Path]):
     for stage in range(2):
         folder = whole["truncated"] / f"stages/{stage:03d}"
         name = "trainer_behavior_logprobs"
         for shard in range(3):
             found = read_logprobs(ShardSet(folder / name, name), shard)
-            told = read_rollouts(ShardSet(folder / "rollouts", "rollouts"), shard)
-            for ours, rollout in zip(found, told, strict=True):
+            rollouts = read_rollouts(ShardSet(folder / "rollouts", "rollouts"), shard)
+            for ours, rollout in zip(found, rollouts, strict=True):
                 np.testing.assert_allclose(ours, rollout.behavior_logprobs, atol=1e-4)
 
 
@@ -146,7 +146,7 @@ KILLS = [
 
 
 @pytest.mark.parametrize(("part", "place", "nth"), KILLS)
-def test_killed_in_the_middle_and_resumed_ends_in_the_same_bits(
+def test_a_run_killed_and_resumed_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, part: str, place: str, nth: int
 ):
     run_dir = tmp_path / "run"
@@ -155,7 +155,9 @@ def test_killed_in_the_middle_and_resumed_ends_in_the_same_bits(
     assert_same(run_dir, whole[part])
 
 
-def test_killed_after_every_publish_ends_in_the_same_bits(whole: dict[str, Path], tmp_path: Path):
+def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
+    whole: dict[str, Path], tmp_path: Path
+):
     run_dir, statuses = tmp_path / "run", list[int]()
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
         statuses.append(train(run_dir, *PARTS["proximal"], at="after a publish", nth=6).status)
@@ -163,12 +165,12 @@ def test_killed_after_every_publish_ends_in_the_same_bits(whole: dict[str, Path]
     assert_same(run_dir, whole["proximal"])
 
 
-# ---- others ----
+# ---- damage and changes ----
 
 
 @pytest.fixture(scope="module")
 def begun_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
-    """By part and update, runs killed in that update: to be copied."""
+    """Runs by part and the update in which they were killed. Tests copy them."""
 
     class Runs(dict[tuple[str, int], Path]):
         def __missing__(self, key: tuple[str, int]) -> Path:
@@ -200,10 +202,10 @@ def inodes(run_dir: Path, name: str, stage: int = 0) -> list[int]:
 @pytest.mark.parametrize(
     ("part", "name"), [("kl", "reference_logprobs"), ("truncated", "trainer_behavior_logprobs")]
 )
-def test_shards_of_logprobs_are_made_again_where_the_rollouts_are_others(
+def test_logprobs_of_a_shard_whose_rollouts_changed_are_made_again(
     begun, command: Command, part: str, name: str
 ):
-    """Of one shard the last token of every response is gone, its scores and its logprobs stay."""
+    """In one shard every response loses its last token. Its scores and logprobs stay."""
     run_dir = begun(part, 1)
     rollouts = ShardSet(run_dir / "stages/000/rollouts", "rollouts")
     notes = {
@@ -227,7 +229,7 @@ def test_shards_of_logprobs_are_made_again_where_the_rollouts_are_others(
     assert [len(row) for row in found] == [len(r.response_ids) for r in cut]
 
 
-def test_logprobs_of_other_rollouts_than_there_are_are_made_again_to_the_same_bits(
+def test_logprobs_with_the_checksum_of_other_rollouts_are_made_again_to_the_same_bits(
     begun, command: Command, whole: dict[str, Path]
 ):
     run_dir = begun("kl", 5)
@@ -277,10 +279,10 @@ def test_a_bad_shard_of_proximal_logprobs_is_made_again_within_its_period(
     assert_same(run_dir, whole["proximal"])
 
 
-def test_a_proximal_shard_of_the_next_period_is_none_yet_and_needs_no_repair(
+def test_a_damaged_proximal_shard_of_a_period_yet_to_come_needs_no_repair(
     begun, command: Command, whole: dict[str, Path]
 ):
-    run_dir = begun("proximal", 6)  # period 1's shard is made; goes on from update 4
+    run_dir = begun("proximal", 6)  # the second period's shard exists; resumes from update 4
     flip_bit(shard_path(run_dir, 1, 1, "proximal_logprobs"))
     assert ended_well(command("train", run_dir))
     assert_same(run_dir, whole["proximal"])
@@ -330,7 +332,7 @@ def test_a_changed_objective_file_is_refused(tmp_path: Path, command: Command):
     assert ended.status == 2 and "changed" in ended.err
 
 
-def test_a_run_with_an_objective_of_ones_own_is_resumed_to_the_same_bits(tmp_path: Path):
+def test_a_run_with_a_custom_objective_is_resumed_to_the_same_bits(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(OBJECTIVE)
     options = ("--objective.name", "file", "--objective.path", file)

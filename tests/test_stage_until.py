@@ -1,4 +1,4 @@
-"""Stages that end early: the updates of a run are made all the same, killed or not."""
+"""Stages that end early: the run still makes all its updates, killed or not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same(run_dir: Path, early: Path) -> None:
 
 
 def starts(run_dir: Path) -> dict[int, list[int]]:
-    """What each checkpoint says of where stages began."""
+    """Return the starts of stages that each checkpoint stores."""
     files = {u: run_dir / f"checkpoints/update-{u:06d}/stages.json" for u in checkpoints(run_dir)}
     return {update: json.loads(file.read_text())["starts"] for update, file in files.items()}
 
@@ -63,7 +63,7 @@ def early(whole: tuple[Path, Ended]) -> Path:
 
 @pytest.fixture(scope="module")
 def eighth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed in the last of the 3 updates of its last stage: to be copied."""
+    """A run that was killed in the last of the 3 updates of its last stage. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("early") / "run"
     killed(run_dir, "gradient", 8, *EARLY)
     assert checkpoints(run_dir) == [2, 3, 4, 5, 6]
@@ -103,7 +103,7 @@ def test_an_early_end_has_a_line_with_what_was_not_trained_on(early: Path):
     assert [(line["update"], line["rollouts"]) for line in refreshes] == [(0, 32), (3, 32), (5, 24)]
 
 
-def test_what_a_run_says_of_stages_that_ended_early(whole: tuple[Path, Ended]):
+def test_a_run_reports_stages_that_ended_early(whole: tuple[Path, Ended]):
     _, ended = whole
     said = [line for line in ended.out.splitlines() if " ends after " in line]
     first, second = (line.split(": tv_token 0.0") for line in said)
@@ -121,18 +121,18 @@ def test_checkpoints_hold_where_stages_began(early: Path):
     assert starts(early) == {2: [0], 3: later[:2], 4: later[:2], 5: later, 6: later, 8: [*later, 8]}
 
 
-def test_a_report_of_early_ends_has_no_complaint(early: Path):
+def test_a_report_of_early_ends_has_no_notes(early: Path):
     (read,) = read_runs([early])
     assert read.notes == []
     assert read.refresh_updates == [0, 3, 5]
 
 
-# What the metrics have of the run until the first stage's end: an evaluation, a refresh, three
-# updates and the "stage_end" line are the first six.
+# Up to the first stage's end the metrics have six lines: an evaluation, a refresh, three updates
+# and "stage_end".
 @pytest.mark.parametrize(
     ("place", "nth", "newest"),
     [
-        ("metrics line", 5, 2),  # the update's line stands, the stage's end does not
+        ("metrics line", 5, 2),  # the update's line is written, the stage's end is not
         pytest.param("metrics line", 6, 2, marks=pytest.mark.long),
         pytest.param("checkpoint without name", 2, 2, marks=pytest.mark.long),
         ("checkpoint", 2, 3),
@@ -141,7 +141,7 @@ def test_a_report_of_early_ends_has_no_complaint(early: Path):
         pytest.param("gradient", 7, 6, marks=pytest.mark.long),
     ],
 )
-def test_killed_around_an_early_end_and_started_again_ends_in_the_same_bits(
+def test_a_run_killed_around_an_early_end_and_resumed_ends_in_the_same_bits(
     early: Path, tmp_path: Path, command: Command, place: str, nth: int, newest: int
 ):
     run_dir = tmp_path / "run"
@@ -162,7 +162,7 @@ def test_killed_around_an_early_end_and_started_again_ends_in_the_same_bits(
         ),  # it starts over, on the shards of three stages
     ],
 )
-def test_an_early_end_without_a_checkpoint_comes_again_on_the_shards_there_are(
+def test_an_early_end_without_a_checkpoint_is_repeated_on_the_existing_shards(
     early: Path, tmp_path: Path, command: Command, place: str, nth: int, every: int, kept: list[int]
 ):
     run_dir = tmp_path / "run"
@@ -226,7 +226,7 @@ def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
 
 
 def first_stage(tmp_path: Path) -> Stage:
-    """3 batches x 2 passes, 8 rollouts a batch; it ends above 0.5."""
+    """Return a stage of 3 batches x 2 passes, 8 rollouts a batch, that ends above 0.5."""
     raw = {
         "schedule": {
             "stages": 2,
@@ -242,10 +242,8 @@ def first_stage(tmp_path: Path) -> Stage:
 
 
 @pytest.mark.parametrize(("made", "unused"), [(1, 16), (2, 16), (3, 8), (4, 8), (5, 0)])
-def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(
-    tmp_path: Path, made: int, unused: int
-):
-    """Of 24 rollouts, 8 a batch, after `made` of 6 updates, 2 a batch."""
+def test_rollouts_of_a_batch_with_passes_left_count_as_used(tmp_path: Path, made: int, unused: int):
+    """The stage ends after `made` of 6 updates, 2 a batch, with 24 rollouts, 8 a batch."""
     stage = first_stage(tmp_path)
     line = ends_early(stage, made, {"tv_token": 0.75})
     assert line == {
@@ -268,7 +266,7 @@ def test_rollouts_of_a_batch_whose_passes_are_not_all_made_are_used(
         (3, {"tv_token": 0.5}),  # at the limit, not above
         (3, {"tv_token": None}),  # no group of the update had a gradient
         (6, {"tv_token": 0.75}),  # the stage's last update
-        (3, {"tv_token": 0.25, "tv_sequence": 0.75}),  # another measure's
+        (3, {"tv_token": 0.25, "tv_sequence": 0.75}),  # another measure is above it
     ],
 )
 def test_a_stage_goes_on_if_nothing_is_above_the_limit(
@@ -277,15 +275,15 @@ def test_a_stage_goes_on_if_nothing_is_above_the_limit(
     assert ends_early(first_stage(tmp_path), made, line) is None
 
 
-# ---- defects ----
+# ---- regressions ----
 
 
 def test_a_limit_on_the_variation_of_responses_ends_stages(tmp_path: Path):
-    """Responses have six tokens: what is above 0.02 a token is above it a response."""
+    """Responses have six tokens: a variation above 0.02 a token is above 0.02 a response too."""
     finished(tmp_path / "run", *EARLY, "--stage_until.name", "tv_sequence", *LIMIT[2:])
     assert any(line["kind"] == "stage_end" for line in read_metrics(tmp_path / "run"))
 
 
-def test_samples_are_kept_of_the_last_update_of_every_stage_of_planned_length(early: Path):
+def test_samples_are_kept_of_the_first_and_last_update_of_the_last_stage(early: Path):
     assert (early / "samples/update-000006.json").exists()  # the last stage's first
     assert (early / "samples/update-000008.json").exists()

@@ -21,7 +21,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def config_of(objective: dict[str, Any] | None = None, **groups: Any) -> RunConfig:
-    """A config, Mu-GRPO's unless it says otherwise, whose gradient is not clipped unless asked."""
+    """Return a config, Mu-GRPO's by default, that does not clip the gradient's norm by default."""
     optimizer = {"max_grad_norm": 1e9, **groups.pop("optimizer", {})}
     chosen = {} if objective is None else {"objective": objective}
     return build_config({**chosen, "optimizer": optimizer, **groups}, "test")
@@ -34,7 +34,7 @@ def hand_batch(
     varied: torch.Tensor | None = None,
     **stored: torch.Tensor,
 ) -> MicroBatch:
-    """A micro-batch of which only the logprobs are looked at."""
+    """Return a micro-batch for code that looks only at logprobs. Its token ids are all 0."""
     rows, width = mask.shape
     return MicroBatch(
         places=list(range(rows)),
@@ -53,7 +53,7 @@ def hand_batch(
 def step(
     experience: Experience, config: RunConfig, policy: Policy | None = None, **objective: Any
 ) -> tuple[dict[str, Any], Gradients]:
-    """Metrics and gradients of one update of a fresh trainer; `objective` replaces its parts."""
+    """Return metrics and gradients of one update. `objective` replaces parts of the objective."""
     policy = policy or load_policy(ModelOptions())
     trainer = Trainer(policy, config)
     parts = replace(trainer.loss.objective, **objective)
@@ -68,7 +68,7 @@ def step(
 
 
 def assert_same_gradients(a: Gradients, b: Gradients, rtol: float = 1e-4) -> None:
-    """Equal up to rounding, measured by the largest entry of all."""
+    """Check that two are equal up to rounding, relative to the largest entry of all."""
     assert a.keys() == b.keys()
     scale = max(tensor.abs().max().item() for tensor in b.values())
     assert scale > 0
@@ -85,6 +85,6 @@ def weights(trainer: Trainer) -> Gradients:
 
 
 def part(experience: Experience, rows: list[int], rewards: list[float | None]) -> Experience:
-    """Some rows of `experience` under other rewards."""
+    """Return some rows of `experience` with other rewards."""
     rollouts = [experience.rollouts[row] for row in rows]
     return Experience(rollouts, [verdict(reward) for reward in rewards])

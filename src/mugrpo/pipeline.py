@@ -122,7 +122,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
 def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
     """Measure the accuracy of the policy after `update` updates; see `stages.evaluate`.
 
-    Without `again`, return {} if the metrics have it already. They keep the first measurement.
+    Without `again`, return {} if metrics.jsonl has this evaluation already. It keeps the first one.
     """
     with Work(run) as work:
         measured = work.metrics.has("evaluation", update)
@@ -143,7 +143,7 @@ def weights_of(run: OpenRun) -> Weights:
 
 
 class Work:
-    """What this process needs to work on a run. Each phase gets the parts that it uses.
+    """The weights, engines, trainer and metrics of a run. Each phase gets the parts that it uses.
 
     If a signal interrupts the work, every update made so far is saved in a checkpoint.
     """
@@ -157,7 +157,7 @@ class Work:
         update = run.folder.newest_update()
         path = run.folder.metrics if run.ranks.first else None
         self._sinks = self._open_sinks(update)
-        self.metrics = MetricsLog(path, update, self._tell)  # one object, for whoever holds it
+        self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +181,7 @@ class Work:
         return self.run.ranks.alone and several
 
     def evaluate_if_due(self, update: int) -> None:
-        """Evaluate if it is due. Ranks leave this to the run that started them."""
+        """Evaluate if an evaluation is due. Ranks leave this to the run that started them."""
         if evaluation_due(self.run.config, update) and self.run.ranks.alone:
             evaluate_once(self.run, self.sampling, self.metrics, update)
 

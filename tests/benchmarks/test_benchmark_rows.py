@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ def test_word_problems_are_all_different_and_the_same_at_every_call():
 
 
 def test_both_sides_of_generation_count_the_same_tokens(embedded_policy):
-    # With its head a thousand times as large, sampling is taking the likeliest token.
+    # With a head a thousand times as large, sampling always takes the likeliest token.
     model = other_copy(embedded_policy)
     with torch.no_grad():
         model.lm_head.weight *= 1000
@@ -100,3 +102,30 @@ def test_rows_of_whole_runs(name, tmp_path, capfd):
     document = command.main(["--tiny", "--output", str(tmp_path / "row.json")])
     for side in document["sides"].values():
         assert all(seconds > 0 for seconds in side["seconds"]["values"])
+
+
+@pytest.mark.long
+def test_the_cost_of_every_objective_is_measured(tmp_path, capsys, monkeypatch):
+    import objective_cost
+
+    sizes = ["--tokens", "600", "--pair-tokens", "300", "--repetitions", "1", "--pairs", "1"]
+    words = ["objective_cost.py", *sizes, "--json", str(tmp_path / "cost.json")]
+    monkeypatch.setattr(sys, "argv", words)
+    with contextlib.suppress(SystemExit):  # at this size a part may well cost more than its limit
+        objective_cost.main()
+    rows = json.loads((tmp_path / "cost.json").read_text())["rows"]
+    assert [row["variant"] for row in rows] == list(objective_cost.VARIANTS)
+    assert all(row["own_ms"] > 0 and row["bytes_a_token"] > 0 for row in rows)
+
+
+@pytest.mark.long
+def test_the_memory_of_two_stages_is_measured(capsys, monkeypatch):
+    import stage_memory
+
+    monkeypatch.setattr(sys, "argv", ["stage_memory.py", "--small", "1", "--large", "2"])
+    stage_memory.main()
+    measured = json.loads(capsys.readouterr().out)
+    assert 100 < measured["peak_mib_1_updates"] < 4000
+    assert measured["ratio"] == pytest.approx(
+        measured["peak_mib_2_updates"] / measured["peak_mib_1_updates"], abs=1e-3
+    )

@@ -1,4 +1,4 @@
-"""Floors are arithmetic on rates: with rates that are set, their seconds are known."""
+"""Floors are arithmetic on rates, so with fixed rates their seconds are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS = [Group(5, [2, 7, 7]), Group(9, [1, 1, 3])]
 
 
 class Known(Ceilings):
-    """A machine of one FLOP a second, with a bus that is next to infinitely fast."""
+    """A machine of one FLOP a second, with a practically infinitely fast bus."""
 
     peak = 1.0
 
@@ -36,9 +36,9 @@ def test_at_one_flop_a_second_a_floor_is_the_count():
     assert floor["adamw"] == pytest.approx(SHAPE.adamw().flop)
     assert floor["total"] == pytest.approx(floor["shared"] + floor["adamw"])
 
-    made = generation_floor(Known(), SHAPE, GROUPS, 4)
-    assert made["prefill"] == pytest.approx(flop(prefill(GROUPS, shared=True)))
-    assert made["decode"] == pytest.approx(flop(decoded(GROUPS)))
+    generation = generation_floor(Known(), SHAPE, GROUPS, 4)
+    assert generation["prefill"] == pytest.approx(flop(prefill(GROUPS, shared=True)))
+    assert generation["decode"] == pytest.approx(flop(decoded(GROUPS)))
 
 
 def test_a_slow_bus_makes_decode_wait_for_its_cache():
@@ -47,12 +47,12 @@ def test_a_slow_bus_makes_decode_wait_for_its_cache():
             return 0.5
 
     steps = decoded(GROUPS)
-    made = generation_floor(Slow(), SHAPE, GROUPS, 4)
+    generation = generation_floor(Slow(), SHAPE, GROUPS, 4)
     linear = flop(steps) - SHAPE.attention_flop(steps.pairs)
-    assert made["decode"] == pytest.approx(linear + SHAPE.kv_bytes(steps.pairs) / 0.5)
+    assert generation["decode"] == pytest.approx(linear + SHAPE.kv_bytes(steps.pairs) / 0.5)
 
 
-def test_rates_are_measured_once_a_shape():
+def test_rates_are_measured_once_per_shape():
     ceilings = Ceilings(longest=0.001, cold_bytes=2**14)
     rates = [ceilings.matmul(form, 3, 8, 16) for form in ("forward", "inputs", "weights")]
     assert all(rate > 0 for rate in rates) and ceilings.peak == max(rates)

@@ -34,7 +34,7 @@ def test_a_forward_pass_by_hand():
 
 
 def test_a_decode_step_reads_weights_and_cache_by_hand():
-    # Two slots with caches of 3 and 4 keys, their new ones among them.
+    # Two slots with caches of 3 and 4 keys, including the new ones.
     cost = TINY.decode_step(2, 7)
     assert cost.flop == 2 * 132 * 2 + 4 * 6 * 7 + 2 * 28 * 2
     # A key and a value of 3 numbers a token: 7 read, 2 written.

@@ -1,4 +1,4 @@
-"""The pieces of benchmarks/gpu.sh at tiny sizes on a CPU, and what a GPU is asked for."""
+"""The pieces of benchmarks/gpu.sh at tiny sizes on a CPU, and the calls made to a GPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_sharing_prompts_is_the_same_update(model):
     counted = row.details["counted_tflop"][SHARED] / row.details["ceiling_tflops"]
     assert notes.notes["mfu"] == pytest.approx(counted / notes.seconds)
     if not torch.cuda.is_available():
-        assert notes.notes["peak_gib"] is None  # of a CPU nothing is known, which is not 0
+        assert notes.notes["peak_gib"] is None  # unknown on a CPU, which is not 0
 
 
 def test_mfu_by_hand():
@@ -82,24 +82,24 @@ def test_mfu_by_hand():
     assert update_flop(shape, groups, shared=True) == 3 * forward
     # On their own, 3 and 6 tokens pass, with 6 and 21 pairs and 1 and 4 logits.
     assert update_flop(shape, groups, shared=False) == 3 * (2 * 132 * 9 + 24 * 27 + 2 * 28 * 5)
-    # 6936 operations in 2 s, of 13872 that there is room for.
+    # 6936 operations in 2 s, of 13872 that are possible.
     assert mfu(3 * forward, 2.0, 6936.0) == 0.5
 
 
 def test_rollouts_are_random_groups_with_one_right_response():
     groups = gpu.random_groups(3, TINY)
-    made = gpu.random_experience(TINY_SHAPE, groups)
+    experience = gpu.random_experience(TINY_SHAPE, groups)
     low, high = TINY.lengths
     for number, group in enumerate(groups):
         rows = slice(number * TINY.group_size, (number + 1) * TINY.group_size)
-        assert [len(r.response_ids) for r in made.rollouts[rows]] == group.responses
-        assert {len(r.prompt_ids) for r in made.rollouts[rows]} == {group.prompt}
-        assert [score.reward for score in made.scores[rows]] == [1.0, 0.0, 0.0, 0.0]
+        assert [len(r.response_ids) for r in experience.rollouts[rows]] == group.responses
+        assert {len(r.prompt_ids) for r in experience.rollouts[rows]} == {group.prompt}
+        assert [score.reward for score in experience.scores[rows]] == [1.0, 0.0, 0.0, 0.0]
         assert all(low <= length <= high for length in (group.prompt, *group.responses))
-    assert len({r.prompt_ids.tobytes() for r in made.rollouts}) == 3
+    assert len({r.prompt_ids.tobytes() for r in experience.rollouts}) == 3
 
 
-def test_the_command_writes_a_file_a_piece_and_one_table(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_a_file_per_piece_and_one_table(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "PIECES", gpu.PIECES[:2])
     given = ["--tiny", "--repetitions", "1", "--output", str(tmp_path)]
     documents = gpu.main(given)
@@ -108,14 +108,14 @@ def test_the_command_writes_a_file_a_piece_and_one_table(tmp_path, capsys, monke
     printed = capsys.readouterr().out
     table = printed[printed.index("| | side") :]
     assert all(f"| {side} |" in table for side in (OURS, PEER, SHARED, PLAIN))
-    assert "left out" not in table and "failed" not in table
+    assert "out of time" not in table and "failed" not in table
 
 
-def test_what_the_time_does_not_reach_is_named(tmp_path, capsys):
+def test_pieces_that_the_time_does_not_allow_are_named(tmp_path, capsys):
     assert gpu.main(["--tiny", "--seconds", "0", "--output", str(tmp_path)]) == []
     printed = capsys.readouterr().out
-    assert printed.count("left out, the time was up: ") == len(gpu.PIECES)
-    assert "left out, the time was up: update, Qwen2.5-1.5B" in printed
+    assert printed.count("skipped, out of time: ") == len(gpu.PIECES)
+    assert "skipped, out of time: update, Qwen2.5-1.5B" in printed
 
 
 def test_repetitions_end_with_the_time():
@@ -136,7 +136,7 @@ def test_a_piece_that_fails_does_not_keep_the_others_from_running(tmp_path, caps
     assert "no such kernel" in captured.err
 
 
-def test_a_gpu_is_waited_for_and_its_memory_asked(monkeypatch):
+def test_timing_waits_for_the_gpu_and_its_peak_memory_is_read(monkeypatch):
     events = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: events.append("waited"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: events.append("forgot"))

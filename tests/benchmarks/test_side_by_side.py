@@ -13,7 +13,7 @@ from side_by_side import Measured, Ratio, Row, alternate, compared, publish, tab
 from stage_length import WARM_UP, per_update
 
 
-def test_sides_take_turns_and_the_order_turns():
+def test_sides_take_turns_and_the_order_alternates():
     calls: list[str] = []
 
     def side(name):
@@ -23,19 +23,19 @@ def test_sides_take_turns_and_the_order_turns():
 
         return call
 
-    found = alternate({"a": side("a"), "b": side("b")}, 3, say=lambda line: None)
+    sides = alternate({"a": side("a"), "b": side("b")}, 3, say=lambda line: None)
     assert calls == ["a0", "b0", "b1", "a1", "a2", "b2"]
-    assert [len(measured) for measured in found.values()] == [3, 3]
+    assert [len(measured) for measured in sides.values()] == [3, 3]
 
 
-FOUND = {
+SIDES = {
     "ours": [Measured(1.0, 30), Measured(2.0, 30), Measured(1.0, 10)],  # 30, 15, 10 a second
     "theirs": [Measured(2.0, 20), Measured(2.0, 20), Measured(1.0, 5)],  # 10, 10, 5
 }
 
 
 def test_a_ratio_is_of_rates_within_a_repetition():
-    ratio = compared(FOUND, Ratio("ours", "theirs", "speed", 2.0))
+    ratio = compared(SIDES, Ratio("ours", "theirs", "speed", 2.0))
     assert ratio["values"] == [3.0, 1.5, 2.0]
     assert (ratio["median"], ratio["min"], ratio["max"]) == (2.0, 1.5, 3.0)
 
@@ -45,27 +45,27 @@ def test_results_are_written_and_drawn(tmp_path, capsys):
         Ratio("ours", "theirs", "speed <&>", 2.0),
         Ratio("ours", "theirs", "of the floor", kind="floor"),
     ]
-    made = Row("name", "Title", "tokens/s", FOUND, ratios)
-    publish(made, tmp_path / "name.json")
+    result = Row("name", "Title", "tokens/s", SIDES, ratios)
+    publish(result, tmp_path / "name.json")
     document = json.loads((tmp_path / "name.json").read_text())
     assert document["sides"]["ours"]["rate"]["median"] == 15
     assert document["repetitions"] == 3 and document["machine"]["threads"] >= 1
     assert "speed <&>: 2 (1.5 to 3); target 2" in table(document)
     assert "speed <&>: 2 (1.5 to 3); target 2" in capsys.readouterr().out
 
-    publish(Row("tiny", "Tiny", "tokens/s", FOUND, ratios, tiny=True), tmp_path / "tiny.json")
+    publish(Row("tiny", "Tiny", "tokens/s", SIDES, ratios, tiny=True), tmp_path / "tiny.json")
     assert len(plot.ratios(tmp_path)) == 2  # tiny runs are not shown
     picture = plot.main(["--results", str(tmp_path), "--output", str(tmp_path / "b.svg")])
     drawn = picture.read_text()
     assert "speed &lt;&amp;&gt;" in drawn and "of the floor" in drawn
     assert all(drawn.count(f'fill="{hue}"') == 1 for hue in plot.HUES.values())  # a bar each
     assert drawn.count("2.00 (1.50\u20133.00), target 2<") == 1
-    assert drawn.count("2.00 (1.50\u20133.00)<") == 1  # that of the floor has no target
+    assert drawn.count("2.00 (1.50\u20133.00)<") == 1  # the ratio to the floor has no target
 
 
 def test_a_tiny_run_does_not_replace_results(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(side_by_side, "RESULTS", tmp_path)
-    publish(Row("name", "Title", "tokens/s", FOUND, [], tiny=True), None)
+    publish(Row("name", "Title", "tokens/s", SIDES, [], tiny=True), None)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,8 +74,8 @@ def outcome(*curve):
     return Outcome(seconds=curve[-1][1], evaluations=points)
 
 
-def test_time_to_accuracy_is_the_first_evaluation_that_is_as_high():
-    # TRL ends at 0.82 after 40 s and was there at 30 s; ours at 10 s.
+def test_time_to_accuracy_is_that_of_the_first_evaluation_as_high():
+    # TRL ends at 0.82 and first reached it at 30 s; ours reaches it at 10 s.
     theirs = outcome((0, 0.0, 0.2), (4, 30.0, 0.85), (8, 40.0, 0.82))
     ours = outcome((0, 0.0, 0.2), (4, 5.0, 0.8), (8, 10.0, 0.95))
     document = row({OURS: [ours], PEER: [theirs]}, {}, tiny=False).document()
@@ -95,12 +95,12 @@ def test_an_accuracy_that_ours_misses_is_a_ratio_of_0():
 def test_evaluations_are_outside_the_clock(monkeypatch):
     now = iter([107.0, 120.0, 121.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    made = Outcome(began=100.0)
-    made.evaluated(4, 0.5, spent=2.0)  # 7 s on the clock, 2 of them evaluation
-    made.evaluated(8, 0.6, spent=3.0)
-    made.ended()
-    assert [e["seconds"] for e in made.evaluations] == [5.0, 15.0]
-    assert made.seconds == 16.0 and made.seconds_to(0.55) == 15.0
+    result = Outcome(began=100.0)
+    result.evaluated(4, 0.5, spent=2.0)  # 7 s on the clock, 2 of them evaluation
+    result.evaluated(8, 0.6, spent=3.0)
+    result.ended()
+    assert [e["seconds"] for e in result.evaluations] == [5.0, 15.0]
+    assert result.seconds == 16.0 and result.seconds_to(0.55) == 15.0
 
 
 def test_the_first_updates_of_a_process_do_not_count():

@@ -1,4 +1,4 @@
-"""Config files, overrides, and what is refused in which words."""
+"""Config files, overrides, and what is refused with which message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIGS = sorted((ROOT / "configs").glob("**/*.toml"))
 
 
 def refusal(*overrides: str, file: Path | None = None) -> str:
-    """The sentence that refuses this command line."""
+    """Return the sentence that refuses this command line."""
     with pytest.raises(UsageError) as refused:
         load_config(file, overrides)
     return str(refused.value)
@@ -59,13 +59,13 @@ def toml(tmp_path: Path):
         ("[0,5]", [0, 5]),
         ('"3"', "3"),
         ("none", None),
-        ("runs/first", "runs/first"),  # no TOML value: text as it is
+        ("runs/first", "runs/first"),  # not a TOML value, so it is text
         ("cosine", "cosine"),
         ("a = b", "a = b"),
         ("", ""),
     ],
 )
-def test_override_values_are_toml_and_else_text(text, value):
+def test_override_values_are_toml_or_else_text(text, value):
     (pair,) = parse_overrides([f"--a.b={text}"])
     assert pair == ("a.b", value)
     assert type(pair[1]) is type(value)
@@ -95,7 +95,7 @@ def test_an_argument_that_is_no_override_is_refused():
         list(parse_overrides(["stages", "3"]))
 
 
-def test_overrides_lie_over_the_file_and_the_file_over_the_defaults(toml):
+def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
     file = toml("seed = 5\n[schedule]\nstages = 2\nbatches_per_stage = 8\n")
     config = load_config(file, ["--schedule.stages", "3"])
     assert (config.seed, config.schedule.stages, config.schedule.batches_per_stage) == (5, 3, 8)
@@ -182,7 +182,7 @@ def test_intervals_out_of_order_are_refused(interval):
 
 
 @pytest.mark.parametrize("interval", ["[0]", "[0, 1, 2]", "[0, inf]", "5"])
-def test_intervals_that_are_no_two_finite_numbers_are_refused(interval):
+def test_intervals_that_are_not_two_finite_numbers_are_refused(interval):
     assert "objective.ratio_clip" in refusal(f"--objective.ratio_clip={interval}")
 
 
@@ -200,7 +200,7 @@ def test_a_fault_names_the_file(toml):
 
 def test_unreadable_files_are_refused_by_name(toml, tmp_path):
     assert refusal(file=tmp_path / "gone.toml").endswith(
-        "gone.toml: there is no such config file or run's directory"
+        "gone.toml: there is no such config file or run directory"
     )
     assert "run.toml: " in refusal(file=toml("[schedule\n"))
     latin = tmp_path / "latin.toml"
@@ -212,7 +212,10 @@ def test_unreadable_files_are_refused_by_name(toml, tmp_path):
 
 
 EVERY_CHOICE = [(group, name) for group in sorted(CHOICES) for name in sorted(CHOICES[group])]
-NEEDED = {"dataset": {"data": "none.jsonl"}, "file": {"path": "none.py"}}  # without a default
+NEEDED = {
+    "dataset": {"data": "none.jsonl"},
+    "file": {"path": "none.py"},
+}  # options without a default
 
 
 @pytest.mark.parametrize(("group", "name"), EVERY_CHOICE)
@@ -247,7 +250,7 @@ def test_an_unknown_name_is_refused_with_the_choices(group):
         assert name in sentence
 
 
-def test_a_knob_of_another_objective_is_said_to_be_one():
+def test_a_knob_of_another_objective_is_refused_with_that_objective():
     sentence = refusal("--objective.name=cispo", "--objective.dual_clip=3")
     assert "objective.dual_clip is an option if objective.name = 'grpo'" in sentence
     sentence = refusal("--veto.name=off", "--veto.kappa=0.1")
@@ -267,13 +270,13 @@ def test_knobs_are_the_options_that_the_part_alone_declares():
     }
     assert config.veto.knobs == {"kappa": 1e-2, "scope": "suffix"}
     assert config.advantage.knobs == {"std": "unbiased", "eps": 1e-4, "eps_inside": False}
-    # what is asked of a part's function and what decides when it is called are not the same
+    # options that decide when a part's function is called are not passed to it
     proximal = load_config(None, ["--objective.name=decoupled_ppo"]).objective
     assert proximal.knobs == {"ratio_clip": (0.8, 1.2)} and proximal.proximal_period == 1
     assert load_config(None, ["--reference.name=kl"]).reference.knobs == {"corrected": True}
 
 
-def test_every_objective_but_that_of_ones_own_file_is_a_file_found_by_its_name():
+def test_every_objective_but_file_is_the_module_of_its_name():
     source = ROOT / "src/mugrpo"
     computed = {p.stem for p in source.glob("optimize/objectives/*.py")} - {"__init__"}
     assert computed == set(CHOICES["objective"]) - {"file"}
@@ -299,7 +302,7 @@ def owners_by_name() -> dict[str, Counter[str]]:
 
 
 def test_every_option_is_listed_once_for_each_choice_that_has_it():
-    """Counted on resolved configs: the groups without a choice once, each choice's own once."""
+    """Counted in resolved configs: options outside a choice once, others once for each choice."""
     default = RunConfig().model_dump()
     expected = {
         name: Counter([""]) for name in leaves(default) if name.partition(".")[0] not in CHOICES
@@ -313,7 +316,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it():
         for name in reward.model_fields:
             expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
     for name in [f"{group}.name" for group in (*CHOICES, "task.rewards[]")]:
-        expected[name] = Counter([""])  # what chooses is listed once for the group
+        expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected
 
 
@@ -332,7 +335,7 @@ def test_owners_by_hand(name, owners):
     assert owners_by_name()[name] == Counter(owners)
 
 
-def test_a_default_that_differs_between_choices_is_told_for_each():
+def test_a_default_that_differs_between_choices_is_shown_for_each():
     defaults = {option.name: option.default for option in describe()}
     assert defaults["advantage.zero_variance_mask"] == "true for group; false for shifted, asymre"
     assert defaults["objective.ratio_clip"] == (
@@ -349,9 +352,9 @@ def test_every_option_has_a_description_of_sentences():
 
 
 def test_every_table_says_what_it_is():
-    found = list(tables({"": RunConfig}))[1:]
-    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {table.name for table in found}
-    assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in found)
+    listed = list(tables({"": RunConfig}))[1:]
+    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {table.name for table in listed}
+    assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in listed)
 
 
 def test_types_bounds_and_defaults_are_spelled_for_users():
@@ -386,9 +389,9 @@ def test_changes_lists_what_differs_by_dotted_name():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_resolved_config_survives_json(preset):
-    """What resuming relies on: stored as JSON and read again, nothing has changed.
+    """Resuming relies on this: stored as JSON and read again, a config has not changed.
 
-    Not even where it says otherwise than the preset that lies beneath it.
+    That includes the values in which it differs from its preset.
     """
     others = ["--veto.name=off", "--reduction=constant", "--step.name=ess"]
     config = load_config(None, [f"--preset={preset}", "--task.terms=5", *others])
@@ -418,7 +421,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.canary_warning",
         "engine.restarts",
         "engine.silence",
-        "engine.processes",  # rounding alone, as the threads of the trainer
+        "engine.processes",  # affects only rounding, as the trainer's threads do
         "engine.threads",
         "engine.tensor_parallel",
         "engine.gpu_memory_utilization",
@@ -442,7 +445,7 @@ def test_there_are_committed_configs():
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_every_committed_config_loads_and_says_something(file):
+def test_every_committed_config_loads_and_differs_from_the_defaults(file):
     config = load_config(file)
     assert config != RunConfig()
 

@@ -1,4 +1,4 @@
-"""Methods by name: what each lies beneath, what a config's own values do to it."""
+"""Presets: what each sets, and how a config's own values replace its values."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_every_preset_loads_to_what_it_says_and_makes_a_loss(name):
             assert {key: resolved[group][key] for key in value} == value
         else:
             assert resolved[group] == value
-    # A preset says all of what differs between methods: nothing comes from another one.
+    # A preset sets everything in which methods differ, so nothing comes from another preset.
     assert {"objective", "veto", "reduction"} <= PRESETS[name].keys()
     assert UpdateLoss.of(config).objective.loss
 
 
-def test_presets_are_the_files_that_there_are():
+def test_presets_are_exactly_the_files():
     folder = Path(__file__).parents[2] / "src/mugrpo/config/presets"
     assert set(PRESETS) == {file.stem for file in folder.glob("*.toml")} and len(PRESETS) >= 14
 
@@ -66,28 +66,28 @@ PRESET = {
     [
         ({}, PRESET),
         ({"reduction": "token_mean", "seed": 3}, {**PRESET, "reduction": "token_mean", "seed": 3}),
-        (  # key by key
+        (  # groups are merged key by key
             {"schedule": {"batches_per_stage": 2, "stages": 8}},
             {
                 **PRESET,
                 "schedule": {"batches_per_stage": 2, "stages": 8, "passes_per_batch": 1},
             },
         ),
-        (  # no name is the preset's
+        (  # without a name, the preset's choice stays
             {"objective": {"level": "token"}},
             {
                 **PRESET,
                 "objective": {"name": "grpo", "ratio_clip": (0.0, 5.0), "level": "token"},
             },
         ),
-        (  # and so is the same name
+        (  # the same name keeps the preset's other options
             {"objective": {"name": "grpo", "ratio_clip": (0.5, 2.0)}},
             {
                 **PRESET,
                 "objective": {"name": "grpo", "ratio_clip": (0.5, 2.0), "level": "sequence"},
             },
         ),
-        (  # another's options are its own alone
+        (  # another name drops them
             {"objective": {"name": "cispo"}},
             {**PRESET, "objective": {"name": "cispo"}},
         ),
@@ -101,13 +101,13 @@ def test_beneath_by_hand(raw, expected):
     assert repr((PRESET, raw)) == before
 
 
-def test_what_lies_beneath_is_never_shared():
+def test_merged_values_are_not_shared_with_the_preset():
     merged = beneath(PRESET, {})
     merged["schedule"]["batches_per_stage"] = 9
     assert PRESET["schedule"]["batches_per_stage"] == 4
 
 
-def test_a_file_lies_over_its_preset_and_the_command_line_over_the_file(toml):
+def test_a_file_replaces_its_presets_values_and_the_command_line_the_files(toml):
     file = toml('preset = "gspo"\nreduction = "constant"\n[objective]\nratio_clip = [0.9, 1.1]\n')
     config = load_config(file, ["--objective.dual_clip=3"])
     assert config.objective.knobs == {
@@ -129,7 +129,7 @@ def test_a_part_can_be_set_over_every_preset(group):
             assert getattr(config, group).name == choice
 
 
-# methods.md, section 1: batches a stage, passes a batch
+# batches per stage, passes per batch
 @pytest.mark.parametrize(
     ("name", "batches", "passes"),
     [
@@ -139,7 +139,7 @@ def test_a_part_can_be_set_over_every_preset(group):
         ("off-policy-grpo", 10, 1),
     ],
 )
-def test_batches_and_passes_of_a_stage_are_the_literatures(name, batches, passes):
+def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches, passes):
     schedule = load_config(None, [f"--preset={name}", "--schedule.stages=3"]).schedule
     assert (schedule.batches_per_stage, schedule.passes_per_batch) == (batches, passes)
     assert schedule.updates_per_stage == batches * passes
@@ -170,7 +170,7 @@ def test_an_unknown_preset_is_refused_with_the_choices():
         ),
     ],
 )
-def test_a_fault_of_the_whole_names_its_option_and_not_every_value(overrides, beginning):
+def test_a_fault_of_the_whole_config_names_its_option_and_not_every_value(overrides, beginning):
     assert re.match(f"the command line: {re.escape(beginning)}", refusal(*overrides))
 
 

@@ -1,4 +1,4 @@
-"""What a resolved config says of its groups: worked out by hand for each kind of them."""
+"""What a resolved config derives from its groups, by hand for each kind of group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config_of(words: str) -> RunConfig:
         ("preset=mu-grpo", 1),
         ("preset=decoupled-ppo", 4),
         ("objective.name=grpo objective.clip_center=proximal objective.proximal_period=3", 3),
-        ("preset=cispo", 1),  # it knows no proximal policy
+        ("preset=cispo", 1),  # it uses no proximal policy
     ],
 )
 def test_the_proximal_period_is_the_objectives_or_1(words, period):
@@ -76,11 +76,11 @@ def test_vllm_alone_limits_a_sequence(words, length):
         ("engine.name=vllm_server", False),
     ],
 )
-def test_an_engine_of_our_own_without_processes_is_in_the_trainers(words, inside):
+def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(words, inside):
     assert config_of(words).engine_in_process is inside
 
 
-def test_files_of_ones_own_are_those_of_objective_and_rewards(tmp_path: Path):
+def test_the_users_own_files_are_those_of_objective_and_rewards(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("")
     config = config_of(
@@ -99,7 +99,7 @@ def test_a_value_in_the_place_of_a_group_is_refused(value):
         load_config(None, [f"--engine={value}"])
 
 
-def test_a_group_of_another_choice_is_said_to_be_one():
+def test_a_group_of_another_choice_is_refused_with_that_choice():
     with pytest.raises(ValueError, match=r"task\.workers is an option if task\.name = 'dataset'"):
         load_config(None, ["--task.workers.count=1"])
 

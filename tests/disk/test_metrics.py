@@ -10,7 +10,7 @@ from mugrpo.disk.metrics import MetricsLog, read_metrics
 
 @pytest.fixture
 def path(tmp_path):
-    """A log of a refresh before update 0, updates 1 to 4 and an evaluation after the second."""
+    """A log with a refresh at update 0, updates 1 to 4, and an evaluation after update 2."""
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     log.append("refresh", 0, stage=0)
@@ -34,7 +34,7 @@ def test_lines_come_back_in_order_as_flat_objects(path):
     assert [json.loads(text) for text in path.read_text().splitlines()] == lines
 
 
-def test_opening_cuts_what_comes_after_the_restored_update_and_appends_behind(path):
+def test_opening_removes_lines_after_the_restored_update_and_then_appends(path):
     log = MetricsLog(path, 2)
     assert kinds(path) == [("refresh", 0), ("update", 1), ("update", 2), ("evaluation", 2)]
     log.append("update", 3, loss=9.0)
@@ -49,7 +49,7 @@ def test_opening_at_the_last_update_changes_no_byte(path):
     assert path.read_bytes() == before
 
 
-def test_a_log_knows_what_it_has_and_forgets_what_was_cut(path):
+def test_a_log_knows_its_lines_and_forgets_the_removed_ones(path):
     log = MetricsLog(path, 2)
     assert log.has("evaluation", 2) and log.has("update", 2) and log.has("refresh", 0)
     assert not log.has("update", 3) and not log.has("evaluation", 1)
@@ -59,7 +59,7 @@ def test_a_log_knows_what_it_has_and_forgets_what_was_cut(path):
 
 
 @pytest.mark.parametrize("torn", ['{"kind": "update", "update": 5, "lo', '{"kind"', "{"])
-def test_a_last_line_torn_by_a_kill_is_passed_over_and_then_replaced(path, torn):
+def test_a_last_line_cut_short_by_a_kill_is_skipped_and_then_replaced(path, torn):
     whole = path.read_text()
     path.write_text(whole + torn)
     assert kinds(path)[-1] == ("update", 4) and len(kinds(path)) == 6
@@ -88,11 +88,11 @@ def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path):
     log.close()
 
 
-def test_there_are_no_metrics_where_there_is_no_file(tmp_path):
+def test_a_missing_file_has_no_metrics(tmp_path):
     assert list(read_metrics(tmp_path / "none.jsonl")) == []
 
 
-def test_a_log_that_was_closed_for_another_process_goes_on_with_what_that_one_wrote(path):
+def test_a_reopened_log_continues_after_the_lines_of_another_process(path):
     log = MetricsLog(path, 4)
     log.close()
     other = MetricsLog(path, 4)
@@ -103,4 +103,21 @@ def test_a_log_that_was_closed_for_another_process_goes_on_with_what_that_one_wr
     assert log.has("update", 5) and not log.has("update", 6)
     log.append("evaluation", 5, accuracy=0.5)
     assert kinds(path)[-2:] == [("update", 5), ("evaluation", 5)]
+    log.close()
+
+
+def test_a_line_that_is_put_twice_is_written_once_whatever_its_values(path):
+    log, values = MetricsLog(path, 4), {"gap": math.nan, "shares": (1, 2)}
+    assert log.put("refresh", 4, **values)
+    content = path.read_bytes()
+    assert not log.put("refresh", 4, **values) and path.read_bytes() == content
+    assert log.put("refresh", 4, gap=0.5) and kinds(path).count(("refresh", 4)) == 1
+    log.close()
+
+
+def test_a_log_without_a_path_keeps_nothing_and_tells_of_every_line():
+    heard = []
+    log = MetricsLog(None, 4, lambda *line: heard.append(line))
+    assert log.put("refresh", 4, gap=1) and log.put("refresh", 4, gap=2)
+    assert heard == [("refresh", 4, {"gap": 1}), ("refresh", 4, {"gap": 2})]
     log.close()

@@ -9,7 +9,7 @@ UNREWARDED = {*FAILED, Status.SKIPPED}
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_score_lacks_a_reward_exactly_where_none_is_known(status):
+def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
     assert status.failed is (status in FAILED)
     assert status.rewarded is (status not in UNREWARDED)
     allowed, refused = (None, 0.0) if status in UNREWARDED else (0.0, None)

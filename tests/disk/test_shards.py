@@ -11,6 +11,7 @@ import pytest
 
 from mugrpo.disk import shards as shards_module
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import (
     RowReader,
@@ -26,7 +27,7 @@ from mugrpo.disk.shards import (
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
-    """A rollout whose every field tells its number; ragged, 1 to 7 tokens."""
+    """Return a rollout whose fields depend on `number`, with 1 to 7 tokens by default."""
     length = length or number % 7 + 1
     return Rollout(
         problem_id=problem_id,
@@ -61,7 +62,7 @@ def rollouts(tmp_path: Path) -> ShardSet:
     return ShardSet(tmp_path, "rollouts")
 
 
-def test_rollouts_come_back_as_they_went(tmp_path):
+def test_rollouts_come_back_as_they_were_written(tmp_path):
     sent = [made(i, problem_id) for i, problem_id in enumerate(["", "Übung/7", "数学 \n", "🙂'\""])]
     write_rollouts(ShardSet(tmp_path, "rollouts"), 3, sent)
     back = list(read_rollouts(ShardSet(tmp_path, "rollouts"), 3))
@@ -76,7 +77,7 @@ def test_rollouts_stream_in_order_across_row_groups(rollouts):
     assert_same(back[511], made(511))
 
 
-def test_scores_come_back_as_they_went(tmp_path):
+def test_scores_come_back_as_they_were_written(tmp_path):
     sent = [
         Score(Status.RIGHT, 1.0, {"answer": "4"}),
         Score(Status.WRONG, 0.1, {"größe": [1, {"a": None}]}),
@@ -126,7 +127,7 @@ def test_scores_on_disk_are_plain_parquet_with_null_for_no_reward(tmp_path):
     }
 
 
-def test_rows_come_in_the_order_asked_across_shards_and_row_groups(rollouts):
+def test_rows_come_in_the_order_asked_for_across_shards_and_row_groups(rollouts):
     places = [(1, 299), (0, 0), (0, 599), (1, 0), (0, 255), (0, 256), (1, 299), (0, 1)]
     numbers = [1299, 0, 599, 1000, 255, 256, 1299, 1]
     for cached in (1, 2, 10):
@@ -135,9 +136,33 @@ def test_rows_come_in_the_order_asked_across_shards_and_row_groups(rollouts):
             assert_same(rollout, made(number))
 
 
+def test_row_groups_of_another_writer_give_the_same_rows(rollouts, tmp_path):
+    table = pq.read_table(rollouts.path(0))
+    with pq.ParquetWriter(tmp_path / "shard-00000.parquet", table.schema) as writer:
+        for start, end in [(0, 7), (7, 420), (420, 600)]:
+            writer.write_table(table.slice(start, end - start))
+    path = tmp_path / "shard-00000.parquet"
+    entry = {"rows": 600, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    manifest = {"kind": "rollouts", "shards": {"0": entry}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    reader = RowReader(ShardSet(tmp_path, "rollouts"))
+    for number in (0, 6, 7, 300, 419, 420, 599):
+        assert_same(rollout_from_row(reader.rows([(0, number)])[0]), made(number))
+
+
+def test_a_shard_that_is_written_again_is_verified_again(tmp_path):
+    shards = ShardSet(tmp_path, "rollouts")
+    write_rollouts(shards, 0, [made(0)])
+    shards.open(0)
+    write_rollouts(shards, 0, [made(1)])
+    cut_short(shards.path(0))
+    with pytest.raises(RunStopped, match="repair"):
+        shards.open(0)
+
+
 @pytest.mark.parametrize(
     ("limit", "reads"),
-    # Row groups a = (0, 0), b = (0, 1), c = (1, 0), asked for as a a b a c b a; the oldest goes.
+    # Row groups a = (0, 0), b = (0, 1), c = (1, 0), read as a a b a c b a; the one read first goes.
     [(1, 6), (2, 4), (3, 3)],
 )
 def test_a_reader_keeps_no_more_row_groups_than_its_limit(rollouts, monkeypatch, limit, reads):
@@ -212,7 +237,7 @@ def test_a_damaged_shard_stops_every_reader_and_is_named(rollouts, damage, words
     reader = RowReader(fresh)
     with pytest.raises(RunStopped, match=message):
         reader.rows([(0, 0), (1, 0)])
-    assert rollout_from_row(reader.rows([(0, 5)])[0]).sample == 5  # the other one is whole
+    assert rollout_from_row(reader.rows([(0, 5)])[0]).sample == 5  # the other shard is intact
 
 
 def test_a_file_that_no_manifest_lists_is_a_stranger_and_is_not_read(rollouts):
@@ -241,11 +266,11 @@ def test_a_shard_is_listed_only_after_its_file_is_there(tmp_path, monkeypatch):
     assert 0 not in after and after.strangers() == [tmp_path / "shard-00000.parquet"]
 
     monkeypatch.setattr(shards_module, "publish_json", original)
-    write_rollouts(after, 0, [made(5)])  # what is not listed is made again
+    write_rollouts(after, 0, [made(5)])  # a shard that is not listed is written again
     assert [r.sample for r in read_rollouts(ShardSet(tmp_path, "rollouts"), 0)] == [5]
 
 
-def test_a_forgotten_shard_is_made_again(rollouts):
+def test_a_forgotten_shard_is_no_longer_listed(rollouts):
     rollouts.forget(0)
     assert 0 not in rollouts
     assert ShardSet(rollouts.folder, "rollouts").numbers() == [1]
@@ -268,7 +293,7 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_plan_comes_back_as_it_went(tmp_path):
+def test_a_plan_comes_back_as_it_was_written(tmp_path):
     batches = [[(0, 3), (1, 0), (0, 2)], [(2, 7)], [(0, 3), (0, 4)]]  # uneven, a row used twice
     write_plan(ShardSet(tmp_path, "plan"), batches)
     assert read_plan(ShardSet(tmp_path, "plan")) == batches

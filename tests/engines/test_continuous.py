@@ -22,7 +22,7 @@ LONG = 2 * BLOCK + 5  # response tokens: three blocks
 
 
 def groups_of(policy: Policy, size: int) -> list[Request]:
-    """`size` requests of each of PROMPTS, side by side."""
+    """Return `size` requests for each of PROMPTS, side by side."""
     prompts = [encoded(policy, prompt) for prompt in PROMPTS for _ in range(size)]
     return [Request(ids, seed) for seed, ids in enumerate(prompts)]
 
@@ -30,17 +30,19 @@ def groups_of(policy: Policy, size: int) -> list[Request]:
 @pytest.mark.parametrize("form", ["qwen3", "gemma3", "mistral", "llama", "gpt2"])
 @pytest.mark.parametrize(("size", "slots"), [(5, 7), (1, 4), (5, 64)])
 def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, slots):
-    """Groups that do not fit the slots, prompts without a mate, and all at once.
+    """Groups that do not fit the slots, groups of one, and all requests at once.
 
     Windows of five tokens (gemma3, mistral) end within a block, at its edge and in the prompt.
     """
     policy = tiny_policy(form)
     requests = groups_of(policy, size)
-    made = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
+    completions = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
     plain = HFEngine(policy, HFOptions(batch_size=64))
     (batch,) = plain.generate(requests, temperature=1.0, max_new_tokens=LONG)
-    assert size == 1 or max(len(c.ids) for c in made) > BLOCK
-    for request, completion, (_, expected) in zip(requests, made, batch.completions, strict=True):
+    assert size == 1 or max(len(c.ids) for c in completions) > BLOCK
+    for request, completion, (_, expected) in zip(
+        requests, completions, batch.completions, strict=True
+    ):
         np.testing.assert_array_equal(completion.ids, expected.ids)
         logprobs = plain_logprobs(policy, request.prompt_ids, completion.ids).detach()
         np.testing.assert_allclose(completion.logprobs, logprobs, atol=5e-5)
@@ -114,7 +116,7 @@ def test_the_models_own_attention_is_back_after_an_error(monkeypatch):
     assert not any("forward" in vars(m) for m in policy.model.modules())
 
 
-def test_bf16_logprobs_are_as_near_to_the_exact_ones_as_the_plain_engines():
+def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
     policy = load_policy(ModelOptions(precision="bf16"))
     requests = groups_of(policy, 3)
     plain = HFEngine(policy, HFOptions(batch_size=64))
@@ -163,61 +165,61 @@ HEADS, SIZE, QUERIES = 2, 4, 3
 
 
 class Reference:
-    """Every sequence's keys and values in lists of its own."""
+    """Attention over whole sequences, whose keys and values are kept separately."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # [H, tokens, D] both, by slot
 
     def attend(self, query_AHQD, key_AHD, value_AHD, window):
-        found = []
+        outputs = []
         for a, (keys, values) in enumerate(self.kept):
             keys = torch.cat([keys, key_AHD[a, :, None]], 1)
             values = torch.cat([values, value_AHD[a, :, None]], 1)
             self.kept[a] = keys, values
             seen = slice(None) if window is None else slice(-window, None)
             weights = torch.softmax(query_AHQD[a] @ keys[:, seen].transpose(1, 2), -1)
-            found.append(weights @ values[:, seen])
-        return torch.stack(found)
+            outputs.append(weights @ values[:, seen])
+        return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("window", [None, 3, BLOCK + 2])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_slots_attend_as_sequences_of_their_own_do(window, seed):
+def test_slots_attend_as_separate_sequences_do(window, seed):
     """Sequences that begin in groups, end at random and move, over several blocks."""
     random, slots, layers = np.random.default_rng(seed), 9, 2
     torch.manual_seed(seed)
     cache, references = SlotCache(slots), [Reference() for _ in range(layers)]
-    made = np.zeros(0, np.int64)  # response tokens of the active slots
+    response_lengths = np.zeros(0, np.int64)  # response tokens of the active slots
     for _ in range(4 * BLOCK):
-        while len(made) < slots and random.random() < 0.5:
-            count = int(random.integers(1, slots - len(made) + 1))
+        while len(response_lengths) < slots and random.random() < 0.5:
+            count = int(random.integers(1, slots - len(response_lengths) + 1))
             length = int(random.integers(1, 12))
             prompt = [(torch.randn(HEADS, length, SIZE),) * 2 for _ in range(layers)]
-            cache.begin(np.arange(len(made), len(made) + count), prompt)
+            cache.begin(np.arange(len(response_lengths), len(response_lengths) + count), prompt)
             for reference, layer in zip(references, prompt, strict=True):
                 reference.kept += [layer] * count
-            made = np.append(made, np.zeros(count, np.int64))
-        if not len(made):
+            response_lengths = np.append(response_lengths, np.zeros(count, np.int64))
+        if not len(response_lengths):
             continue
-        positions = cache.aim(made, torch.device("cpu"))
+        positions = cache.aim(response_lengths, torch.device("cpu"))
         lengths = [len(keys[0]) for keys, _ in references[0].kept]
         assert positions.tolist() == lengths  # a position is the number of tokens before
         for layer, reference in enumerate(references):
-            query = torch.randn(len(made), HEADS, QUERIES, SIZE)
-            key, value = torch.randn(2, len(made), HEADS, SIZE)
+            query = torch.randn(len(response_lengths), HEADS, QUERIES, SIZE)
+            key, value = torch.randn(2, len(response_lengths), HEADS, SIZE)
             expected = reference.attend(query, key, value, window)
-            found = cache.attend(layer, query, key, value, window)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        made += 1
-        ended = random.random(len(made)) < 0.02
-        left = len(made) - int(ended.sum())
+            actual = cache.attend(layer, query, key, value, window)
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        response_lengths += 1
+        ended = random.random(len(response_lengths)) < 0.02
+        left = len(response_lengths) - int(ended.sum())
         gaps, movers = np.flatnonzero(ended[:left]), left + np.flatnonzero(~ended[left:])
-        made[gaps] = made[movers]
-        made = made[:left]
+        response_lengths[gaps] = response_lengths[movers]
+        response_lengths = response_lengths[:left]
         for reference in references:
             for gap, mover in zip(gaps, movers, strict=True):
                 reference.kept[gap] = reference.kept[mover]
             del reference.kept[left:]
-        cache.close(movers, gaps, left, int(made.max(initial=0)))
-        assert len(cache.length_U) <= left  # prompts without a slot are given up
-    assert cache.layers[0].responses[0].shape[0] > 1  # blocks
+        cache.close(movers, gaps, left, int(response_lengths.max(initial=0)))
+        assert len(cache.length_U) <= left  # prompts without a slot are dropped
+    assert cache.layers[0].responses[0].shape[0] > 1  # several blocks were used

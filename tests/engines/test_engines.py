@@ -20,12 +20,12 @@ LIMIT = 42  # tokens; with these seeds some responses of every model end before 
 
 @pytest.fixture(params=["continuous", "hf"], autouse=True)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every claim is made of both engines."""
+    """Run every test with both engines."""
     monkeypatch.setattr(builders, "ENGINE", request.param)
 
 
 def requests_of(policy, count: int) -> list[Request]:
-    """`count` requests that go through PROMPTS again and again, each with a seed of its own."""
+    """Return `count` requests that repeat PROMPTS in order, each with its own seed."""
     return [Request(encoded(policy, PROMPTS[i % len(PROMPTS)]), i) for i in range(count)]
 
 
@@ -33,8 +33,8 @@ def requests_of(policy, count: int) -> list[Request]:
 def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
     requests = requests_of(any_policy, 12)
     assert len({len(r.prompt_ids) for r in requests}) > 3  # so the batch is padded
-    made = generated(any_policy, requests, batch_size=12, temperature=temperature)
-    for request, completion in zip(requests, made, strict=True):
+    completions = generated(any_policy, requests, batch_size=12, temperature=temperature)
+    for request, completion in zip(requests, completions, strict=True):
         expected = plain_logprobs(any_policy, request.prompt_ids, completion.ids, temperature)
         np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
 
@@ -50,32 +50,32 @@ def test_a_response_does_not_depend_on_the_batch_it_is_in(any_policy):
 
 
 def test_completions_come_in_the_order_of_the_requests(embedded_policy):
-    # The embedded model copies the prompt's first term, so a response tells its prompt.
+    # The embedded model copies the prompt's first term, so a response shows its prompt.
     requests = [Request(encoded(embedded_policy, f"{d}+1-1+1-1+1-1+1="), d) for d in (1, 2, 3)]
-    made = generated(embedded_policy, requests, batch_size=2, temperature=0.1)
-    assert [embedded_policy.tokenizer.decode(c.ids[:1]) for c in made] == ["1", "2", "3"]
+    completions = generated(embedded_policy, requests, batch_size=2, temperature=0.1)
+    assert [embedded_policy.tokenizer.decode(c.ids[:1]) for c in completions] == ["1", "2", "3"]
 
 
 def test_a_response_ends_at_its_first_stop_id_and_is_truncated_without_one(any_policy):
     requests = requests_of(any_policy, 40)
-    made = generated(any_policy, requests, max_new_tokens=LIMIT)
-    stopped = [c for c in made if c.finish_reason is FinishReason.STOP]
-    truncated = [c for c in made if c.finish_reason is FinishReason.LENGTH]
+    completions = generated(any_policy, requests, max_new_tokens=LIMIT)
+    stopped = [c for c in completions if c.finish_reason is FinishReason.STOP]
+    truncated = [c for c in completions if c.finish_reason is FinishReason.LENGTH]
     assert stopped and truncated  # the case holds both
     for completion in stopped:
         assert completion.ids.tolist().index(EOS) == len(completion.ids) - 1 < LIMIT
     for completion in truncated:
         assert EOS not in completion.ids and len(completion.ids) == LIMIT
-    assert all(len(c.logprobs) == len(c.ids) for c in made)
+    assert all(len(c.logprobs) == len(c.ids) for c in completions)
 
 
 def test_every_end_of_sequence_id_of_the_generation_config_stops():
     policy = tiny_policy("llama")
     policy.stop_ids = [EOS, 5]
-    made = generated(policy, requests_of(policy, 40))
-    ends = {int(c.ids[-1]) for c in made if c.finish_reason is FinishReason.STOP}
+    completions = generated(policy, requests_of(policy, 40))
+    ends = {int(c.ids[-1]) for c in completions if c.finish_reason is FinishReason.STOP}
     assert ends == {EOS, 5}
-    assert not any(set(c.ids[:-1].tolist()) & {EOS, 5} for c in made)
+    assert not any(set(c.ids[:-1].tolist()) & {EOS, 5} for c in completions)
 
 
 def test_a_longer_limit_continues_the_same_response(any_policy):
@@ -98,10 +98,10 @@ def test_first_tokens_are_drawn_from_the_models_next_token_distribution(any_poli
     draws = 1500
     prompt_ids = encoded(any_policy, "3+2-1+3-2+1+1+2=3+2=")  # where the embedded model is unsure
     requests = [Request(prompt_ids, seed) for seed in range(draws)]
-    made = generated(any_policy, requests, batch_size=500, temperature=0.7, max_new_tokens=1)
+    completions = generated(any_policy, requests, batch_size=500, temperature=0.7, max_new_tokens=1)
     with torch.no_grad():
         logits = any_policy.model(input_ids=torch.tensor(prompt_ids.astype(np.int64))[None]).logits
-    observed = np.bincount([c.ids[0] for c in made], minlength=logits.shape[-1])
+    observed = np.bincount([c.ids[0] for c in completions], minlength=logits.shape[-1])
 
     def p_value(temperature: float) -> float:
         expected = torch.softmax(logits[0, -1].double() / temperature, -1).numpy() * draws
@@ -111,7 +111,7 @@ def test_first_tokens_are_drawn_from_the_models_next_token_distribution(any_poli
         return float(chisquare(*cells).pvalue)
 
     assert p_value(0.7) > 1e-3
-    assert p_value(0.85) < 1e-3  # the same test tells the next temperature apart
+    assert p_value(0.85) < 1e-3  # the test can tell a slightly higher temperature apart
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -1,4 +1,4 @@
-"""Engines in processes of their own: the same tokens, and what becomes of a process that dies."""
+"""Engines in processes of their own: the same tokens, and what happens if a process dies."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.builders import PROMPTS, encoded
 from tests.processes.test_peer import alive, soon
 from tests.runs import ENVIRONMENT
 
-COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so that some is left at a kill
+COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so some is left at a kill
 CHAIN = str(EMBEDDED["chain"])
 
 
 class Remote:
-    """A remote engine over the embedded model, and what it told."""
+    """A remote engine over the embedded model, and what it said."""
 
     def __init__(self, policy: Policy, folder: Path, **options: object) -> None:
         self.said: list[str] = []
@@ -66,7 +66,7 @@ class Remote:
 
 @pytest.fixture(scope="module")
 def requests(embedded_policy: Policy) -> list[Request]:
-    """Groups of five to a prompt."""
+    """Requests in groups of five with the same prompt."""
     prompts = [encoded(embedded_policy, PROMPTS[i // 5 % len(PROMPTS)]) for i in range(COUNT)]
     return [Request(prompt, 1000 + i) for i, prompt in enumerate(prompts)]
 
@@ -79,25 +79,25 @@ def expected(embedded_policy: Policy, requests: list[Request]) -> list[Completio
 @pytest.fixture(scope="module")
 def shared(embedded_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     """One process for the tests that leave it alive."""
-    made = Remote(embedded_policy, tmp_path_factory.mktemp("shared"))
-    made.engine.refresh(0, lambda: CHAIN)
-    yield made
-    made.engine.close()
+    remote = Remote(embedded_policy, tmp_path_factory.mktemp("shared"))
+    remote.engine.refresh(0, lambda: CHAIN)
+    yield remote
+    remote.engine.close()
 
 
 def taken(engine, requests, *, after=lambda done: None, temperature=1.0) -> list[Completion]:
-    """What the engine makes of `requests`, each once; `after` sees how many are done."""
-    found: dict[int, Completion] = {}
+    """Return a completion for each of `requests`. `after` is called with how many are done."""
+    completions: dict[int, Completion] = {}
     for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=LIMIT):
         for index, completion in decoded.completions:
-            assert index not in found
-            found[index] = completion
-        after(len(found))
-    return [found[index] for index in range(len(requests))]
+            assert index not in completions
+            completions[index] = completion
+        after(len(completions))
+    return [completions[index] for index in range(len(requests))]
 
 
-def assert_same(made: list[Completion], expected: list[Completion]) -> None:
-    for ours, theirs in zip(made, expected, strict=True):
+def assert_same(actual: list[Completion], expected: list[Completion]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(ours.ids, theirs.ids)
         np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
         assert ours.finish_reason is theirs.finish_reason
@@ -123,15 +123,15 @@ def test_it_samples_from_the_weights_of_the_refresh(
     trained.save(tmp_path / "trained")
     shared.engine.refresh(2, lambda: str(tmp_path / "trained"))
     in_process = ContinuousEngine(trained, ContinuousOptions(slots=1))
-    made = taken(in_process, requests)
-    assert_same(taken(shared.engine, requests), made)
-    assert any(len(a.ids) != len(b.ids) for a, b in zip(made, expected, strict=True))
+    completions = taken(in_process, requests)
+    assert_same(taken(shared.engine, requests), completions)
+    assert any(len(a.ids) != len(b.ids) for a, b in zip(completions, expected, strict=True))
     shared.engine.refresh(0, lambda: CHAIN)
     assert_same(taken(shared.engine, requests), expected)
     assert shared.pid == pid
 
 
-def test_a_killed_process_is_started_again_and_makes_the_same(
+def test_a_killed_process_is_restarted_and_makes_the_same_responses(
     embedded_policy: Policy, requests, expected, tmp_path: Path
 ):
     killed = Remote(embedded_policy, tmp_path)
@@ -150,12 +150,12 @@ def test_a_killed_process_is_started_again_and_makes_the_same(
     killed.engine.close()
 
 
-def test_a_process_that_hangs_is_started_again(
+def test_a_process_that_hangs_is_restarted(
     embedded_policy: Policy, requests, expected, tmp_path: Path
 ):
-    hanging = Remote(embedded_policy, tmp_path)  # the second process may take its time to load
+    hanging = Remote(embedded_policy, tmp_path)
     hanging.engine.refresh(0, lambda: CHAIN)
-    hanging.peer.silence = 1.0
+    hanging.peer.silence = 1.0  # of the first process only: the second may be slow to load
     first = hanging.pid
 
     def stop(done: int) -> None:
@@ -186,7 +186,7 @@ def test_a_process_that_dies_too_often_stops_the_run(
     assert len(dying.said) == 1
 
 
-def test_what_is_not_wanted_any_more_is_ended(shared: Remote, requests, expected):
+def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, expected):
     pid = shared.pid
     with pytest.raises(Interrupted):
         taken(shared.engine, requests, after=lambda done: (_ for _ in ()).throw(Interrupted("")))
@@ -217,15 +217,15 @@ def test_a_process_that_generates_ends_with_a_killed_run(tmp_path: Path):
     assert soon(lambda: not alive(int(ended.stdout)))
 
 
-def test_an_interpreter_that_is_not_there_is_refused(embedded_policy: Policy, tmp_path: Path):
+def test_a_missing_interpreter_is_refused(embedded_policy: Policy, tmp_path: Path):
     nowhere = Remote(embedded_policy, tmp_path)
     nowhere.engine._start = replace(nowhere.engine._host, python="/no/such/python").start
     with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
         nowhere.engine.refresh(0, lambda: CHAIN)
 
 
-def test_what_goes_wrong_under_an_actor_is_heard(embedded_policy: Policy, tmp_path: Path):
-    """Of the actor itself, which needs no Ray."""
+def test_what_goes_wrong_under_an_actor_is_reported(embedded_policy: Policy, tmp_path: Path):
+    """The actor's own part, which needs no Ray."""
     host = Remote(embedded_policy, tmp_path).engine._host
     relay = Relay(replace(host, python="/no/such/python"))
     assert relay.hear() == []
@@ -244,7 +244,7 @@ def test_what_goes_wrong_under_an_actor_is_heard(embedded_policy: Policy, tmp_pa
 
 
 def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_path: Path):
-    """This one has none: a sentence, and no second start."""
+    """This interpreter has no vLLM. It is refused in a sentence, without a restart."""
     said: list[str] = []
     (engine,) = make_engines(
         RunConfig(engine=VLLMOptions()),
@@ -260,11 +260,11 @@ def test_an_interpreter_without_vllm_is_refused(embedded_policy: Policy, tmp_pat
     assert said == []
 
 
-# ---- what a process says is looked at ----
+# ---- answers are checked ----
 
 LIAR = """
 import sys
-sys.path.insert(0, HOUSE)
+sys.path.insert(0, PACKAGE)
 from processes.child import Channel
 import numpy as np
 channel = Channel()
@@ -281,10 +281,10 @@ while True:
 
 
 def lie(monkeypatch: pytest.MonkeyPatch, folder: Path, said: str) -> None:
-    """Let engines' processes answer every task with `said`, Python."""
+    """Make the engines' processes answer every task with `said`, a Python expression."""
     worker = folder / "worker.py"
-    house = str(Path(process.__file__).parents[1])
-    worker.write_text(LIAR.replace("HOUSE", repr(house)).replace("ANSWER", said))
+    package = str(Path(process.__file__).parents[1])
+    worker.write_text(LIAR.replace("PACKAGE", repr(package)).replace("ANSWER", said))
     monkeypatch.setattr(process, "_WORKER", worker)
 
 
@@ -321,14 +321,14 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     lying.engine.close()
 
 
-def test_the_right_answer_of_the_same_process_is_taken(
+def test_a_right_answer_of_the_same_process_is_accepted(
     embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):
-    """So that it is the answers above that are refused."""
+    """A control: it is their content for which the answers above are refused."""
     lie(monkeypatch, tmp_path, answer())
     honest = Remote(embedded_policy, tmp_path)
     honest.engine.refresh(0, lambda: CHAIN)
-    made = taken(honest.engine, requests[:3])
-    assert [c.ids.tolist() for c in made] == [[2, 1]] * 3
-    assert [c.logprobs.tolist() for c in made] == [[-0.5, -0.5]] * 3
+    completions = taken(honest.engine, requests[:3])
+    assert [c.ids.tolist() for c in completions] == [[2, 1]] * 3
+    assert [c.logprobs.tolist() for c in completions] == [[-0.5, -0.5]] * 3
     honest.engine.close()

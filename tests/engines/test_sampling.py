@@ -29,7 +29,7 @@ def test_uniforms_are_the_top_53_bits_of_philox_words_keyed_by_the_seed(seed):
     assert uniforms([seed], 8)[0].tolist() == expected
 
 
-def test_uniforms_of_seed_42_are_these_forever():
+def test_uniforms_of_seed_42_never_change():
     golden = [
         0.8201981478608876,
         0.18924562408645496,
@@ -60,12 +60,12 @@ def test_uniforms_are_evenly_spread_within_zero_and_one():
 
 
 def drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The tokens alone, at temperature 1."""
+    """Return the sampled tokens, without logprobs, at temperature 1."""
     return sample(logits, 1.0, uniforms)[0]
 
 
 def whole_function(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The tokens by the whole distribution function in float64, with nothing else in mind."""
+    """Return the tokens by the whole distribution function in float64, in the plainest way."""
     cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
@@ -138,7 +138,7 @@ def test_the_largest_uniform_stays_in_the_vocabulary_whatever_the_probabilities_
 
 
 def test_a_token_too_rare_for_float32_sums_is_still_drawn():
-    # 1 - 2^-26 is 1 in float32, so that token 1 would never come.
+    # 1 - 2^-26 is 1 in float32, so token 1 would never be drawn.
     logprobs = torch.tensor([[1 - 2.0**-26, 2.0**-26]], dtype=torch.float64).log().float()
     uniforms = torch.tensor([1 - 2.0**-25, 1 - 2.0**-27], dtype=torch.float64)
     assert drawn(logprobs.expand(2, -1), uniforms).tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""The engine that asks a server, against a small server of our own that speaks the protocol."""
+"""The engine that asks a server, tested with a small server that speaks the same protocol."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LIMIT = 24
 
 
 class Server:
-    """Answers as vLLM does, with responses that our own engine samples alone."""
+    """A server that answers as vLLM does, with responses that our engine samples one at a time."""
 
     def __init__(self, policy: Policy) -> None:
         self.asked: list[dict[str, Any]] = []
         self.change = lambda choice: choice
-        self.away = 0  # requests that find nobody
-        self.cut = 0  # answers that end in their middle
+        self.away = 0  # requests that get no answer
+        self.cut = 0  # answers that are cut off
         engine, lock = ContinuousEngine(policy, ContinuousOptions(slots=1)), threading.Lock()
         server = self
 
@@ -50,7 +50,7 @@ class Server:
                         self.close_connection = True
                         return
                     request = Request(np.array(body["prompt"], np.int32), body["seed"])
-                    (made,) = (
+                    (response,) = (
                         completion
                         for decoded in engine.generate(
                             [request],
@@ -60,9 +60,9 @@ class Server:
                         for _, completion in decoded.completions
                     )
                 choice = {
-                    "token_ids": made.ids.tolist(),
-                    "logprobs": {"token_logprobs": made.logprobs.tolist()},
-                    "finish_reason": made.finish_reason.value,
+                    "token_ids": response.ids.tolist(),
+                    "logprobs": {"token_logprobs": response.logprobs.tolist()},
+                    "finish_reason": response.finish_reason.value,
                 }
                 if server.cut:
                     server.cut -= 1
@@ -90,10 +90,10 @@ class Server:
 
 @pytest.fixture
 def server(embedded_policy: Policy) -> Iterator[Server]:
-    made = Server(embedded_policy)
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
+    server = Server(embedded_policy)
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def engine_of(server: Server, policy: Policy, folder: Path, **options: Any) -> S
 
 
 def taken(engine: ServerEngine, requests: list[Request]) -> list[Completion]:
-    found: dict[int, Completion] = {}
+    completions: dict[int, Completion] = {}
     for decoded in engine.generate(requests, temperature=1.1, max_new_tokens=LIMIT):
-        found.update(decoded.completions)
-    return [found[index] for index in range(len(requests))]
+        completions.update(decoded.completions)
+    return [completions[index] for index in range(len(requests))]
 
 
 def test_every_request_gets_its_own_answer(
@@ -119,9 +119,9 @@ def test_every_request_gets_its_own_answer(
 ):
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "not asked for")
-    made = taken(engine, requests)
+    completions = taken(engine, requests)
     alone = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
-    for request, completion in zip(requests, made, strict=True):
+    for request, completion in zip(requests, completions, strict=True):
         (expected,) = (
             c
             for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT)
@@ -177,7 +177,7 @@ def test_a_hand_over_that_fails_stops_the_run(
         assert (tmp_path / "hand_over.log").read_text() == "why\n"
 
 
-def test_a_hand_over_ends_with_the_run_that_is_asked_to_stop(
+def test_a_hand_over_ends_if_the_run_is_asked_to_stop(
     server: Server, embedded_policy: Policy, tmp_path: Path
 ):
     pid = tmp_path / "pid"
@@ -194,7 +194,7 @@ def test_a_hand_over_ends_with_the_run_that_is_asked_to_stop(
     assert not Path("/proc", pid.read_text()).exists()
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(
+def test_a_server_that_is_briefly_unavailable_is_asked_again(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(server_module, "_PAUSE", 0.01)
@@ -228,7 +228,7 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
         taken(engine, requests[:1])
 
 
-# ---- what vLLM is not to be told ----
+# ---- what vLLM must not be given ----
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_tokens", "generation_config"])
@@ -250,4 +250,4 @@ def test_temperatures_that_vllm_would_change_are_refused(temperature: float):
     raw = {"engine": {"name": "vllm"}, "rollouts": {"temperature": temperature}}
     with pytest.raises(UsageError, match=f"from 0.01 to 2, not at {temperature:g}"):
         build_config(raw, "a file")
-    build_config({"rollouts": {"temperature": temperature}}, "a file")  # our own engine does
+    build_config({"rollouts": {"temperature": temperature}}, "a file")  # our own engine accepts it

@@ -1,4 +1,4 @@
-"""What the tests of faults ask of sentences, and the harm they do to files."""
+"""Checks of error messages, and damage to files, for the tests of faults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.runs import Ended
 
 
 def refused(ended: Ended, *parts: str) -> None:
-    """One sentence or two with all `parts`, exit status 2."""
+    """Check for exit status 2 and a message on one line that contains all `parts`."""
     assert ended.status == 2, ended
     assert ended.err.startswith("mugrpo: ") and ended.err.count("\n") == 1
     assert [part for part in parts if part not in ended.err] == [], ended.err
 
 
 def stopped(ended: Ended, *parts: str) -> None:
-    """One sentence or two with all `parts` and how to resume, exit status 3."""
+    """Check for exit status 3 and a message on one line with all `parts` and how to resume."""
     assert ended.status == 3, ended
     sentence = ended.err[ended.err.index("mugrpo: ") :]
     assert sentence.count("\n") == 1
@@ -26,14 +26,14 @@ def stopped(ended: Ended, *parts: str) -> None:
 
 
 def resume_words(ended: Ended) -> list[str]:
-    """The command that the sentence says to type, as a shell would split it."""
+    """Return the arguments of the command in the message, as a shell would split them."""
     words = shlex.split(ended.err.partition("resume with: ")[2])
     assert words[0] == "mugrpo"
     return words[1:]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file of a run but its lock."""
+    """Return the bytes of every file of a run except its lock."""
     files = (p for p in folder.rglob("*") if p.is_file() and p.name != "lock")
     return {p.relative_to(folder): p.read_bytes() for p in files}
 
@@ -49,6 +49,6 @@ def truncate(path: Path) -> None:
 
 
 def edited(path: Path, **values: object) -> None:
-    """Set keys of a JSON file; None removes one."""
+    """Set keys of a JSON file. None removes a key."""
     stored = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))

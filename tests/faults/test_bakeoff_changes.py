@@ -1,4 +1,4 @@
-"""What a comparison of methods refuses, and what changed under one."""
+"""Comparisons of methods that are refused, and changes of a run after a comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(reference: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def method(tmp_path: Path) -> Path:
-    """A method of one's own."""
+    """The config file of a custom method."""
     path = tmp_path / "own.toml"
     path.write_text('preset = "grpo"\n[objective]\nname = "grpo"\nratio_clip = [0.7, 1.3]\n')
     return path
@@ -51,7 +51,7 @@ ARM = "bakeoff/stage-000/own"
         (["--objectives", "grpo", "--stage", "-1"], "--stage -1: the run has stages 0 to 1"),
     ],
 )
-def test_what_is_no_method_or_stage_is_refused_before_anything_is_made(
+def test_an_unknown_method_or_stage_is_refused_before_anything_is_written(
     run: Path, command: Command, words: list[str], sentence: str
 ):
     before = contents(run)
@@ -59,16 +59,14 @@ def test_what_is_no_method_or_stage_is_refused_before_anything_is_made(
     assert contents(run) == before
 
 
-def test_a_method_file_with_a_fault_is_refused_with_its_place(
-    run: Path, command: Command, method: Path
-):
+def test_a_method_file_with_an_unknown_option_is_refused(run: Path, command: Command, method: Path):
     method.write_text('[objective]\nname = "grpo"\nratio_clipp = [0, 5]\n')
     ended = command("bakeoff", run, "--objectives", method)
     refused(ended, f"{method}: ", "did you mean objective.ratio_clip?")
     assert not (run / "bakeoff").exists()
 
 
-def test_a_stage_that_is_not_scored_is_refused_with_what_comes_first(
+def test_a_stage_without_scores_is_refused_with_the_command_to_run_first(
     tmp_path: Path, command: Command
 ):
     run_dir = tmp_path / "run"
@@ -85,7 +83,7 @@ def test_a_stage_that_is_not_scored_is_refused_with_what_comes_first(
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
-def test_a_checkpoint_that_the_stage_began_from_is_needed(run: Path, command: Command, harm: str):
+def test_the_checkpoint_that_the_stage_began_from_is_needed(run: Path, command: Command, harm: str):
     folder = run / "checkpoints/update-000003"
     if harm == "gone":
         shutil.rmtree(folder)
@@ -113,7 +111,7 @@ def test_a_method_with_other_options_than_before_is_refused(
 
 
 def score_again(monkeypatch: pytest.MonkeyPatch, run: Path, command: Command) -> None:
-    """By another judge: a wrong answer gets -1 instead of 0."""
+    """Score stage 0 again with another judge, which gives a wrong answer -1 instead of 0."""
     before = Chain.score
 
     def score(task: Chain, answers: Any) -> Any:
@@ -133,10 +131,12 @@ def test_a_method_that_was_trained_on_other_scores_is_refused(
     ended = command("bakeoff", compared, "--objectives", method)
     refused(ended, f"{compared / ARM} was made with other rollouts or scores; remove it")
     assert contents(compared) == before
-    assert command("bakeoff", compared, "--objectives", "grpo").status == 0  # on the new ones
+    assert (
+        command("bakeoff", compared, "--objectives", "grpo").status == 0
+    )  # trained on the new scores
 
 
-def test_a_run_that_another_process_works_on_is_not_compared(run: Path, command: Command):
+def test_a_run_that_another_process_has_locked_is_not_compared(run: Path, command: Command):
     import fcntl
 
     with open(run / "lock", "a+b") as lock:
@@ -144,10 +144,10 @@ def test_a_run_that_another_process_works_on_is_not_compared(run: Path, command:
         refused(command("bakeoff", run, "--objectives", "grpo"), "is locked by another process")
 
 
-def test_an_evaluation_that_is_not_due_is_one_line_more_and_nothing_else(
+def test_an_evaluation_that_was_not_due_adds_one_line_and_nothing_else(
     tmp_path: Path, command: Command
 ):
-    """The first stage of a run that is never evaluated: the table wants accuracy before it."""
+    """The run is never evaluated, but the table needs the accuracy before its first stage."""
     run_dir = tmp_path / "run"
     killed(run_dir, "gradient", 2, "--evaluation.every", "0")
     stages = contents(run_dir / "stages")
@@ -158,7 +158,7 @@ def test_an_evaluation_that_is_not_due_is_one_line_more_and_nothing_else(
     assert contents(run_dir / "stages") == stages
 
 
-# ---- defects ----
+# ---- regressions ----
 
 
 def test_two_methods_of_one_name_are_both_trained_or_refused(
@@ -171,14 +171,16 @@ def test_two_methods_of_one_name_are_both_trained_or_refused(
     assert ended.status == 2 or len(arms) == 2
 
 
-def test_a_past_stage_is_compared_though_the_judge_has_changed_since(run: Path, command: Command):
+def test_a_past_stage_is_compared_even_if_the_judge_has_changed(run: Path, command: Command):
     change = ("--rewards.truncated", "scored", "--force")
     assert command("train", run, *change).status == 0  # nothing to do, but the option is stored
     ended = command("bakeoff", run, "--objectives", "grpo")
     assert ended.status == 0, ended.err
 
 
-def test_the_same_scores_made_again_are_the_same(compared: Path, command: Command, method: Path):
+def test_scoring_again_with_the_same_judge_keeps_a_comparison_valid(
+    compared: Path, command: Command, method: Path
+):
     files = {p: p.read_bytes() for p in (compared / "stages/000/scores").glob("*.parquet")}
     assert command("score", compared, "--stage", 0, "--again").status == 0
     assert {p: p.read_bytes() for p in files} == files

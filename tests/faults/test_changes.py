@@ -1,4 +1,4 @@
-"""Rows 31 and 32: what changed between a start and a resume."""
+"""Changes of config, data, model or code between a start and a resume."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_changed_config_is_refused_with_its_differences_and_nothing_is_touched
 
 
 def test_another_preset_for_a_begun_run_is_refused(run_dir: Path, command: Command):
-    """Every option of it is set by then, so that another preset would change none."""
+    """Every option of the run is set by then, so another preset would change nothing."""
     before = contents(run_dir)
     for force in ((), ("--force",)):
         ended = command("train", run_dir, "--preset", "cispo", *force)
@@ -57,7 +57,9 @@ def test_another_preset_for_a_begun_run_is_refused(run_dir: Path, command: Comma
     assert command("train", run_dir, "--preset", "mu-grpo").status == 0
 
 
-def test_harmless_options_may_change_and_are_told(run_dir: Path, command: Command, reference: Path):
+def test_harmless_options_may_change_and_are_reported(
+    run_dir: Path, command: Command, reference: Path
+):
     ended = command("train", run_dir, "--evaluation.every", "2", "--checkpoint.every", "1")
     assert ended.status == 0
     assert "changed since the run began: evaluation.every: 3 -> 2\n" in ended.out
@@ -69,12 +71,12 @@ def test_harmless_options_may_change_and_are_told(run_dir: Path, command: Comman
     assert "changed" not in command("train", run_dir).out
 
 
-def test_a_forced_change_is_told_stored_and_used(run_dir: Path, command: Command):
+def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Command):
     ended = command("train", run_dir, "--optimizer.lr", "2e-3", "--force")
     assert ended.status == 0
     assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
     rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
-    # 2e-3 falls linearly to its half: 1 - 0.5 x 4/5 of it at the fifth update, 0.5 at the sixth.
+    # 2e-3 falls linearly to half of it: 1 - 0.5 x 4/5 at the fifth update, 0.5 at the sixth.
     assert rates[3] == pytest.approx(0.7e-3) and rates[4:] == pytest.approx([1.2e-3, 1e-3])
     assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
 
@@ -133,14 +135,14 @@ def test_a_chat_template_file_that_changed_is_refused(tmp_path: Path, command: C
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"])
-def test_every_tokenizer_file_counts_in_the_models_fingerprint(model: Path, name: str):
+def test_every_tokenizer_file_is_part_of_the_models_fingerprint(model: Path, name: str):
     before = model_fingerprint(ModelOptions(path=str(model)))
     (model / name).write_text("a b")
     after = model_fingerprint(ModelOptions(path=str(model)))
     assert before != after
 
 
-def test_a_run_of_a_relative_model_path_is_resumed_from_elsewhere(
+def test_a_run_with_a_relative_model_path_is_resumed_from_another_directory(
     model: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
     run_dir = tmp_path / "run"
@@ -152,7 +154,7 @@ def test_a_run_of_a_relative_model_path_is_resumed_from_elsewhere(
     assert final_weights(run_dir) == final_weights(reference)
 
 
-def test_another_shard_size_by_force_uses_no_shard_of_the_old_size(
+def test_a_forced_shard_size_uses_no_shard_of_the_old_size(
     tmp_path: Path, command: Command, reference: Path
 ):
     run_dir = tmp_path / "run"
@@ -163,7 +165,7 @@ def test_another_shard_size_by_force_uses_no_shard_of_the_old_size(
         assert final_weights(run_dir) == final_weights(reference)
 
 
-def test_the_way_out_that_a_refusal_names_works_on_the_same_directory(
+def test_the_remedy_that_a_refusal_names_works_on_the_same_directory(
     model: Path, tmp_path: Path, command: Command
 ):
     edited(model / "tokenizer_config.json", eos_token=None)
@@ -177,7 +179,7 @@ def test_fewer_stages_than_are_done_are_refused(run_dir: Path, command: Command)
     refused(ended, "schedule.stages")
 
 
-def test_more_stages_by_force_go_on_where_the_run_ended(
+def test_forcing_more_stages_continues_where_the_run_ended(
     run_dir: Path, command: Command, reference: Path
 ):
     assert command("train", run_dir).status == 0
@@ -187,12 +189,12 @@ def test_more_stages_by_force_go_on_where_the_run_ended(
     assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was
 
 
-def test_a_forced_change_that_is_killed_ends_in_the_bits_of_one_that_is_not(
+def test_a_forced_change_that_is_killed_and_resumed_gives_the_bits_of_one_that_is_not(
     tmp_path: Path, command: Command
 ):
     no_stage_end = ("--checkpoint.stage_end", "false")
     killed(tmp_path / "begun", "gradient", 4, *no_stage_end)
-    assert checkpoints(tmp_path / "begun") == [2]  # the second stage's shards rest on update 3
+    assert checkpoints(tmp_path / "begun") == [2]  # the second stage's rollouts are of update 3
     change = ("--optimizer.lr", "2e-3", "--force")
     for name in ("whole", "run"):
         shutil.copytree(tmp_path / "begun", tmp_path / name)

@@ -1,4 +1,4 @@
-"""Rows 7 and 8: shards, plans and checkpoints that are bad, gone or too many."""
+"""Shards, plans, checkpoints and metrics that are damaged, missing or not listed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_without_a_good_checkpoint_the_run_starts_over_on_its_shards(
     assert_same(run_dir, reference)
 
 
-def test_a_checkpoint_that_a_bad_shard_needs_but_is_gone_is_named_with_a_way_that_works(
+def test_a_missing_checkpoint_that_a_bad_shard_needs_is_named_with_a_remedy_that_works(
     run_dir: Path, command: Command, reference: Path
 ):
     gone = run_dir / "checkpoints" / "update-000003"
@@ -122,7 +122,7 @@ def test_extra_files_are_reported_and_not_read(run_dir: Path, command: Command, 
     assert_same(run_dir, reference)
 
 
-def test_a_checkpoint_that_is_bad_for_the_second_time_is_set_aside_again(
+def test_a_checkpoint_that_is_damaged_twice_is_set_aside_twice(
     run_dir: Path, command: Command, reference: Path
 ):
     for _ in range(2):
@@ -139,13 +139,13 @@ def test_the_command_that_repair_names_makes_shards_of_past_stages_again(
 ):
     bad = shard_path(run_dir, 0, 1)
     bad.unlink()
-    assert f"`mugrpo train {run_dir}` makes them again" in command("repair", run_dir).out
+    assert f"`mugrpo train {run_dir}` regenerates them" in command("repair", run_dir).out
     assert command("train", run_dir).status == 0
     assert bad.exists()
     assert_same(run_dir, reference)
 
 
-def test_a_metrics_line_that_is_no_json_is_refused_with_its_file(run_dir: Path, command: Command):
+def test_a_metrics_line_that_is_not_json_is_refused_with_its_file(run_dir: Path, command: Command):
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text("garbage\n" + metrics.read_text())
     ended = command("train", run_dir)

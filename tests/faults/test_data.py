@@ -1,4 +1,4 @@
-"""Rows 16 to 22, 30, 42 and 43: data, prompts, the canary, what is not there."""
+"""Bad data and prompts, failing rewards, the canary, and models or packages that are missing."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ Row = dict[str, Any]
 
 
 def chain(*terms: int) -> Row:
-    """ "3+2-1=" with the answer "4": the first term and then signed ones."""
+    """Return the problem "3+2-1=" with the answer "4" for the terms 3, 2 and -1."""
     prompt = f"{terms[0]}{''.join(f'{term:+d}' for term in terms[1:])}="
     return {"prompt": prompt, "answer": str(running_states(prompt)[-1])}
 
 
 def chains() -> list[Row]:
-    """27 problems of eight terms, as the embedded model knows them."""
+    """Return 27 problems of eight terms, of the kind that the embedded model knows."""
     beginnings = itertools.product((1, 2, 3), (1, -2, 3), (-1, 2, -3))
     return [chain(*terms, 1, 2, -1, 3, 1) for terms in beginnings]
 
@@ -81,7 +81,7 @@ GOOD = lines(chains())
 
 @dataclasses.dataclass
 class Case:
-    """A data file, a run on it, and the models that were loaded."""
+    """A folder for a data file and a run on it, and the models loaded so far."""
 
     folder: Path
     command: Command
@@ -103,12 +103,12 @@ class Case:
         return self.command("train", *self.words(*options, name=name))
 
     def refused(self, *options: object, parts: tuple[str, ...], name: str = "p.jsonl") -> None:
-        """One sentence, before a model is loaded and before anything is on disk."""
+        """Check that training is refused before a model is loaded or anything is written."""
         refused(self.train(*options, name=name), *parts)
         assert self.loads == [] and not self.run_dir.exists()
 
     def starts(self, *options: object, name: str = "p.jsonl") -> Ended:
-        """The run begins in the same directory, without --force."""
+        """Check that the run starts in the same directory, without --force."""
         return self.starts_in_shards(*options, shards=1, name=name)
 
     def starts_in_shards(self, *options: object, shards: int, name: str = "p.jsonl") -> Ended:
@@ -138,12 +138,12 @@ def test_a_data_set_of_chains_is_trained_on_from_start_to_end(case: Case):
     made = read_metrics(case.run_dir)
     assert [line["update"] for line in made if line["kind"] == "update"] == [1, 2, 3]
     (refresh,) = (line for line in made if line["kind"] == "refresh")
-    # All but the last step stands in the prompt: most answers are right, some are not.
+    # The prompt holds all but the last step, so most answers are right, but not all.
     assert 0 < refresh["behavior_reward"] < 1
     assert refresh["behavior_reward"] == refresh["status/right"] / 24
 
 
-# ---- rows 17 to 22: what is wrong with the data ----
+# ---- bad data ----
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_data_set_of_chains_is_trained_on_from_start_to_end(case: Case):
         ({"prompt": "q", "answers": "1"}, "answer_column", "did you mean 'answers'?"),
     ],
 )
-def test_row_17_a_missing_column(case: Case, there: Row, option: str, hint: str):
+def test_a_missing_column_is_refused(case: Case, there: Row, option: str, hint: str):
     prompt, answer = there
     rows = [{prompt: row["prompt"], answer: row["answer"]} for row in chains()]
     data = case.data(lines(rows))
@@ -165,27 +165,27 @@ def test_row_17_a_missing_column(case: Case, there: Row, option: str, hint: str)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_row_18_an_empty_data_set(case: Case, content: bytes):
+def test_an_empty_data_set_is_refused(case: Case, content: bytes):
     data = case.data(content)
     case.refused(parts=(f"{data} has no rows",))
     case.data()
     case.starts()
 
 
-def test_row_18_a_data_set_that_is_held_out_to_the_last(case: Case):
+def test_a_data_set_that_is_all_held_out_is_refused(case: Case):
     data = case.data(lines(chains()[:1]))
     case.refused(parts=(f"{data}: no problem is left to train on; lower eval_share",))
     case.starts("--task.eval_share", "0.0", "--schedule.problems_per_update", 1)
 
 
-def test_row_18_no_problem_held_out_to_evaluate_on(case: Case):
+def test_evaluation_without_held_out_problems_is_refused(case: Case):
     case.data()
     options = ("--task.eval_share", "0.0", "--evaluation.every", 3)
     case.refused(*options, parts=("no problem is held out", "--evaluation.every 0"))
     case.starts(*options[:2])
 
 
-def test_row_19_duplicate_ids(case: Case):
+def test_duplicate_ids_are_refused(case: Case):
     data = case.data(lines([{**row, "id": n % 26} for n, row in enumerate(chains())]))
     options = ("--task.id_column", "id")
     parts = (f"{data} has the same id twice: '0' ({data}, line 27)", "--task.duplicates drop")
@@ -204,7 +204,7 @@ def test_row_19_duplicate_ids(case: Case):
         ("1+\ud83d=", "character 2 is half a surrogate pair ('\\ud83d')"),
     ],
 )
-def test_row_20_a_row_that_is_no_prompt(case: Case, prompt: Any, complaint: str):
+def test_a_bad_prompt_is_refused(case: Case, prompt: Any, complaint: str):
     data = case.data(GOOD + lines([{"prompt": prompt, "answer": "2"}]))
     case.refused(parts=(f"{data}, line 28: {complaint}",))
     case.data()
@@ -225,20 +225,22 @@ FIRST = b'{"prompt": "1+1=", "answer": "2"}\n'  # 34 bytes
         (b"prompt", "p.parquet", " cannot be read as parquet"),
     ],
 )
-def test_row_21_a_file_that_cannot_be_read(case: Case, content: bytes, name: str, complaint: str):
+def test_a_file_that_cannot_be_read_is_refused(
+    case: Case, content: bytes, name: str, complaint: str
+):
     data = case.data(content, name)
     case.refused(name=name, parts=(str(data), complaint))
     case.starts("--task.data", case.data(name="good.jsonl"), name=name)
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "absent/p.txt", "."])
-def test_row_21_a_file_that_is_not_there(case: Case, name: str):
+def test_a_missing_file_is_refused(case: Case, name: str):
     case.data()
     case.refused(parts=(str(case.folder / name),), name=name)
     case.starts("--task.data", case.folder / "p.jsonl", name=name)
 
 
-def test_row_21_half_a_surrogate_pair(case: Case):
+def test_half_a_surrogate_pair_is_refused(case: Case):
     data = case.data(GOOD + b'{"prompt": "1+1=\\ud83d", "answer": "2"}\n')
     case.refused(parts=(f"{data}, line 28: character 4 is half a surrogate pair ('\\ud83d')",))
     case.data(GOOD + b'{"prompt": "1+1=", "answer": "\\ud83d"}\n')
@@ -248,14 +250,14 @@ def test_row_21_half_a_surrogate_pair(case: Case):
 
 
 @pytest.mark.parametrize("option", ["split", "subset", "revision", "eval_split"])
-def test_row_21_a_local_file_has_no_split(case: Case, option: str):
+def test_options_of_hub_data_are_refused_for_a_local_file(case: Case, option: str):
     data = case.data()
     parts = (f"{data} is a local file, which has no split", "leave 'test' out", "task.eval_data")
     case.refused(f"--task.{option}", "test", parts=parts)
     case.starts()
 
 
-def test_row_21_a_reference_that_a_reward_cannot_compare_with(case: Case):
+def test_a_reference_that_the_reward_cannot_compare_with_is_refused(case: Case):
     data = case.data(GOOD + lines([{**chain(1, 1), "answer": "two"}]))
     parts = (f"{data}, line 28: column 'answer' is \"two\"", "the reward numeric cannot compare")
     case.refused("--task.rewards", "numeric", parts=(*parts, "choose another reward"))
@@ -263,12 +265,12 @@ def test_row_21_a_reference_that_a_reward_cannot_compare_with(case: Case):
 
 
 def long(terms: int) -> bytes:
-    """A chain of 1s: 2 x terms characters, and the template adds 6 for all steps but the last."""
+    """Return a chain of ones: 2 x terms tokens, plus 6 for each step except the last."""
     return lines([chain(*[1] * terms)])
 
 
-def test_row_22_a_prompt_without_room_for_a_response(case: Case):
-    """65 terms are 130 + 6 x 63 = 508 tokens; 512 of context less 8 are 504."""
+def test_prompts_without_room_for_a_response_are_refused_dropped_or_truncated(case: Case):
+    """65 terms are 130 + 6 x 63 = 508 tokens. The context of 512 less 8 for a response is 504."""
     case.data(GOOD + long(65) + long(64))
     options = ("--task.eval_share", "0.0")
     parts = ("1 of 29 prompts are longer than the 504 tokens", "(the longest has 508)")
@@ -281,12 +283,12 @@ def test_row_22_a_prompt_without_room_for_a_response(case: Case):
     assert "left out" not in case.starts(*options, "--prompt.overlong", "truncate").out
 
 
-def test_row_22_a_prompt_longer_than_the_context_is_one_sentence_all_the_same(case: Case):
+def test_a_prompt_longer_than_the_context_is_refused_in_one_sentence(case: Case):
     case.data(GOOD + long(70))
     refused(mugrpo("train", *case.words("--task.eval_share", "0.0")), "(the longest has 548)")
 
 
-def test_row_22_held_out_problems_that_are_left_out_are_told(case: Case):
+def test_held_out_problems_that_are_dropped_are_reported(case: Case):
     case.data()
     held_out = case.data(lines([chain(1, 1, 1)]) + long(65), "e.jsonl")
     ended = case.starts("--task.eval_data", held_out, "--prompt.overlong", "drop")
@@ -310,10 +312,10 @@ def test_a_refusal_in_the_first_evaluation_does_not_bind_the_config(case: Case):
     case.starts(*more)
 
 
-# ---- rewards that are not there ----
+# ---- missing, changed or failing rewards ----
 
 
-def test_a_reward_functions_file_that_is_not_there(case: Case):
+def test_a_missing_file_of_reward_functions_is_refused(case: Case):
     case.data()
     file = case.folder / "mine.py"
     case.refused("--task.rewards", f"{file}:judge", parts=(f"there is no file {file}",))
@@ -321,7 +323,7 @@ def test_a_reward_functions_file_that_is_not_there(case: Case):
     case.starts("--task.rewards", f"{file}:judge")
 
 
-def test_a_reward_function_that_is_not_in_its_file_can_be_named_anew_without_force(case: Case):
+def test_a_misspelled_reward_function_can_be_corrected_without_force(case: Case):
     case.data()
     file = case.folder / "mine.py"
     file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
@@ -331,7 +333,7 @@ def test_a_reward_function_that_is_not_in_its_file_can_be_named_anew_without_for
     assert case.train("--task.rewards", f"{file}:judge", *every).status == 0
 
 
-def test_evaluating_with_a_reward_function_that_is_not_there_binds_nothing_either(case: Case):
+def test_evaluating_with_a_misspelled_reward_function_does_not_bind_the_config(case: Case):
     case.data()
     file = case.folder / "mine.py"
     file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
@@ -375,22 +377,22 @@ def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
     assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
 
 
-def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_of_it_and_the_next_one_makes_all(
+def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluates_again(
     case: Case,
 ):
-    """An evaluation's rollouts go with it, so nothing is said to stay but shards."""
+    """The evaluation's own rollouts are removed with it."""
     case.data()
     file = case.folder / "mine.py"
     file.write_text("def judge(completions, **_):\n    raise ValueError('out of order')\n")
     options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
     options = (*options, "--rewards.truncated", "scored")
     ended = case.train(*options)
-    stopped(ended, "could not be judged", "out of order", "shards of rollouts stay")
+    stopped(ended, "could not be judged", "out of order", "the rollouts are kept")
     assert "nothing is generated again" not in ended.err
     assert list((case.run_dir / "evaluations").iterdir()) == []
     assert read_metrics(case.run_dir) == [] and state(case.run_dir).rollouts == (0, 0)
     file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    assert case.command(*resume_words(ended)).status == 0  # nothing binds: no --force
+    assert case.command(*resume_words(ended)).status == 0  # the changed file needs no --force
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [(line["update"], line["accuracy"]) for line in made] == [(0, 1.0), (3, 1.0)]
 
@@ -409,7 +411,7 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     made = shards(case.run_dir)
     broken.touch()
     ended = case.command("train", *case.words(*options))
-    stopped(ended, "could not be judged", "out of order", "shards of rollouts stay")
+    stopped(ended, "could not be judged", "out of order", "the rollouts are kept")
     assert shards(case.run_dir) == made
     assert [p.name for p in (case.run_dir / "evaluations").iterdir()] == ["update-000000"]
     broken.unlink()
@@ -419,10 +421,10 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert [line["update"] for line in made] == [0, 3]
 
 
-# ---- row 32: the data set changed ----
+# ---- changed data ----
 
 
-def test_row_32_data_that_changed_are_refused_and_the_old_ones_go_on_from_anywhere(
+def test_changed_data_is_refused_and_the_same_problems_continue_from_any_directory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
     data = case.data()
@@ -435,14 +437,14 @@ def test_row_32_data_that_changed_are_refused_and_the_old_ones_go_on_from_anywhe
         refused(case.command("train", case.run_dir), "the problems changed", "--force")
     data.unlink()
     refused(case.command("train", case.run_dir), f"there is no data file {data}")
-    data.write_bytes(GOOD.replace(b'": "', b'":"'))  # the same problems, spelled otherwise
+    data.write_bytes(GOOD.replace(b'": "', b'":"'))  # the same problems in other bytes
     assert case.command("train", case.run_dir).status == 0
 
 
-# ---- row 16: no signal ----
+# ---- no gradient ----
 
 
-def test_row_16_all_rewards_equal_is_a_warning_with_the_share(case: Case):
+def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
     case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
     ended = case.train()
     assert ended.status == 0
@@ -455,12 +457,12 @@ def test_row_16_all_rewards_equal_is_a_warning_with_the_share(case: Case):
     assert (refresh["zero_variance_share"], refresh["behavior_reward"]) == (1.0, 0.0)
 
 
-# ---- row 30: engine and trainer ----
+# ---- the canary ----
 
 
 @pytest.fixture
 def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What is added to the engine's logprobs; empty: nothing."""
+    """Numbers that are added to the engine's logprobs. The list is empty at first."""
     by: list[float] = []
     advance = continuous._Sequences.advance
 
@@ -476,12 +478,12 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return by
 
 
-def test_row_30_a_gap_below_a_tenth_of_the_tolerance_is_not_told(case: Case, shift: list[float]):
+def test_an_ordinary_gap_is_not_reported(case: Case, shift: list[float]):
     case.data()
     assert "canary" not in case.starts().out
 
 
-def test_row_30_a_gap_above_half_of_the_tolerance_is_told_and_kept(case: Case, shift: list[float]):
+def test_a_gap_above_half_the_tolerance_is_reported_and_recorded(case: Case, shift: list[float]):
     case.data()
     shift.append(0.0006)
     ended = case.train()
@@ -495,7 +497,7 @@ def test_row_30_a_gap_above_half_of_the_tolerance_is_told_and_kept(case: Case, s
     assert refresh["canary_gap"] == pytest.approx(0.0006, rel=0.02)
 
 
-def test_row_30_the_share_from_which_it_warns_may_change(case: Case, shift: list[float]):
+def test_the_threshold_of_the_warning_may_change(case: Case, shift: list[float]):
     case.data()
     shift.append(0.0005)
     assert "canary" not in case.starts("--engine.canary_warning", 0.6).out
@@ -503,7 +505,7 @@ def test_row_30_the_share_from_which_it_warns_may_change(case: Case, shift: list
     assert "canary: engine" in case.starts("--engine.canary_warning", 0.4).out
 
 
-def test_row_30_a_gap_above_the_tolerance_stops_and_the_way_out_works(
+def test_a_gap_above_the_tolerance_stops_the_run_and_the_remedy_works(
     case: Case, shift: list[float]
 ):
     case.data()
@@ -518,23 +520,23 @@ def test_row_30_a_gap_above_the_tolerance_stops_and_the_way_out_works(
     assert ended.status == 0
 
 
-def test_row_30_a_gap_that_is_no_number_stops(case: Case, shift: list[float]):
+def test_a_gap_of_nan_stops_the_run(case: Case, shift: list[float]):
     case.data()
     shift.append(float("nan"))
     stopped(case.train(), "canary: engine and trainer differ by nan in logprob")
     assert state(case.run_dir).rollouts == (0, 0)
 
 
-def test_row_30_without_a_canary_nothing_is_compared(case: Case, shift: list[float]):
+def test_without_a_canary_nothing_is_compared(case: Case, shift: list[float]):
     case.data()
     shift.append(0.5)
     assert "canary" not in case.starts("--engine.canary_responses", 0).out
 
 
-# ---- row 42: what cannot be had ----
+# ---- models, data and directories that are not available ----
 
 
-def test_row_42_a_model_that_is_not_there(case: Case):
+def test_a_missing_model_is_refused(case: Case):
     case.data()
     for path in (case.folder / "absent", "./absent", "a/b/c", "absent"):
         case.refused(
@@ -543,7 +545,7 @@ def test_row_42_a_model_that_is_not_there(case: Case):
     case.starts()
 
 
-def test_row_42_a_model_directory_without_a_config(case: Case, model: Path):
+def test_a_model_directory_without_a_config_is_refused(case: Case, model: Path):
     case.data()
     config = (model / "config.json").read_bytes()
     (model / "config.json").unlink()
@@ -552,7 +554,7 @@ def test_row_42_a_model_directory_without_a_config(case: Case, model: Path):
     case.starts("--model.path", model)
 
 
-def test_row_42_a_model_directory_without_weights(case: Case, model: Path):
+def test_a_model_directory_without_weights_is_refused(case: Case, model: Path):
     case.data()
     (model / "model.safetensors").rename(model / "weights")
     refused(case.train("--model.path", model), f"the model {model} cannot be loaded (")
@@ -560,14 +562,14 @@ def test_row_42_a_model_directory_without_weights(case: Case, model: Path):
     assert case.train("--model.path", model).status == 0
 
 
-def test_row_42_a_config_of_no_known_model(case: Case, model: Path):
+def test_a_config_of_an_unknown_model_is_refused(case: Case, model: Path):
     case.data()
     edited(model / "config.json", model_type="nonesuch")
     case.refused("--model.path", model, parts=(f"the model {model} cannot be loaded (",))
 
 
 def answered(status: int) -> Any:
-    """What the hub answers with."""
+    """Return a response of the hub with this status."""
     return mock.Mock(status_code=status, headers={})
 
 
@@ -585,7 +587,7 @@ def answered(status: int) -> Any:
         ),
     ],
 )
-def test_row_42_a_hub_id_that_cannot_be_had(
+def test_a_hub_model_that_cannot_be_downloaded_is_refused(
     case: Case, monkeypatch: pytest.MonkeyPatch, error: Exception, parts: tuple[str, ...]
 ):
     def download(*_: Any, **__: Any) -> str:
@@ -599,7 +601,7 @@ def test_row_42_a_hub_id_that_cannot_be_had(
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("gated")])
-def test_row_42_a_data_set_of_the_hub_that_cannot_be_had(
+def test_a_hub_data_set_that_cannot_be_downloaded_is_refused(
     case: Case, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
     def load_dataset(*_: Any, **__: Any) -> None:
@@ -610,7 +612,7 @@ def test_row_42_a_data_set_of_the_hub_that_cannot_be_had(
     case.refused("--task.data", "nobody/nothing", parts=parts)
 
 
-def test_row_42_a_run_directory_that_cannot_be_made(case: Case):
+def test_a_run_directory_that_cannot_be_created_is_refused(case: Case):
     case.data()
     (case.folder / "run").write_text("a file")
     for run_dir in (case.folder / "run", case.folder / "run" / "a", Path("/proc/nowhere/run")):
@@ -619,7 +621,7 @@ def test_row_42_a_run_directory_that_cannot_be_made(case: Case):
     assert (case.folder / "run").read_text() == "a file"
 
 
-# ---- row 43: packages that are not installed ----
+# ---- missing packages ----
 
 
 @pytest.mark.parametrize(
@@ -629,7 +631,7 @@ def test_row_42_a_run_directory_that_cannot_be_made(case: Case):
         ("math_verify", ("--task.rewards", "math"), "pip install 'mugrpo[math]'"),
     ],
 )
-def test_row_43_a_missing_package_is_a_sentence_with_the_pip_line(
+def test_a_missing_package_is_refused_with_the_pip_command(
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
     module: str,

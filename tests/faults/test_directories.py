@@ -1,4 +1,4 @@
-"""Rows 33 to 35: whose directory it is."""
+"""Run directories that are locked, hold something else, or are in an odd place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytest_plugins = ["tests.run_fixtures"]
 
 @contextlib.contextmanager
 def at_work(run_dir: Path) -> Iterator[int]:
-    """A run that is held in its first shard; yields its process's number."""
+    """Hold a run in its first shard, and yield its process id."""
     gate = run_dir.parent / "gate"
     config = write_config(run_dir.parent / "config")
     begun = start(
@@ -48,7 +48,7 @@ def at_work(run_dir: Path) -> Iterator[int]:
     assert ended.status in (0, -signal.SIGKILL), ended
 
 
-def test_a_second_process_is_refused_with_the_first_ones_number_and_disturbs_nothing(
+def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothing(
     tmp_path: Path, command: Command, reference: Path
 ):
     run_dir = tmp_path / "run"
@@ -62,7 +62,7 @@ def test_a_second_process_is_refused_with_the_first_ones_number_and_disturbs_not
     assert "unlocking" not in command("train", run_dir).out
 
 
-def test_the_lock_of_a_killed_process_is_free_and_told(
+def test_the_lock_of_a_killed_process_is_free_and_reported(
     tmp_path: Path, command: Command, reference: Path
 ):
     run_dir = tmp_path / "run"
@@ -77,7 +77,7 @@ def test_the_lock_of_a_killed_process_is_free_and_told(
     assert_same(run_dir, reference)
 
 
-def test_a_directory_with_something_else_is_refused_and_left_as_it_is(
+def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
     tmp_path: Path, command: Command
 ):
     folder = tmp_path / "thesis"
@@ -90,7 +90,7 @@ def test_a_directory_with_something_else_is_refused_and_left_as_it_is(
     assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]
 
 
-def test_an_empty_directory_is_no_run_but_can_become_one(tmp_path: Path, command: Command):
+def test_an_empty_directory_is_not_a_run_but_can_become_one(tmp_path: Path, command: Command):
     folder = tmp_path / "empty"
     folder.mkdir()
     refused(command("train", folder), f"{folder} is an empty directory", "config file")
@@ -113,7 +113,7 @@ def test_a_config_json_of_something_else_is_refused(run_dir: Path, command: Comm
     refused(command("train", run_dir), f"{run_dir}/config.json is not the config.json of a run")
 
 
-def test_leftovers_are_removed_wherever_the_run_lies(tmp_path: Path, reference: Path):
+def test_leftovers_are_removed_even_if_a_parent_is_named_like_one(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "job.tmp.17" / "run"
     killed(run_dir, "half a rollout shard", 2)
     assert unfinished(run_dir) == ("shard-00001.parquet",)
@@ -121,7 +121,7 @@ def test_leftovers_are_removed_wherever_the_run_lies(tmp_path: Path, reference: 
     assert_same(run_dir, reference)
 
 
-def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path, command: Command):
+def test_a_file_in_place_of_a_run_is_refused(tmp_path: Path, command: Command):
     file = tmp_path / "file"
     file.write_text("text")
     config = write_config(tmp_path)
@@ -149,13 +149,13 @@ def test_a_run_that_cannot_be_written_to_is_refused(
     assert str(run_dir) in ended.err
 
 
-def test_a_run_dir_beside_the_directory_of_a_run_is_refused(run_dir: Path, command: Command):
+def test_run_dir_is_refused_if_the_target_is_already_a_run(run_dir: Path, command: Command):
     ended = command("train", run_dir, "--run-dir", run_dir.parent / "other")
     refused(ended, "--run-dir")
 
 
 @pytest.mark.parametrize("name", ["update-5", "update-0000005"])
-def test_a_folder_with_another_name_than_a_checkpoints_is_not_taken_for_one(
+def test_a_folder_with_a_wrong_name_is_not_taken_for_a_checkpoint(
     run_dir: Path, command: Command, reference: Path, name: str
 ):
     (run_dir / "checkpoints" / name).mkdir()

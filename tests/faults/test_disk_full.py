@@ -1,4 +1,4 @@
-"""Row 6: a full disk."""
+"""A full disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import publish_file
 from mugrpo.optimize import optimizer_state
 from tests.faults.harm import resume_words, stopped
 from tests.kill_at import fill_disk
@@ -34,7 +36,7 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.parametrize(
     ("place", "nth", "spare", "target", "on_disk"),
     [
-        # Two batches into the second shard; nothing is left for its bytes.
+        # In the second batch of the second shard; no room is left.
         (
             "engine batch",
             4,
@@ -52,7 +54,7 @@ pytest_plugins = ["tests.run_fixtures"]
         ),
     ],
 )
-def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_goes_on(
+def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
     reference: Path,
     small_disk: Path,
     place: str,
@@ -69,7 +71,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_goes_on(
     )
     assert found is not None
     written, free = (int(number.replace(",", "")) for number in found.groups())
-    assert written <= spare <= free + 8192  # what was written was taken back
+    assert written <= spare <= free + 8192  # the partial file was removed
     assert state(run_dir) == on_disk
     filler.unlink()
     assert mugrpo(*resume_words(ended)).status == 0
@@ -105,7 +107,7 @@ def test_a_retry_on_a_disk_that_is_still_full_stops_with_the_same_sentence(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
-def test_a_shard_write_that_fails_for_want_of_room_leaves_no_file(
+def test_a_shard_write_that_fails_on_a_full_disk_leaves_no_file(
     run_dir: Path,
     command: Command,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +131,21 @@ def test_a_shard_write_that_fails_for_want_of_room_leaves_no_file(
     assert_same(run_dir, reference)
 
 
-def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
+def test_a_full_disk_removes_what_was_begun_and_nothing_of_others(tmp_path: Path):
+    other = tmp_path / "below" / "report.html.tmp.1"
+    other.parent.mkdir()
+    other.write_bytes(b"another process is writing this")
+    with (
+        pytest.raises(RunStopped, match="needs more than the 3 bytes already written"),
+        publish_file(tmp_path / "report.html") as file,
+    ):
+        file.write(b"abc")
+        file.flush()
+        raise OSError(errno.ENOSPC, "full")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [other]
+
+
+def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_reported_the_same_way(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     def save_file(_tensors: object, path: Path) -> None:
@@ -140,7 +156,7 @@ def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_told_alike(
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"
 
 
-def test_a_folder_that_cannot_be_made_for_want_of_room_stops_the_run(
+def test_a_folder_that_cannot_be_created_on_a_full_disk_stops_the_run(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     shutil.rmtree(run_dir / "stages" / "001" / "plan")
@@ -155,7 +171,7 @@ def test_a_folder_that_cannot_be_made_for_want_of_room_stops_the_run(
     stopped(command("train", run_dir), "the disk is full", f"{run_dir}/stages/001/plan")
 
 
-def test_a_run_begun_on_a_full_disk_stops_with_the_sentence(
+def test_a_run_started_on_a_full_disk_stops_with_the_same_sentence(
     small_disk: Path, tmp_path: Path, command: Command
 ):
     run_dir = small_disk / "run"

@@ -1,4 +1,4 @@
-"""Row 28: memory that runs out in generation or in training."""
+"""Memory that runs out in generation or in training."""
 
 from __future__ import annotations
 
@@ -55,17 +55,20 @@ BUDGET = 250  # the 12 responses with a gradient, of 12 to 64 tokens, make two m
 def fail_at(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int, error: Exception = CPU
 ) -> list[int]:
-    """Raise `error` at those `calls` of `owner.name`, from 1; returns the calls made so far."""
-    original, made = getattr(owner, name), [0]
+    """Raise `error` at the given `calls` of `owner.name`, counted from 1.
+
+    Return a list whose only element is the number of calls so far.
+    """
+    original, count = getattr(owner, name), [0]
 
     def failing(*args: Any, **options: Any) -> Any:
-        made[0] += 1
-        if made[0] in calls:
+        count[0] += 1
+        if count[0] in calls:
             raise error
         return original(*args, **options)
 
     monkeypatch.setattr(owner, name, failing)
-    return made
+    return count
 
 
 def same_but_for_time(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -73,7 +76,7 @@ def same_but_for_time(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return left == right
 
 
-# ---- what is out of memory ----
+# ---- which errors mean that memory ran out ----
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def same_but_for_time(a: dict[str, Any], b: dict[str, Any]) -> bool:
         lambda: bytearray(1 << 60),
     ],
 )
-def test_what_is_raised_here_for_too_much_memory_is_told_from_other_errors(
+def test_errors_of_allocations_that_are_too_large_are_recognized(
     allocate: Callable[[], object],
 ):
     with pytest.raises((RuntimeError, MemoryError)) as caught:
@@ -109,7 +112,7 @@ def test_what_is_raised_here_for_too_much_memory_is_told_from_other_errors(
         (RunStopped("memory ran out in generation"), False),
     ],
 )
-def test_other_errors_are_not_taken_for_it(error: Exception, expected: bool):
+def test_out_of_memory_errors_are_told_apart_from_others(error: Exception, expected: bool):
     assert out_of_memory(error) is expected
 
 
@@ -126,7 +129,10 @@ def test_an_error_of_another_kind_passes_through_a_micro_batch_unchanged():
 
 
 def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], str]:
-    """Work that costs `cost` tokens, or the budget where that is less, and may cost `limit`."""
+    """Return work that takes min(budget, `cost`) tokens and fails above `limit`.
+
+    It appends each budget that it is given to `asked`.
+    """
 
     def work(budget: int) -> str:
         asked.append(budget)
@@ -137,7 +143,7 @@ def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], s
     return work
 
 
-def test_the_budget_is_halved_until_it_fits_and_stays_there():
+def test_the_budget_is_halved_until_the_work_fits_and_stays_there():
     asked: list[int] = []
     told: list[str] = []
     budget = TokenBudget(OptimizerOptions(micro_batch_tokens=1000), told.append)
@@ -145,9 +151,9 @@ def test_the_budget_is_halved_until_it_fits_and_stays_there():
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
     assert asked == [1000, 500, 250] and budget.lowered and budget.tokens == 250
     assert told == [
-        f"memory ran out in a micro-batch of 2 responses ({now:,} tokens): it is computed again "
-        f"with micro_batch_tokens {half} instead of {now}, from now on; the gradient differs only "
-        "by rounding"
+        f"memory ran out in a micro-batch of 2 responses ({now:,} tokens); lowering "
+        f"micro_batch_tokens from {now} to {half} and computing it again; the gradient differs "
+        "only by rounding"
         for now, half in ((1000, 500), (500, 250))
     ]
     assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
@@ -155,14 +161,14 @@ def test_the_budget_is_halved_until_it_fits_and_stays_there():
 
 
 def test_a_micro_batch_below_the_budget_is_halved_itself():
-    """Half of a budget of 100,000 would leave a micro-batch of 700 as it is."""
+    """Half of a budget of 100,000 would still hold the micro-batch of 700."""
     asked: list[int] = []
     budget = TokenBudget(OptimizerOptions(micro_batch_tokens=100_000))
     budget.fitted(work_that_fits(400, 700, asked))
     assert asked == [100_000, 350]
 
 
-def test_what_failed_is_given_free_before_it_is_done_again():
+def test_memory_of_a_failed_attempt_is_freed_before_the_retry():
     class Activations:
         pass
 
@@ -205,7 +211,7 @@ def in_forward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
 
 
 def in_backward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
-    """In the `nth` backward pass, when some parameters have their gradients of it."""
+    """Fail in the `nth` backward pass, after some parameters have got their gradients."""
 
     def arm(patch: pytest.MonkeyPatch, policy: Policy) -> list[int]:
         passes = [0]
@@ -240,9 +246,10 @@ PLACES = {
 def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     experience: Experience, monkeypatch: pytest.MonkeyPatch, place: str, preset: str, share: bool
 ):
-    """Bit for bit that of an update with the lower budget, to rounding that of the first one.
+    """Bit for bit that of an update with the lower budget, up to rounding that of the first budget.
 
-    M2PO's pre-pass is a forward pass of every micro-batch, so that "forward" is in it.
+    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass
+    that fails there.
     """
     experience, policy = stale(experience), load_policy(ModelOptions())
 
@@ -263,10 +270,10 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
     assert_same_gradients(gradients, nearly)
     for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p99"):
         assert metrics[key] == pytest.approx(whole[key], rel=1e-4)
-    assert not same_but_for_time(metrics, whole)  # another cut
+    assert not same_but_for_time(metrics, whole)  # cut into other micro-batches
 
 
-def test_an_update_in_which_memory_sufficed_tells_of_no_budget(experience: Experience):
+def test_an_update_with_enough_memory_reports_no_budget(experience: Experience):
     metrics, _ = step(experience, config_of(optimizer={"micro_batch_tokens": BUDGET}))
     assert "micro_batch_tokens" not in metrics
 
@@ -274,21 +281,22 @@ def test_an_update_in_which_memory_sufficed_tells_of_no_budget(experience: Exper
 def test_the_lower_budget_stays_and_memory_may_run_out_again(
     experience: Experience, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two updates at 4096: fails whole, fails halved, done in quarters; then in quarters at once.
+    """The first update fails whole and halved but works in quarters, in which the second starts.
 
-    The first micro-batch costs all 12 responses; each try ends with its first forward pass.
+    At 4096 tokens all 12 responses are one micro-batch. A failing attempt ends in its first
+    forward pass.
     """
     told: list[str] = []
     config = config_of()
     trainer = Trainer(
         load_policy(ModelOptions()), config, TokenBudget(config.optimizer, told.append)
     )
-    made = fail_at(monkeypatch, gradient, "batch_logprobs", 1, 2, error=CUDA)
+    calls = fail_at(monkeypatch, gradient, "batch_logprobs", 1, 2, error=CUDA)
     first = trainer.step(experience)
-    parts = made[0] - 2
+    parts = calls[0] - 2
     second = trainer.step(experience)
     assert len(told) == 2 and " of 12 responses (" in told[0]
-    assert parts > 2 and made[0] - 2 == 2 * parts
+    assert parts > 2 and calls[0] - 2 == 2 * parts
     assert first["micro_batch_tokens"] == second["micro_batch_tokens"] == trainer.budget.tokens
     assert trainer.update == 2
 
@@ -320,10 +328,10 @@ def test_an_error_of_another_kind_in_an_update_is_raised_as_it_is(
     experience: Experience, monkeypatch: pytest.MonkeyPatch
 ):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    made = fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=error)
+    calls = fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=error)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         step(experience, config_of())
-    assert made == [1]
+    assert calls == [1]
 
 
 # ---- logprobs alone ----
@@ -372,9 +380,11 @@ print(metrics["micro_batch_tokens"], metrics["computed_tokens"])
 
 
 @pytest.mark.long
-def test_an_update_that_memory_does_not_hold_is_made_in_what_it_does():
-    """An update of 768 responses in an address space with 100 MB to spare: too little for all of
-    them in one micro-batch, whatever the heap still holds of the update before."""
+def test_an_update_too_large_for_memory_is_computed_in_smaller_parts():
+    """768 responses do not fit in one micro-batch in an address space with 100 MB to spare.
+
+    That is so whatever the heap still holds of the update before.
+    """
     script = LIMITED.replace("COPIES", "64").replace("SPARE", "100_000_000")
     ended = subprocess.run(
         [sys.executable, "-c", script], env={**ENVIRONMENT}, capture_output=True, text=True
@@ -395,7 +405,7 @@ def updates(run_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def assert_close_to(run_dir: Path, reference: Path) -> None:
-    """Two runs have the same model after the last update but for rounding."""
+    """Check that two runs have the same model after the last update, up to rounding."""
     ours, theirs = (
         load_file(folder / "checkpoints" / "update-000006" / "model.safetensors")
         for folder in (run_dir, reference)
@@ -407,16 +417,16 @@ def assert_close_to(run_dir: Path, reference: Path) -> None:
 def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
-    """In its fifth update; the sixth has the lower budget from the start."""
+    """Memory runs out in the fifth update. The sixth has the lower budget from the start."""
     before = shards(run_dir)
     fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=CUDA)
     ended = command("train", run_dir)
     assert ended.status == 0 and ended.err == ""
     assert ended.out.count("memory ran out in a micro-batch of ") == 1
-    found = {update: line.get("micro_batch_tokens") for update, line in updates(run_dir).items()}
-    lowered = found[5]
-    assert f"it is computed again with micro_batch_tokens {lowered} instead of 4096" in ended.out
-    assert found == {1: None, 2: None, 3: None, 4: None, 5: lowered, 6: lowered}
+    budgets = {update: line.get("micro_batch_tokens") for update, line in updates(run_dir).items()}
+    lowered = budgets[5]
+    assert f"lowering micro_batch_tokens from 4096 to {lowered} and computing it again" in ended.out
+    assert budgets == {1: None, 2: None, 3: None, 4: None, 5: lowered, 6: lowered}
     assert (
         f"memory      2 updates with micro_batch_tokens lowered, down to {lowered}\n" in ended.out
     )
@@ -448,7 +458,7 @@ def test_without_halving_a_run_stops_and_goes_on_with_the_lower_budget(
         (torch.optim.AdamW, "step", ("memory ran out in the optimizer's step; weights, grad",)),
     ],
 )
-def test_a_run_that_stopped_for_memory_resumes_to_the_bit_where_there_is_more(
+def test_a_run_that_ran_out_of_memory_resumes_to_the_same_bits_with_more(
     run_dir: Path,
     command: Command,
     monkeypatch: pytest.MonkeyPatch,
@@ -485,7 +495,7 @@ def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_s
     engine: type,
     option: str,
 ):
-    """The error comes with the first completions made, in one of the engine's calls."""
+    """The error comes after the first completions of the engine's `nth` call."""
     name = {"batch_size": "hf", "slots": "continuous"}[option]
     text = CONFIG.replace('name = "hf"\nbatch_size', f'name = "{name}"\n{option}')
     run_dir, generate, calls = tmp_path / "run", engine.generate, [0]

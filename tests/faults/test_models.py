@@ -1,4 +1,4 @@
-"""Rows 23 to 26 and 29: tokenizers, and an engine that is not the policy."""
+"""Tokenizers and templates that do not fit, and an engine whose logprobs are off."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
 ):
     edited(model / "tokenizer_config.json", eos_token=None)
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
-    refused(command(*words), str(model), "names no end-of-sequence token", "--model.eos_token")
+    refused(command(*words), str(model), "has no end-of-sequence token", "--model.eos_token")
     assert engine_batches == []
     named = command(*words, "--model.eos_token", "<eos>", "--force")
     assert named.status == 0
@@ -55,14 +55,14 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
-def test_a_tokenizer_without_pad_is_told_once_and_changes_no_number(
+def test_a_tokenizer_without_pad_is_reported_once_and_changes_no_number(
     model: Path, tmp_path: Path, command: Command, reference: Path
 ):
     edited(model / "tokenizer_config.json", pad_token=None)
     run_dir = tmp_path / "run"
     ended = command("train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model)
     assert ended.status == 0
-    assert ended.out.count("names no padding token; padding with the end-of-sequence token") == 1
+    assert ended.out.count("has no padding token; padding with the end-of-sequence token") == 1
     assert read_metrics(run_dir) == read_metrics(reference)
     assert final_weights(run_dir) == final_weights(reference)
 
@@ -120,15 +120,15 @@ def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
     assert kept.read_text() == "{{ messages[0]['content'] }}"
 
 
-def test_a_template_file_that_is_not_there_is_refused(tmp_path: Path, command: Command):
+def test_a_missing_template_file_is_refused(tmp_path: Path, command: Command):
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
     template = tmp_path / "template.jinja"
     ended = command(*words, "--prompt.form", "chat", "--prompt.chat_template", template)
     refused(ended, str(template))
 
 
-def test_an_end_token_named_by_option_is_no_part_of_the_answer(tmp_path: Path, command: Command):
-    """A first step "3+2=5," ends with the comma; without it "=5" is an answer."""
+def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, command: Command):
+    """A response ends with the comma of "3+2=5,", and "=5" is an answer only without it."""
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path), "--run-dir", run_dir, "--model.eos_token", ","]
     words += ["--prompt.form", "plain", "--prompt.chat_template", "none"]

@@ -1,4 +1,4 @@
-"""Rows 9 and 10: losses, gradients and weights that are not finite."""
+"""Losses, gradients and weights that are not finite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def infinite_loss(part: torch.Tensor, _loss_BT: torch.Tensor) -> torch.Tensor:
 
 
 def nan_gradient(part: torch.Tensor, loss_BT: torch.Tensor) -> torch.Tensor:
-    """The loss stays as it is; the slope of the square root at 0 is infinite, 0 x inf is NaN."""
+    """Keep the loss but make its gradient NaN: sqrt has infinite slope at 0, and 0 x inf is NaN."""
     return part + (loss_BT.sum() * 0).sqrt()
 
 
@@ -49,7 +49,7 @@ def poison(
     updates: set[int],
     how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nan_loss,
 ) -> None:
-    """Spoil the loss of the numbered updates."""
+    """Apply `how` to the loss of the given updates."""
     step, reduced = Trainer.step, gradient.reduced_loss
     now = 0
 
@@ -67,7 +67,7 @@ def poison(
 
 
 def groups_of(stage: int, batch: int) -> list[list[object]]:
-    """[problem id, occurrence] of the two groups of a batch of the tiny run."""
+    """Return [problem id, occurrence] for the two groups of a batch of the tiny run."""
     problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
     options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
     groups = list(Schedule(options, len(problems), seed=10).groups(stage))
@@ -121,7 +121,7 @@ def test_non_finite_updates_in_a_row_stop_the_run_and_reach_no_checkpoint(
     assert [lines[update]["skipped"] for update in range(1, 7)] == [0, 0, 1, 1, 0, 0]
 
 
-def test_non_finite_updates_are_counted_in_a_row_only_and_across_a_resume(
+def test_only_non_finite_updates_in_a_row_are_counted_even_across_a_resume(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     poison(monkeypatch, {1, 2, 4, 5})
@@ -129,7 +129,7 @@ def test_non_finite_updates_are_counted_in_a_row_only_and_across_a_resume(
     assert whole.status == 0
     cut = Path(shutil.copytree(tmp_path / "whole", tmp_path / "cut"))
     shutil.rmtree(cut / "checkpoints" / "update-000006")
-    poison(monkeypatch, {5, 6})  # with the fourth, which the checkpoint remembers: three
+    poison(monkeypatch, {5, 6})  # three in a row with update 4, which the checkpoint remembers
     stopped(command("train", cut), "3 updates in a row")
 
 
@@ -147,7 +147,8 @@ def test_nan_weights_are_refused_as_a_checkpoint_and_the_last_good_one_is_named(
         patch.setattr(torch.optim.AdamW, "step", spoiled)
         ended = command("train", run_dir, "--checkpoint.every", 1)
     good = run_dir / "checkpoints" / "update-000004"
-    stopped(ended, "no checkpoint of update 5 is written: model.layers.0", "NaN", f"one is {good}")
+    text = "the checkpoint of update 5 is not written, because model.layers.0"
+    stopped(ended, text, "contains NaN", f"one is {good}")
     assert checkpoints(run_dir) == [2, 3, 4]
     assert not list(run_dir.rglob("*.tmp.*"))
     assert command("train", run_dir, "--checkpoint.every", 2).status == 0

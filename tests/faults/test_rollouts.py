@@ -1,4 +1,4 @@
-"""Rows 39 to 41: the clock, seeds, truncated responses."""
+"""A clock that jumps, seeds, and truncated responses."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_clock_that_jumps_back_changes_neither_order_nor_durations(
 
 
 def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
-    """(problem, occurrence, sample) -> seed and tokens, of the first stage."""
-    made = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
+    """Map (problem, occurrence, sample) to seed and tokens, for the first stage."""
+    rollouts = ShardSet(run_dir / "stages" / "000" / "rollouts", "rollouts")
     return {
         (r.problem_id, r.occurrence, r.sample): (r.seed, r.response_ids.tolist())
-        for shard in made.numbers()
-        for r in read_rollouts(made, shard)
+        for shard in rollouts.numbers()
+        for r in read_rollouts(rollouts, shard)
     }
 
 
@@ -73,7 +73,7 @@ def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(
     assert made == sampled(reference)
 
 
-def test_a_shard_does_not_depend_on_the_shards_that_were_there_before(
+def test_a_shard_does_not_depend_on_which_shards_exist_already(
     reference: Path, tmp_path: Path, command: Command
 ):
     run_dir = tmp_path / "run"
@@ -87,7 +87,7 @@ def test_a_shard_does_not_depend_on_the_shards_that_were_there_before(
     assert shards(run_dir) == shards(reference)
 
 
-def test_stages_draw_other_numbers_for_the_same_problem(reference: Path, tmp_path: Path):
+def test_stages_use_different_seeds_for_the_same_problem(reference: Path, tmp_path: Path):
     options = ("--task.train_problems", 2, "--evaluation.every", 0)
     finished(tmp_path / "run", *options)
     seeds: list[int] = []
@@ -127,7 +127,7 @@ def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
     assert [line["truncated_share"] for line in updates] == [
         sum(cut[start : start + 8]) / 8 for start in (0, 8, 16)
     ]
-    # A response is computed where its group has both rewards among those that count.
+    # A response is computed only if the responses of its group that count have both rewards.
     computed = [0, 0, 0]
     for first in range(0, 24, 4):
         group = [i for i in range(first, first + 4) if truncated == "zero" or not cut[i]]

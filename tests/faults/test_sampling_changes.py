@@ -1,4 +1,4 @@
-"""What changed between a start and a resume of a run with dynamic sampling."""
+"""Changes between a start and a resume of a run with dynamic sampling."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tests.stages.test_planning import assert_good, planned, sampled, table
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# See tests.stages.test_planning: the first stage needs 6 groups and samples 12 to have them.
+# See tests.stages.test_planning: the first stage needs 6 groups and samples 12 to get them.
 DYNAMIC = ("--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
 
 
 @pytest.fixture(scope="module")
 def fifth_dynamic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with dynamic sampling that was killed in its fifth update: to be copied."""
+    """A run with dynamic sampling that was killed in its fifth update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("dynamic") / "run"
     killed(run_dir, "gradient", 5, *DYNAMIC)
     return run_dir
 
 
 def dull(monkeypatch: pytest.MonkeyPatch, *problems: str) -> None:
-    """Another judge: every second response is right, and all of them to `problems`."""
+    """Install a judge: every second response is right, and all responses to `problems`."""
 
     def score(_: Chain, answers: Any) -> Any:
         for number, answer in enumerate(answers):
@@ -39,7 +39,7 @@ def dull(monkeypatch: pytest.MonkeyPatch, *problems: str) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
-def test_no_more_dynamic_sampling_leaves_past_stages_alone(
+def test_turning_dynamic_sampling_off_leaves_past_stages_alone(
     fifth_dynamic: Path, tmp_path: Path, command: Command
 ):
     run_dir = Path(shutil.copytree(fifth_dynamic, tmp_path / "run"))
@@ -48,13 +48,13 @@ def test_no_more_dynamic_sampling_leaves_past_stages_alone(
     assert contents(run_dir / "stages") == before
 
 
-# ---- defects ----
+# ---- regressions ----
 
 
-def test_a_run_that_stopped_for_want_of_groups_goes_on_with_a_higher_limit(
+def test_a_run_that_stopped_with_too_few_groups_goes_on_with_a_higher_limit(
     tmp_path: Path, command: Command
 ):
-    """1.5 x 6 groups: the fifth shard has one group instead of two."""
+    """The limit is 1.5 x 6 groups, so the fifth shard has one group instead of two."""
     run_dir = tmp_path / "run"
     assert train(run_dir, *DYNAMIC, "--sampling.max_oversampling", "1.5").status == 3
     assert sampled(run_dir, 0) == [8, 8, 8, 8, 4]
@@ -66,7 +66,7 @@ def test_a_run_that_stopped_for_want_of_groups_goes_on_with_a_higher_limit(
 def test_a_stage_of_several_rounds_goes_on_with_another_judges_scores(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    """Shards of 10 groups: 6, then as many as the scores of these ask for."""
+    """Shards hold up to 10 groups: first 6, then as many as the scores of those call for."""
     run_dir = tmp_path / "run"
     killed(run_dir, "plan without manifest", 1, *DYNAMIC, "--rollouts.shard_rollouts", "40")
     assert sampled(run_dir, 0)[:1] == [24] and len(sampled(run_dir, 0)) > 1
@@ -77,7 +77,7 @@ def test_a_stage_of_several_rounds_goes_on_with_another_judges_scores(
     assert_good(planned(run_dir, 0), 3)
 
 
-def test_groups_are_chosen_anew_where_no_update_of_the_stage_is_made(
+def test_groups_are_chosen_again_if_the_stage_has_no_update_yet(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     run_dir = tmp_path / "run"
@@ -89,7 +89,7 @@ def test_groups_are_chosen_anew_where_no_update_of_the_stage_is_made(
     assert_good(planned(run_dir, 0), 3)
 
 
-def test_dynamic_sampling_by_force_does_not_sample_more_for_past_stages(
+def test_forcing_dynamic_sampling_does_not_sample_more_for_past_stages(
     run_dir: Path, command: Command
 ):
     before = contents(run_dir / "stages/000")
@@ -112,10 +112,10 @@ def test_a_past_stage_that_another_judge_scores_is_not_sampled_again(
 
 
 @pytest.mark.long
-def test_rounds_and_plan_of_other_rollouts_are_not_gone_by(tmp_path: Path, command: Command):
-    """The second stage lies there as of a run whose first ended after 4 updates, not after 2.
+def test_rounds_and_plan_of_another_policys_rollouts_are_not_used(tmp_path: Path, command: Command):
+    """The second stage is copied from a run whose first stage ended after 4 updates, not after 2.
 
-    Begun after 2, all of its own 8 groups vary.
+    If it begins after 2, all of its own 8 groups vary.
     """
     run_dir, other = tmp_path / "run", tmp_path / "other"
     options = (*DYNAMIC, "--schedule.batches_per_stage", "4", "--checkpoint.every", "0")

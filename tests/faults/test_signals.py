@@ -1,4 +1,4 @@
-"""Row 38: SIGTERM and Ctrl-C."""
+"""SIGTERM and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ pytest_plugins = ["tests.run_fixtures"]
         ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
         ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
         ("scoring", 15, "SIGTERM", State((3, 0), (1, 0), (), "evaluation 0")),
-        # The update under way is finished and saved, though no checkpoint was due after it.
+        # The current update is finished and saved, although no checkpoint is due after it.
         ("gradient", 1, "SIGTERM", State((3, 0), (3, 0), (1,), "update 1")),
         ("gradient", 5, "SIGINT", State((3, 3), (3, 3), (2, 3, 4, 5), "update 5")),
         ("half a checkpoint", 3, "SIGTERM", State((3, 3), (3, 3), (2, 3, 4), "update 4")),
         ("half an evaluation", 2, "SIGINT", State((3, 0), (3, 0), (2, 3), "update 3")),
     ],
 )
-def test_a_signal_ends_a_run_in_order_and_the_sentence_it_prints_resumes_it(
+def test_a_signal_ends_a_run_cleanly_and_the_command_it_prints_resumes_it(
     reference: Path, tmp_path: Path, place: str, nth: int, name: str, on_disk: State
 ):
     run_dir = tmp_path / "a run"
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Pat
     assert_same(run_dir, reference)
 
 
-def test_a_signal_between_stages_saves_a_stage_end_that_no_checkpoint_was_due_at(
+def test_a_signal_between_stages_saves_a_stage_end_without_a_due_checkpoint(
     reference: Path, tmp_path: Path
 ):
     run_dir, options = tmp_path / "run", ("--checkpoint.stage_end", "false")
@@ -70,7 +70,7 @@ def test_a_signal_between_stages_saves_a_stage_end_that_no_checkpoint_was_due_at
     assert_same(run_dir, reference)
 
 
-def test_a_signal_in_the_phase_of_updates_saves_the_updates_made(tmp_path: Path):
+def test_a_signal_during_mugrpo_optimize_saves_the_updates_made(tmp_path: Path):
     run_dir, config = tmp_path / "run", write_config(tmp_path)
     words = (config, "--run-dir", run_dir, "--checkpoint.every", 0)
     for phase in ("generate", "score"):
@@ -88,7 +88,7 @@ def test_an_evaluation_that_is_interrupted_leaves_the_one_before_as_it_was(run_d
     assert after.items() >= before.items()
 
 
-def test_the_sentence_after_an_interrupted_evaluation_names_the_same_update(run_dir: Path):
+def test_the_command_after_an_interrupted_evaluation_names_the_same_update(run_dir: Path):
     words = ["evaluate", str(run_dir), "--update", "3"]
     ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
     stopped(ended, "stopped by SIGINT")

@@ -1,4 +1,4 @@
-"""What changed between a start and a resume of a run whose stages end early."""
+"""Changes between a start and a resume of a run whose stages end early."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def last_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def policy_steps(run_dir: Path, stage: int) -> set[int]:
-    """The updates that the policies of a stage's rollouts had seen."""
+    """Return the policy steps of a stage's rollout shards."""
     manifest = json.loads((run_dir / f"stages/{stage:03d}/rollouts/manifest.json").read_text())
     return {entry["policy_step"] for entry in manifest["shards"].values()}
 
@@ -53,7 +53,7 @@ def stage_starts(run_dir: Path) -> list[int]:
         (("--stage_until.name", "all_updates"), [0, 4]),
     ],
 )
-def test_rollouts_after_an_early_end_that_no_checkpoint_has_are_set_aside_by_a_forced_change(
+def test_a_forced_change_sets_aside_rollouts_after_an_early_end_without_a_checkpoint(
     tmp_path: Path, command: Command, change: tuple[str, str], begins: list[int] | None
 ):
     begun, run_dir = tmp_path / "begun", tmp_path / "run"
@@ -71,7 +71,7 @@ def test_rollouts_after_an_early_end_that_no_checkpoint_has_are_set_aside_by_a_f
     assert read_metrics(begun) == read_metrics(run_dir)
 
 
-def test_early_ends_that_a_checkpoint_has_stand_whatever_the_limit_is_made(
+def test_early_ends_in_a_checkpoint_stand_whatever_the_new_limit(
     last_stage: Path, tmp_path: Path, command: Command, early: Path
 ):
     run_dir = Path(shutil.copytree(last_stage, tmp_path / "run"))
@@ -80,7 +80,7 @@ def test_early_ends_that_a_checkpoint_has_stand_whatever_the_limit_is_made(
     assert stage_starts(run_dir) == [0, 3, 5]
 
 
-def test_more_updates_than_a_stage_under_way_is_planned_for_are_refused_and_can_be_undone(
+def test_more_updates_than_the_current_stage_plans_are_refused_and_can_be_undone(
     last_stage: Path, tmp_path: Path, command: Command, early: Path
 ):
     run_dir = Path(shutil.copytree(last_stage, tmp_path / "run"))
@@ -91,8 +91,8 @@ def test_more_updates_than_a_stage_under_way_is_planned_for_are_refused_and_can_
     assert final_weights(run_dir, 8) == final_weights(early, 8)
 
 
-def test_fewer_updates_end_a_stage_under_way_where_the_run_ends(tmp_path: Path, command: Command):
-    """2 x 4 updates instead of 3 x 4, when the third of the stages 0-3, 3-5, 5-9 has made one."""
+def test_fewer_updates_end_the_current_stage_where_the_run_ends(tmp_path: Path, command: Command):
+    """3 x 4 updates become 2 x 4 when the third of the stages 0-3, 3-5 and 5-9 has made one."""
     run_dir = tmp_path / "run"
     constant = ("--optimizer.lr_schedule", "constant", "--evaluation.every", "0")
     killed(run_dir, "gradient", 7, *EARLY, *constant, "--schedule.stages", "3")
@@ -105,7 +105,7 @@ def test_fewer_updates_end_a_stage_under_way_where_the_run_ends(tmp_path: Path, 
     assert final_weights(run_dir, 8) == final_weights(tmp_path / "eight", 8)
 
 
-# ---- defects ----
+# ---- regressions ----
 
 
 def test_a_change_that_is_refused_leaves_the_rollouts_of_the_stage_as_they_were(

@@ -34,7 +34,7 @@ def make_head(*, bias: bool = True, hidden_dtype: torch.dtype = torch.float32) -
 
 
 def dense(head: Head, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by torch's own functions over all logits at once."""
+    """Compute the same with torch's own functions, over all logits at once."""
     weight = head.weight.to(head.hidden.dtype)
     bias = None if head.bias is None else head.bias.to(head.hidden.dtype)
     logits = torch.nn.functional.linear(head.hidden, weight, bias).float() / temperature
@@ -100,7 +100,7 @@ def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-5, atol=5e-5)
     for ours, theirs in zip(gradients(logprobs, head), gradients(expected, head), strict=True):
         assert ours.dtype == theirs.dtype
-        # bf16 keeps 8 bits: chunks round their sums apart
+        # bf16 keeps 8 bits, so sums over chunks round differently
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.02, atol=0.05)
 
 
@@ -136,11 +136,11 @@ def test_no_tensor_of_all_logits_is_ever_made():
     assert largest.elements == 8000
     with LargestTensor() as largest:
         dense(head, 1.0)[0].sum().backward()
-    assert largest.elements == 64_000  # so the measure sees what it should
+    assert largest.elements == 64_000  # so the measure detects such a tensor
 
 
 def ragged_batch(policy) -> tuple[list[tuple[np.ndarray, np.ndarray]], torch.Tensor, torch.Tensor]:
-    """(prompt, response) pairs, right-padded ids [B, L] and response mask [B, T]."""
+    """Return (prompt, response) pairs, right-padded ids [B, L] and response mask [B, T]."""
     rng = np.random.default_rng(1)
     lengths = [9, 1, 4, 12, 7, 2]
     pairs = [
@@ -198,9 +198,9 @@ def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):
         torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=1e-5)
 
 
-def test_under_autocast_the_backward_pass_makes_the_logits_of_the_forward_pass():
+def test_under_autocast_the_backward_pass_recomputes_the_logits_of_the_forward_pass():
     # d logprob / d logits is onehot - softmax and sums to 0. Logits of size 40 round by up to
-    # 0.125 in bf16: a softmax of others, with these ones' normalizer, would sum to 1 +- 0.1.
+    # 0.125 in bf16: the softmax of other logits under the same normalizer would sum to 1 +- 0.1.
     generator = torch.Generator().manual_seed(1)
     head = make_head()
     for target in head.targets[:10]:

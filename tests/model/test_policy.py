@@ -23,14 +23,14 @@ PLAIN_IDS = [5, 12, 4, 13, 3, 14]  # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, th
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A copy of the embedded model to spoil."""
+    """A copy of the embedded model, for tests to damage."""
     policy = load_policy(ModelOptions())
     policy.save(tmp_path)
     return tmp_path
 
 
 def edit(file: Path, **values: object) -> None:
-    """Set keys of a JSON file; None removes one."""
+    """Set keys of a JSON file. None removes a key."""
     stored = json.loads(file.read_text()) | values
     file.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
 
@@ -51,11 +51,11 @@ def test_a_missing_model_is_one_sentence_that_names_the_way_out(tmp_path):
         load_policy(ModelOptions(path=str(tmp_path / "none")))
     message = str(caught.value)
     assert message.startswith(f"there is no model directory {tmp_path}/none")
-    assert "name one in Hugging Face form, or a hub id" in message
+    assert "name one in Hugging Face format, or a hub id" in message
     assert "\n" not in message
 
 
-def test_a_folder_that_holds_no_model_is_refused_alike(tmp_path):
+def test_a_folder_that_holds_no_model_is_refused_too(tmp_path):
     (tmp_path / "readme.txt").write_text("nothing here")
     with pytest.raises(UsageError, match=r"the model .* cannot be loaded") as caught:
         load_policy(ModelOptions(path=str(tmp_path)))
@@ -134,7 +134,7 @@ def test_a_parameter_that_is_not_finite_is_named(value):
 
 def test_a_tokenizer_without_eos_is_refused_and_the_option_sets_one(model_folder):
     edit(model_folder / "tokenizer_config.json", eos_token=None)
-    with pytest.raises(UsageError, match=r"names no end-of-sequence .*--model\.eos_token"):
+    with pytest.raises(UsageError, match=r"has no end-of-sequence .*--model\.eos_token"):
         load_policy(ModelOptions(path=str(model_folder)))
     policy = load_policy(ModelOptions(path=str(model_folder), eos_token="<eos>"))
     assert policy.tokenizer.eos_token_id == 1 and policy.stop_ids == [1]
@@ -211,7 +211,7 @@ def test_a_template_file_makes_the_prompt_one_user_message(embedded_policy, tmp_
     assert encode(PROBLEM).tolist() == CHAT_IDS
 
 
-def test_a_template_file_goes_before_the_tokenizers_own(tmp_path):
+def test_a_template_file_takes_precedence_over_the_tokenizers_own(tmp_path):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TEMPLATE
     assert PromptEncoder(tokenizer, 16, PromptOptions(form="chat"))(PROBLEM).tolist() == CHAT_IDS
@@ -259,7 +259,7 @@ def test_dropout_is_off_even_in_training_mode(form):
     assert torch.equal(policy.model(ids).logits, policy.model(ids).logits)
 
 
-def test_dropout_is_off_where_a_module_keeps_its_rate_as_a_number():
+def test_dropout_is_off_if_a_module_keeps_its_rate_as_a_number():
     config = OPTConfig(
         vocab_size=16,
         hidden_size=32,

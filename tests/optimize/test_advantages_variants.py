@@ -1,5 +1,7 @@
-"""Advantages: what their forms promise for any rewards, and at the edges. Numbers by hand and
-TRL's are in test_advantages and test_trl_equality."""
+"""Properties of every form of advantage, for any rewards and in edge cases.
+
+Comparisons with numbers by hand and with TRL are in test_advantages and test_trl_equality.
+"""
 
 from __future__ import annotations
 
@@ -34,50 +36,50 @@ def random_rewards(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_choice_is_a_function_here_that_takes_its_knobs():
     rewards_PG, valid_PG = random_rewards(0)
     for name, options in choices(Advantage).items():
-        found = getattr(advantages, name)(rewards_PG, valid_PG, **options().knobs)
-        assert found.shape == rewards_PG.shape
-        assert found.dtype == torch.float64
+        actual = getattr(advantages, name)(rewards_PG, valid_PG, **options().knobs)
+        assert actual.shape == rewards_PG.shape
+        assert actual.dtype == torch.float64
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_permuting_a_group_or_the_groups_changes_nothing_but_order(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
-        found = FORMS[form](rewards_PG, valid_PG)
+        actual = FORMS[form](rewards_PG, valid_PG)
         responses = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
         problems = torch.randperm(5, generator=torch.Generator().manual_seed(seed))
         other = FORMS[form](rewards_PG[problems][:, responses], valid_PG[problems][:, responses])
-        torch.testing.assert_close(other, found[problems][:, responses], rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(other, actual[problems][:, responses], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_an_unknown_reward_holds_changes_nothing_and_its_advantage_is_0(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
-        found = FORMS[form](rewards_PG, valid_PG)
-        assert (found[~valid_PG] == 0).all()
+        actual = FORMS[form](rewards_PG, valid_PG)
+        assert (actual[~valid_PG] == 0).all()
         for junk in (7.0, -1e9):
             other = FORMS[form](rewards_PG.masked_fill(~valid_PG, junk), valid_PG)
-            assert torch.equal(other, found)
+            assert torch.equal(other, actual)
 
 
 @pytest.mark.parametrize("form", GROUPS)
-def test_group_advantages_sum_to_0_and_do_not_see_a_shift_of_all_rewards(form):
+def test_group_advantages_sum_to_0_and_ignore_a_shift_of_all_rewards(form):
     for seed in range(10):
         rewards_PG, valid_PG = random_rewards(seed)
-        found = FORMS[form](rewards_PG, valid_PG)
-        assert found.sum(-1).abs().max() < 1e-12
+        actual = FORMS[form](rewards_PG, valid_PG)
+        assert actual.sum(-1).abs().max() < 1e-12
         shifted = FORMS[form](rewards_PG + 8.0, valid_PG)  # exact in binary
-        torch.testing.assert_close(shifted, found, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(shifted, actual, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["unbiased", "population"])
 def test_with_a_std_the_scale_of_the_rewards_hardly_matters(form):
-    """The rest is eps: at std s the size is s / (s + 1e-4)."""
+    """Only eps makes a difference: at std s the size is s / (s + 1e-4)."""
     rewards_PG, valid_PG = random_rewards(1)
     valid_PG[:] = True
-    found, wide = (FORMS[form](scale * rewards_PG, valid_PG) for scale in (1, 1024))
-    torch.testing.assert_close(wide, found, rtol=2e-3, atol=0)
+    actual, wide = (FORMS[form](scale * rewards_PG, valid_PG) for scale in (1, 1024))
+    torch.testing.assert_close(wide, actual, rtol=2e-3, atol=0)
     unit = wide.std(-1, correction=int(form == "unbiased"))
     torch.testing.assert_close(unit, torch.ones(5).double(), rtol=1e-5, atol=0)
 
@@ -87,39 +89,39 @@ def test_with_a_std_the_scale_of_the_rewards_hardly_matters(form):
 def test_equal_rewards_and_a_group_of_one_give_0_and_no_nan(form, size):
     for reward in (0.0, 1.0, 0.1, -1e30, 1e-30):
         rewards_PG = torch.full((2, size), reward, dtype=torch.float64)
-        found = FORMS[form](rewards_PG, torch.ones(2, size, dtype=torch.bool))
-        assert found.tolist() == [[0.0] * size] * 2
+        actual = FORMS[form](rewards_PG, torch.ones(2, size, dtype=torch.bool))
+        assert actual.tolist() == [[0.0] * size] * 2
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_shifted_and_asymre_advantages_of_equal_rewards(size):
-    """R - c, and -delta: a group of one learns from both."""
+    """They are R - c and -delta, even in a group of one."""
     rewards_PG, valid_PG = torch.ones(1, size), torch.ones(1, size, dtype=torch.bool)
     assert FORMS["shifted"](rewards_PG, valid_PG).tolist() == [[0.5] * size]
     assert FORMS["asymre"](rewards_PG, valid_PG).tolist() == [[0.1] * size]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_group_of_which_no_reward_is_known_gets_0(form):
+def test_a_group_without_known_rewards_gets_0(form):
     rewards_PG = torch.tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 0.5]])
     valid_PG = torch.tensor([[False] * 3, [True] * 3])
-    found = FORMS[form](rewards_PG, valid_PG)
-    assert found[0].tolist() == [0.0, 0.0, 0.0]
-    assert found[1].any()
+    actual = FORMS[form](rewards_PG, valid_PG)
+    assert actual[0].tolist() == [0.0, 0.0, 0.0]
+    assert actual[1].any()
 
 
-def test_inside_the_root_is_off_policy_grpo_s_formula_on_rewards_of_0_and_1():
+def test_inside_the_root_is_off_policy_grpos_formula_on_rewards_of_0_and_1():
     """A share p of G = 8 right: (1 - p) / s and -p / s with s = sqrt(p (1 - p) + 1e-4)."""
     for right in range(1, 8):
         rewards_PG = (torch.arange(8) < right).double()[None]
-        found = FORMS["inside"](rewards_PG, torch.ones(1, 8, dtype=torch.bool))[0]
+        actual = FORMS["inside"](rewards_PG, torch.ones(1, 8, dtype=torch.bool))[0]
         p = right / 8
         s = math.sqrt(p * (1 - p) + 1e-4)
-        assert found[0].item() == pytest.approx((1 - p) / s, rel=1e-12)
-        assert found[7].item() == pytest.approx(-p / s, rel=1e-12)
+        assert actual[0].item() == pytest.approx((1 - p) / s, rel=1e-12)
+        assert actual[7].item() == pytest.approx(-p / s, rel=1e-12)
 
 
-def test_asymre_at_delta_0_is_the_group_s_without_a_std_and_the_rest_is_a_shift():
+def test_asymre_at_delta_0_is_group_without_a_std_and_delta_is_a_shift():
     for seed in range(5):
         rewards_PG, valid_PG = random_rewards(seed)
         plain = FORMS["none"](rewards_PG, valid_PG)
@@ -131,5 +133,5 @@ def test_asymre_at_delta_0_is_the_group_s_without_a_std_and_the_rest_is_a_shift(
 def test_rewards_that_nearly_agree_are_told_apart_after_a_large_offset():
     """In float64: 2^20 + (0, 2^-20) has mean 2^20 + 2^-21 exactly."""
     rewards_PG = torch.tensor([[2.0**20, 2.0**20 + 2.0**-20]], dtype=torch.float64)
-    found = FORMS["none"](rewards_PG, torch.ones(1, 2, dtype=torch.bool))
-    assert found.tolist() == [[-(2.0**-21), 2.0**-21]]
+    actual = FORMS["none"](rewards_PG, torch.ones(1, 2, dtype=torch.bool))
+    assert actual.tolist() == [[-(2.0**-21), 2.0**-21]]

@@ -1,13 +1,14 @@
-"""A tabular softmax bandit: each objective's expected gradient by enumeration, in closed form.
+"""A tabular softmax bandit: each objective's expected gradient, enumerated and in closed form.
 
-Five arms, one-token responses. The behavior policy's probabilities are twentieths, so twenty
-responses, each arm as often as its probability says, are its distribution itself: means over them
-are expectations, and what looks at the whole update (a group's mean, a pre-pass) sees the
-population. With weights c_a on grad log pi_a the gradient of what is maximized is, by the softmax,
+There are five arms, and responses have one token. The behavior policy's probabilities are multiples
+of 1/20, so twenty responses, with each arm in proportion to its probability, are its exact
+distribution. Means over them are expectations, and anything that looks at the whole update (a
+group's mean, a pre-pass) sees the population. If c_a are the weights on grad log pi_a, the gradient
+of the maximized objective in the softmax's logits is
 
     sum_a c_a grad log pi_a = c - pi sum_a c_a.
 
-The closed forms below are written in pi, beta and A alone.
+The closed forms below use pi, beta and A alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mugrpo.optimize import advantages, reference
 from mugrpo.optimize.objectives import kl_surrogate, load_objective, reinforce
 
 COUNTS = torch.tensor([10, 5, 3, 1, 1])
-ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # of the twenty responses
+ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # the arm of each of the twenty responses
 BETA = COUNTS.double() / 20
 REWARDS = torch.tensor([0.5, 0.6, 0.3, 0.9, 0.0], dtype=torch.float64)
 MEAN = (BETA * REWARDS).sum()  # .49
@@ -36,12 +37,12 @@ Tensor = torch.Tensor
 
 
 def responses_of(values_of_arms: Tensor) -> Tensor:
-    """A number of each arm, of each response: [20, 1]."""
+    """Return the value of each response's arm, [20, 1]."""
     return values_of_arms[ARMS][:, None]
 
 
 def random_policy(seed: int, spread: float = 1.0) -> Tensor:
-    """Logits of a policy around the behavior policy."""
+    """Return the logits of a random policy near the behavior policy."""
     generator = torch.Generator().manual_seed(seed)
     noise = spread * torch.randn(5, generator=generator, dtype=torch.float64)
     return (BETA.log() + noise).requires_grad_()
@@ -50,7 +51,7 @@ def random_policy(seed: int, spread: float = 1.0) -> Tensor:
 def expected_gradient(
     objective: str, logits: Tensor, of_responses: Tensor, options: dict[str, Any], **stored: Tensor
 ) -> Tensor:
-    """Of what is maximized, in the logits, under the behavior policy."""
+    """Return the maximized objective's gradient in the logits, under the behavior policy."""
     chosen = choices(Objective)[objective](**options)
     functions = load_objective(objective, needs=chosen.needs)
     logprobs = responses_of(logits.log_softmax(-1))
@@ -65,29 +66,30 @@ def expected_gradient(
 
 
 def by_softmax(weights: Tensor, logits: Tensor) -> Tensor:
-    """sum_a c_a grad log pi_a."""
+    """Return sum_a c_a grad log pi_a."""
     return weights - logits.detach().softmax(-1) * weights.sum()
 
 
-def same(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+def same(actual: Tensor, expected: Tensor, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def unclipped(ratio: Tensor, a: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
-    """1 where the PPO min form has a gradient."""
+    """Return 1 for arms with a gradient under the PPO min form, 0 for the others."""
     return (~(((a > 0) & (ratio > high)) | ((a < 0) & (ratio < low)))).double()
 
 
 def away_from(pi: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """M2PO's T as weights (twentieths), and the squared log ratios."""
+    """Return how many responses of each arm are in M2PO's T, and the squared log ratios."""
     log_ratio = (pi / BETA).log()
     return COUNTS * (a * log_ratio > 0), log_ratio**2
 
 
 def m2po_kept(pi: Tensor, a: Tensor, limit: float) -> Tensor:
-    """Arms by falling square, until the mean over T is within the limit.
+    """Return the share of each arm's responses that M2PO keeps.
 
-    Masking goes response by response: equal squares of an arm may be kept in part.
+    Responses are masked one by one, the largest square first, until the mean over T is within the
+    limit. Responses of one arm have equal squares, so an arm may be kept in part.
     """
     counts, squares = away_from(pi, a)
     counts = counts.clone()
@@ -100,7 +102,7 @@ def m2po_kept(pi: Tensor, a: Tensor, limit: float) -> Tensor:
 
 
 def released_cap(pi: Tensor, a: Tensor, limit: float) -> float:
-    """t by bisection."""
+    """Return the cap t of the released M2PO, by bisection."""
     counts, squares = away_from(pi, a)
     if (counts * squares).sum() <= limit * counts.sum():
         return math.inf
@@ -188,18 +190,21 @@ def test_expected_gradient_is_the_closed_form(case, advantage):
     for seed in range(20):
         logits = random_policy(seed, spread=0.3 + 0.05 * seed)
         proximal = random_policy(seed + 100, spread=0.3).detach().softmax(-1)
-        found = expected_gradient(
+        actual = expected_gradient(
             name, logits, of_responses, options, proximal_logprobs=proximal.log()
         )
         c = weights(logits.detach().softmax(-1), a, proximal)
-        same(found, by_softmax(c, logits))
-        reached |= found.any().item()
+        same(actual, by_softmax(c, logits))
+        reached |= actual.any().item()
     assert reached
 
 
 @pytest.mark.parametrize("case", ["grpo, unclipped", "kl_surrogate", "m2po", "m2po_released"])
-def test_without_a_clip_it_is_the_policy_gradient_wherever_the_policy_is(case):
-    """pi (A - E_pi A) for J(pi) = sum pi A: exact off-policy. Limits and penalty out of the way."""
+def test_without_a_clip_it_is_the_policy_gradient_for_any_policy(case):
+    """That is pi (A - E_pi A) for J(pi) = sum pi A, off-policy too.
+
+    Limits and penalty are set so that they have no effect.
+    """
     name, options, _ = CLOSED[case]
     if name.startswith("m2po"):
         options = {"second_moment_limit": 1e9}
@@ -207,20 +212,20 @@ def test_without_a_clip_it_is_the_policy_gradient_wherever_the_policy_is(case):
         options = {"penalty": 0.0}
     for seed in range(10):
         logits = random_policy(seed)
-        found = expected_gradient(name, logits, (REWARDS - 0.4)[ARMS], options)
+        actual = expected_gradient(name, logits, (REWARDS - 0.4)[ARMS], options)
         (exact,) = torch.autograd.grad((logits.softmax(-1) * REWARDS).sum(), logits)
-        same(found, exact)
+        same(actual, exact)
 
 
 @pytest.mark.parametrize("case", CLOSED)
 def test_on_policy_every_objective_has_the_policy_gradient(case):
     name, options, _ = CLOSED[case]
     logits = BETA.log().requires_grad_()
-    found = expected_gradient(
+    actual = expected_gradient(
         name, logits, (REWARDS - 0.4)[ARMS], options, proximal_logprobs=BETA.log()
     )
     (exact,) = torch.autograd.grad((logits.softmax(-1) * REWARDS).sum(), logits)
-    same(found, exact)
+    same(actual, exact)
 
 
 # ---- KL terms ----
@@ -230,7 +235,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p / q).log()).sum()
 
 
-def test_kl_surrogate_s_penalty_is_kl_of_policy_and_behavior_with_its_gradient():
+def test_the_kl_surrogates_penalty_is_kl_of_policy_and_behavior_with_its_gradient():
     for seed in range(20):
         logits = random_policy(seed)
         loss, metrics = kl_surrogate.loss(
@@ -242,12 +247,12 @@ def test_kl_surrogate_s_penalty_is_kl_of_policy_and_behavior_with_its_gradient()
         )
         exact = divergence(logits.softmax(-1), BETA)
         same(metrics["kl_penalty"].mean(), exact.detach())
-        (found,) = torch.autograd.grad(loss.mean(), logits)
-        same(found, torch.autograd.grad(exact, logits)[0])
+        (actual,) = torch.autograd.grad(loss.mean(), logits)
+        same(actual, torch.autograd.grad(exact, logits)[0])
 
 
 def k3(logits: Tensor, ref: Tensor, *, corrected: bool) -> tuple[Tensor, Tensor]:
-    """(expectation under the behavior policy, its gradient)."""
+    """Return k3's expectation under the behavior policy, and the gradient of that."""
     kl_BT = reference.kl(
         responses_of(logits.log_softmax(-1)),
         responses_of(BETA.log()),
@@ -266,7 +271,7 @@ def test_corrected_k3_is_kl_of_policy_and_reference_with_its_gradient_off_policy
         same(gradient, torch.autograd.grad(exact, logits)[0])
 
 
-def test_uncorrected_k3_is_neither_off_policy():
+def test_uncorrected_k3_has_neither_the_value_nor_the_gradient_off_policy():
     """Its gradient is sum_a beta_a (1 - ref_a / pi_a) grad log pi_a."""
     for seed in range(20):
         logits, ref = random_policy(seed), random_policy(seed + 50).detach().softmax(-1)
@@ -279,8 +284,8 @@ def test_uncorrected_k3_is_neither_off_policy():
         same(gradient, by_softmax(BETA * (1 - ref / pi.detach()), logits))
 
 
-def test_uncorrected_k3_on_policy_has_the_value_and_the_other_divergence_s_gradient():
-    """grad KL(ref || pi): what the correction is for at ratio 1 too."""
+def test_uncorrected_k3_on_policy_has_the_value_but_the_other_divergences_gradient():
+    """Its gradient is that of KL(ref || pi), so the correction matters at ratio 1 too."""
     logits, ref = BETA.log().requires_grad_(), random_policy(3).detach().softmax(-1)
     pi = logits.softmax(-1)
     value, gradient = k3(logits, ref, corrected=False)
@@ -295,7 +300,7 @@ def test_uncorrected_k3_on_policy_has_the_value_and_the_other_divergence_s_gradi
 
 
 def after_asymre(delta: float, updates: int, lr: float) -> Tensor:
-    """The policy after exact expected updates of -A log pi from the behavior policy's."""
+    """Return the logprobs after exact expected updates on -A log pi from the behavior policy."""
     of_responses = advantages.asymre(REWARDS[ARMS][None], VALID, delta=delta)[0]
     logits = BETA.log().clone().requires_grad_()
     for _ in range(updates):
@@ -308,11 +313,11 @@ def after_asymre(delta: float, updates: int, lr: float) -> Tensor:
 
 
 def asymre_limit(delta: float) -> Tensor:
-    """Below delta = 0, with c = beta (R - mean - delta), which sums to -delta:
+    """Return the policy that AsymRE converges to if delta < 0.
 
-    theta_a grows by c_a + delta pi_a. Arms that stay grow alike, by some l:
-    pi_a = (c_a - l) / -delta for those with c_a > l, and l is what makes it sum to 1. The others
-    fall behind for ever.
+    With c = beta (R - mean - delta), which sums to -delta, theta_a grows by c_a + delta pi_a. The
+    arms that survive grow at a common rate l: pi_a = (c_a - l) / -delta for those with c_a > l,
+    where l is such that pi sums to 1. The other arms fall behind forever.
     """
     c = BETA * (REWARDS - MEAN - delta)
     low, high = -1.0, 1.0
@@ -335,16 +340,16 @@ def asymre_limit(delta: float) -> Tensor:
 def test_asymre_below_0_keeps_a_support_and_improves(delta, updates, support):
     limit = asymre_limit(delta)
     logprobs = after_asymre(delta, updates, lr=-1 / delta)
-    assert logprobs.min() > -80  # nothing is held yet
-    found = logprobs.exp()
-    same(found, limit, 1e-5)
+    assert logprobs.min() > -80  # nothing is clamped yet
+    actual = logprobs.exp()
+    same(actual, limit, 1e-5)
     assert (limit > 0).nonzero()[:, 0].tolist() == support
-    assert (found * REWARDS).sum() > MEAN + 0.01
+    assert (actual * REWARDS).sum() > MEAN + 0.01
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.3])
-def test_asymre_from_0_on_collapses_onto_one_arm_which_need_not_be_the_best(delta):
-    """At 0, theta grows by the constant c: onto argmax beta (R - mean), arm 1 with reward .6."""
+def test_asymre_at_0_or_above_collapses_onto_one_arm_which_need_not_be_the_best(delta):
+    """At 0, theta grows by the constant c, so the largest beta (R - mean) wins, arm 1."""
     updates = {0.0: 70, 0.1: 28, 0.3: 12}[delta]
     logprobs = after_asymre(delta, updates, lr=20.0)
     assert logprobs.min() > -80
@@ -356,7 +361,7 @@ def test_asymre_at_0_stays_collapsed_however_long_it_goes_on():
     assert after_asymre(0.0, updates=2000, lr=20.0).exp().max() > 0.999
 
 
-def test_asymre_s_optimum_below_0_is_where_the_expected_gradient_is_0():
+def test_the_expected_gradient_is_0_at_asymres_optimum_below_0():
     """With every advantage positive: pi = beta A / sum beta A."""
     limit = asymre_limit(-0.6)
     weights = BETA * (REWARDS - MEAN + 0.6)

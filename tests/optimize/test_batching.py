@@ -27,7 +27,7 @@ def rollout(prompt: list[int], response: list[int], logprobs: list[float]) -> Ro
 
 
 def test_collate_by_hand():
-    """Prompt and response end to end, padding on the right only, rows in the order asked for."""
+    """Prompt and response end to end, padding on the right only, rows in the requested order."""
     rollouts = [
         rollout([11, 12], [21], [-0.5]),
         rollout([99], [98], [-9.0]),
@@ -57,7 +57,7 @@ def test_collate_by_hand():
     assert (batch.behavior_logprobs.dtype, batch.advantages.dtype) == (torch.float32,) * 2
 
 
-def test_rows_of_one_prompt_have_its_number_where_sharing_is_cheaper():
+def test_rows_with_one_prompt_get_its_number_if_sharing_is_cheaper():
     a, b = list(range(50)), list(range(60))
     rollouts = [rollout(prompt, [1, 2], [-1.0, -1.0]) for prompt in (a, b, a, a, b)]
     nothing = torch.zeros(5)

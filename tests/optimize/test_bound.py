@@ -1,7 +1,7 @@
 """The policy-improvement bound: by hand, on enumerated policies, and through the trainer.
 
-Where each arm is among a group's responses as often as its probability says, means over the group
-are expectations under the behavior policy, so the estimates are the closed forms.
+If each arm occurs among a group's responses in proportion to its probability, means over the group
+are expectations under the behavior policy, so the estimates equal the closed forms.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_two_groups_by_hand():
       E[w A] = (1.2 - .6 + 1 - 1) / 4 = .15
       TV(pi) = .4 / 4 = .1,           TV(pi_k) = .1 / 4 = .025
     """
-    found = bound(RATIOS, REWARDS, PROXIMAL, eps=0.0)
+    numbers = bound(RATIOS, REWARDS, PROXIMAL, eps=0.0)
     expected = {
         "variance_weight": 2.5,  # (1 + 4) / 2
         "bound/surrogate": 0.225,  # (.3 + .15) / 2
@@ -74,22 +74,22 @@ def test_two_groups_by_hand():
         "bound/stated": -0.425,  # .225 - .575 - .075
         "bound/factor_one": -0.1,  # .225 - .2875 - .0375
     }
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert tuple(found) == NAMES
+    assert numbers == pytest.approx(expected, rel=1e-12)
+    assert tuple(numbers) == NAMES
 
 
 def test_eps_is_1e_4_inside_the_root():
     s = math.sqrt(0.25 + 1e-4)
-    found = bound([[1.5, 0.5]], [[1.0, 0.0]])
-    assert found["variance_weight"] == pytest.approx((1 - s) / s, rel=1e-12)
-    assert found["bound/surrogate"] == pytest.approx(
+    numbers = bound([[1.5, 0.5]], [[1.0, 0.0]])
+    assert numbers["variance_weight"] == pytest.approx((1 - s) / s, rel=1e-12)
+    assert numbers["bound/surrogate"] == pytest.approx(
         0.25 / s, rel=1e-12
     )  # (1.5 x .5 - .5 x .5) / 2
 
 
-def test_a_group_without_variance_and_a_response_that_does_not_count_have_no_part():
-    # A third group, all right, and in the second a failed response in the place of a padding
-    found = bound(
+def test_a_group_without_variance_and_an_uncounted_response_have_no_effect():
+    # Added: a third group, all right, and in the second group a failed response instead of padding.
+    numbers = bound(
         [[*RATIOS[0], 9.0], [*RATIOS[1], 1e-9], [5.0, 5.0, 0.1, 0.1, 0.1]],
         [[*REWARDS[0], 0.0], [*REWARDS[1], 0.0], [1.0] * 5],
         [[*PROXIMAL[0], 9.0], [*PROXIMAL[1], 1e-9], [5.0, 5.0, 0.1, 0.1, 0.1]],
@@ -97,14 +97,14 @@ def test_a_group_without_variance_and_a_response_that_does_not_count_have_no_par
         computed=[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]],
         eps=0.0,
     )
-    assert found == pytest.approx(bound(RATIOS, REWARDS, PROXIMAL, eps=0.0), rel=1e-12)
+    assert numbers == pytest.approx(bound(RATIOS, REWARDS, PROXIMAL, eps=0.0), rel=1e-12)
 
 
-def test_a_group_of_which_a_response_was_not_computed_has_no_part():
-    """Its ratio is not known: a response at its group's mean, whose advantage is 0."""
+def test_a_group_with_a_response_that_was_not_computed_has_no_effect():
+    """A response at its group's mean has advantage 0, is not computed, and has no known ratio."""
     rewards = [REWARDS[0], [1.0, 0.5, 0.0, 0.5]]
-    found = bound(RATIOS, rewards, computed=[[1, 1, 1, 1], [1, 0, 1, 0]])
-    assert found == bound(RATIOS[:1], REWARDS[:1])
+    numbers = bound(RATIOS, rewards, computed=[[1, 1, 1, 1], [1, 0, 1, 0]])
+    assert numbers == bound(RATIOS[:1], REWARDS[:1])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_group_of_which_a_response_was_not_computed_has_no_part():
     [
         ([[1.0, 1.0], [0.0, 0.0]], None),  # no variance anywhere
         ([[1.0, 0.0], [0.0, 1.0]], [[1, 0], [0, 1]]),  # none among those that count
-        ([[1.0, 0.0], [1.5, 1.5]], None),  # a reward above 1, in whatever group
+        ([[1.0, 0.0], [1.5, 1.5]], None),  # a reward above 1 in any group
         ([[1.0, -0.1], [0.0, 1.0]], None),
     ],
 )
@@ -120,17 +120,17 @@ def test_without_variance_or_with_rewards_outside_0_to_1_there_is_no_bound(rewar
     assert bound([[1.0, 2.0], [0.5, 1.0]], rewards, counted=counted) == dict.fromkeys(NAMES)
 
 
-def test_a_reward_that_does_not_count_is_not_asked_to_be_within_0_and_1():
-    found = bound([[1.0, 1.0, 1.0]], [[1.0, 0.0, -7.0]], counted=[[1, 1, 0]])
-    assert found["bound/surrogate"] == 0
+def test_an_uncounted_reward_may_be_outside_0_to_1():
+    numbers = bound([[1.0, 1.0, 1.0]], [[1.0, 0.0, -7.0]], counted=[[1, 1, 0]])
+    assert numbers["bound/surrogate"] == 0
 
 
 @pytest.mark.parametrize("ratios", [[math.inf, 0.5], [math.inf, math.inf]])
-def test_where_a_ratio_overflows_what_rests_on_it_is_none_and_variations_are_finite(ratios):
-    found = bound([ratios], [[1.0, 0.0]])
-    unknown = [name for name, value in found.items() if value is None]
+def test_if_a_ratio_overflows_what_depends_on_it_is_none_and_variations_are_finite(ratios):
+    numbers = bound([ratios], [[1.0, 0.0]])
+    unknown = [name for name, value in numbers.items() if value is None]
     assert unknown == ["bound/surrogate", "bound/stated", "bound/factor_one"]
-    assert found["bound/tv_proximal"] == (0.25 if ratios[1] == 0.5 else 0)
+    assert numbers["bound/tv_proximal"] == (0.25 if ratios[1] == 0.5 else 0)
 
 
 def test_a_policy_that_left_the_behavior_policy_has_variation_1():
@@ -147,7 +147,7 @@ def double(*values: float) -> Tensor:
 def enumerated(
     prompts: list[tuple[Tensor, Tensor, Tensor, Tensor]], eps: float = EPS
 ) -> dict[str, float]:
-    """The bound's numbers of (pi, pi_k, alpha's counts, rewards) of each prompt's arms."""
+    """Return the bound's numbers for prompts, each (pi, pi_k, alpha's counts, rewards) by arm."""
     rows: list[list[Tensor]] = [[], [], [], []]
     for pi, pi_k, counts, rewards in prompts:
         arms = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -165,13 +165,13 @@ def variation(p: Tensor, q: Tensor) -> Tensor:
 
 
 def test_on_enumerated_policies_every_number_is_its_closed_form():
-    """Two prompts of three and two arms; sums over arms, no ratio in sight."""
+    """Two prompts, of three and two arms. The closed forms are sums over arms, without ratios."""
     counts = (torch.tensor([10, 6, 4]), torch.tensor([1, 3]))
     alphas = [c.double() / c.sum() for c in counts]
     pis = [double(0.6, 0.1, 0.3), double(0.5, 0.5)]
     proximals = [double(0.55, 0.2, 0.25), double(0.3, 0.7)]
     rewards = [double(1.0, 0.2, 0.5), double(1.0, 0.0)]
-    found = enumerated(list(zip(pis, proximals, counts, rewards, strict=True)))
+    numbers = enumerated(list(zip(pis, proximals, counts, rewards, strict=True)))
     surrogates, weights, weighted, tvs = [], [], [], []
     for pi, pi_k, alpha, reward in zip(pis, proximals, alphas, rewards, strict=True):
         mean = (alpha * reward).sum()
@@ -181,25 +181,25 @@ def test_on_enumerated_policies_every_number_is_its_closed_form():
         weighted.append((1 - s) / s * variation(pi, alpha))
         tvs.append(variation(pi_k, alpha))
     terms = [float(sum(values) / 2) for values in (weights, surrogates, weighted, tvs)]
-    assert list(found.values())[:4] == pytest.approx(terms, rel=1e-12)
+    assert list(numbers.values())[:4] == pytest.approx(terms, rel=1e-12)
 
 
-def test_the_surrogate_s_advantages_are_those_of_the_advantage_group_with_eps_inside():
+def test_the_surrogate_uses_the_group_advantages_with_eps_inside():
     ratios, rewards = torch.tensor(RATIOS).double(), torch.tensor([[1, 0, 1, 1], [0.2, 0.3, 0, 1]])
     valid = torch.ones(2, 4).bool()
     a = advantages.group(rewards, valid, std="population", eps=1e-4, eps_inside=True)
-    found = bound(RATIOS, rewards.tolist())["bound/surrogate"]
-    assert found == pytest.approx((ratios * a).mean().item(), rel=1e-6)
+    numbers = bound(RATIOS, rewards.tolist())["bound/surrogate"]
+    assert numbers == pytest.approx((ratios * a).mean().item(), rel=1e-6)
 
 
-def test_the_factor_1_form_is_reached_and_positive():
+def test_the_factor_1_bound_is_attained_and_positive():
     """alpha = pi_k = (1/2, 1/2), rewards (1, 0): J(pi) - J(alpha) is the variation itself."""
     arms = (double(0.75, 0.25), double(0.5, 0.5), torch.tensor([4, 4]), double(1.0, 0.0))
-    found = enumerated([arms])
-    assert found["bound/factor_one"] == pytest.approx(0.25, rel=1e-12)
-    # (2s - 1) / s TV, s = sqrt(.2501): all that eps leaves of the stated one
+    numbers = enumerated([arms])
+    assert numbers["bound/factor_one"] == pytest.approx(0.25, rel=1e-12)
+    # The stated bound is (2s - 1) / s TV, s = sqrt(.2501): positive only because of eps.
     s = math.sqrt(0.2501)
-    assert found["bound/stated"] == pytest.approx(0.25 * (2 * s - 1) / s, rel=1e-9)
+    assert numbers["bound/stated"] == pytest.approx(0.25 * (2 * s - 1) / s, rel=1e-9)
 
 
 def policies(arms: int) -> st.SearchStrategy[Tensor]:
@@ -224,7 +224,7 @@ def prompt(draw: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.lists(prompt(), min_size=1, max_size=3))
 def test_the_identity_holds_and_no_bound_is_ever_violated(prompts):
-    found = enumerated(prompts)
+    numbers = enumerated(prompts)
     improvement, remainder = 0.0, 0.0
     for pi, pi_k, counts, rewards in prompts:
         alpha = counts.double() / counts.sum()
@@ -232,11 +232,11 @@ def test_the_identity_holds_and_no_bound_is_ever_violated(prompts):
         s = math.sqrt(float((alpha * (rewards - j_alpha) ** 2).sum()) + 1e-4)
         improvement += (j - j_k) / len(prompts)
         remainder += ((1 - s) / s * (j - j_alpha) + (j_k - j_alpha)) / len(prompts)
-    assert found["bound/surrogate"] - improvement == pytest.approx(remainder, abs=1e-10)
-    assert improvement >= found["bound/factor_one"] - 1e-10
-    assert improvement >= found["bound/stated"] - 1e-10
-    # L <= E TV/s, so the stated one is at most E (2s - 1)/s TV: 4 eps where s is greatest
-    assert found["bound/stated"] <= 4 * EPS
+    assert numbers["bound/surrogate"] - improvement == pytest.approx(remainder, abs=1e-10)
+    assert improvement >= numbers["bound/factor_one"] - 1e-10
+    assert improvement >= numbers["bound/stated"] - 1e-10
+    # L <= E TV / s, so the stated bound is at most E (2s - 1) / s TV, 4 eps for the largest s.
+    assert numbers["bound/stated"] <= 4 * EPS
 
 
 # ---- through the trainer ----
@@ -247,12 +247,12 @@ def of_bound(metrics: dict[str, Any]) -> dict[str, float | None]:
 
 
 def test_at_ratio_1_surrogate_variations_and_both_bounds_are_0(experience):
-    """The mean of A is 0, and nothing has moved: the bounds promise nothing, and cost nothing."""
+    """The mean of A is 0 and nothing has moved, so all but the variance weight is 0."""
     update = part(experience, list(range(8)), [1, 0, 0, 0, 1, 1, 1, 1])
-    found = of_bound(step(update, config_of())[0])
+    numbers = of_bound(step(update, config_of())[0])
     s = math.sqrt(3 / 16 + 1e-4)
-    assert found.pop("variance_weight") == pytest.approx((1 - s) / s, rel=1e-12)
-    assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-4)
+    assert numbers.pop("variance_weight") == pytest.approx((1 - s) / s, rel=1e-12)
+    assert numbers == pytest.approx(dict.fromkeys(numbers, 0.0), abs=1e-4)
 
 
 def with_proximal(experience: Experience) -> Experience:
@@ -266,11 +266,10 @@ def with_proximal(experience: Experience) -> Experience:
 
 
 @pytest.mark.parametrize("budget", [4096, 1])
-def test_an_update_s_numbers_are_those_of_its_groups_however_it_is_cut(experience, budget):
-    """Groups: one of four right; one with a failed response; one all right; one of R at the mean.
+def test_an_updates_numbers_are_those_of_its_groups_however_it_is_cut(experience, budget):
+    """Groups: one of four right; one with a failed response; all right; two of four at the mean.
 
-    At advantage 0 there is no gradient, so of the last group two responses are not computed: it
-    has no part.
+    In the last group two responses have advantage 0 and are not computed, so the group is left out.
     """
     rewards = [1, 0, 0, 0, 1, None, 0, 1, 1, 1, 1, 1, 1, 0.5, 0, 0.5]
     moved = with_proximal(experience)
@@ -285,7 +284,7 @@ def test_an_update_s_numbers_are_those_of_its_groups_however_it_is_cut(experienc
         log_ratios = ((logprobs_BT.detach() - batch.behavior_logprobs) * batch.mask).sum(-1)
         seen.update(zip(batch.places, log_ratios.double(), strict=True))
 
-    found = of_bound(trainer.step(update, watch))
+    numbers = of_bound(trainer.step(update, watch))
     rows = [[0, 1, 2, 3], [4, 6, 7]]
     proximal = [
         float((update.stored["proximal_logprobs"][r] - update.rollouts[r].behavior_logprobs).sum())
@@ -311,15 +310,15 @@ def test_an_update_s_numbers_are_those_of_its_groups_however_it_is_cut(experienc
         "bound/factor_one": surrogate - weighted - tv_k,
     }
     assert set(seen) == {0, 1, 2, 3, 4, 6, 7, 12, 14}
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert found["bound/tv_proximal"] > 0.01 and found["tv_sequence"] > 0.1
+    assert numbers == pytest.approx(expected, rel=1e-4)
+    assert numbers["bound/tv_proximal"] > 0.01 and numbers["tv_sequence"] > 0.1
 
 
 def test_without_a_stored_proximal_policy_it_is_the_policy_itself(experience):
-    found = of_bound(step(stale(part(experience, [0, 1, 2, 3], [1, 0, 0, 0])), config_of())[0])
-    assert found["bound/tv_proximal"] == pytest.approx(found["tv_sequence"]) != 0
+    numbers = of_bound(step(stale(part(experience, [0, 1, 2, 3], [1, 0, 0, 0])), config_of())[0])
+    assert numbers["bound/tv_proximal"] == pytest.approx(numbers["tv_sequence"]) != 0
 
 
-def test_an_update_without_variance_has_none_of_it(experience):
+def test_an_update_without_variance_has_no_bound(experience):
     update = part(experience, list(range(8)), [0, 0, 0, 0, 1, 1, 1, 1])
     assert set(of_bound(step(update, config_of())[0]).values()) == {None}

@@ -1,4 +1,4 @@
-"""CISPO: a clipped ratio as a constant weight. (Against TRL: test_trl_equality.)"""
+"""CISPO: a clipped ratio as a constant weight. (test_trl_equality compares it with TRL.)"""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def of_ratios(
     return loss[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
 
 
-# loss = -clip(r) A log pi; the weight on grad log pi is clip(r) A, for both signs and beyond
-# both bounds.
+# loss = -clip(r) A log pi; the weight on grad log pi is clip(r) A. Both hold for both signs of A,
+# and beyond both bounds.
 @pytest.mark.parametrize(
     ("advantage", "interval", "losses", "weights", "clipped"),
     [
@@ -45,10 +45,10 @@ def of_ratios(
     ],
 )
 def test_losses_and_weights_by_hand(advantage, interval, losses, weights, clipped):
-    found_losses, found_weights, found_clipped = of_ratios(advantage, interval)
-    assert found_losses == pytest.approx(losses, abs=1e-12)
-    assert found_weights == pytest.approx(weights, abs=1e-12)
-    assert found_clipped == [bool(c) for c in clipped]
+    actual_losses, actual_weights, actual_clipped = of_ratios(advantage, interval)
+    assert actual_losses == pytest.approx(losses, abs=1e-12)
+    assert actual_weights == pytest.approx(weights, abs=1e-12)
+    assert actual_clipped == [bool(c) for c in clipped]
 
 
 def test_padding_is_not_counted_as_clipped():

@@ -1,4 +1,4 @@
-"""Truncated and masked importance sampling by hand. (Against TRL: test_trl_equality.)"""
+"""Truncated and masked importance sampling by hand. (Compared with TRL in test_trl_equality.)"""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mugrpo.optimize import corrections
 from mugrpo.optimize.loss import UpdateLoss
 from tests.updates import hand_batch
 
-# w = trainer / engine: 4, .5, .75 of three tokens; 1.5, 2 of two. Products 1.5 and 3.
+# w = trainer / engine: 4, .5, .75 for three tokens; 1.5, 2 for two. The products are 1.5 and 3.
 WEIGHTS = [[4.0, 0.5, 0.75], [1.5, 2.0, 99.0]]
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
 
 
 def of_weights(function, **knobs: object) -> torch.Tensor:
-    """The weights, 0 on padding."""
+    """Return the weights, 0 on padding."""
     engine = -torch.arange(1.0, 7.0, dtype=torch.float64).reshape(2, 3)
     trainer = engine + torch.tensor(WEIGHTS, dtype=torch.float64).log()
     return function(trainer, engine, MASK, **knobs) * MASK
@@ -34,8 +34,8 @@ def of_weights(function, **knobs: object) -> torch.Tensor:
     ],
 )
 def test_truncated_by_hand(cap, level, expected):
-    found = of_weights(corrections.truncated, cap=cap, level=level)
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-7, atol=0)
+    actual = of_weights(corrections.truncated, cap=cap, level=level)
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,17 @@ def test_truncated_by_hand(cap, level, expected):
     ],
 )
 def test_masked_by_hand(interval, level, expected):
-    found = of_weights(corrections.masked, interval=interval, level=level)
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-7, atol=0)
+    actual = of_weights(corrections.masked, interval=interval, level=level)
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-7, atol=0)
 
 
 def test_a_weight_at_an_end_of_the_interval_is_within_it():
     nothing = torch.zeros(1, 1)
     for interval in ((1.0, 2.0), (0.5, 1.0)):
-        found = corrections.masked(nothing, nothing, nothing == 0, interval=interval, level="token")
-        assert found.tolist() == [[1.0]]
+        actual = corrections.masked(
+            nothing, nothing, nothing == 0, interval=interval, level="token"
+        )
+        assert actual.tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -72,16 +74,16 @@ def test_no_gradient_and_a_weight_of_1_between_equal_probabilities(level):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_extreme_probabilities_give_weights_from_0_to_the_bound(level):
-    """Engine or trainer at probability 0: w is e^80, cut to the cap or out; or e^-80; or 1."""
+    """Probability 0 in the trainer: w = e^-80; in the engine: e^80, capped or masked; both: 1."""
     nothing = -math.inf
     trainer = torch.tensor([[nothing], [-1.0], [nothing]])
     engine = torch.tensor([[-1.0], [nothing], [nothing]])
     mask = torch.ones(3, 1, dtype=torch.bool)
     tiny = math.exp(-80)
-    found = corrections.truncated(trainer, engine, mask, cap=2.0, level=level)
-    assert found[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
-    found = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
-    assert found[:, 0].tolist() == [0.0, 0.0, 1.0]
+    actual = corrections.truncated(trainer, engine, mask, cap=2.0, level=level)
+    assert actual[:, 0].tolist() == pytest.approx([tiny, 2.0, 1.0], rel=1e-4)
+    actual = corrections.masked(trainer, engine, mask, interval=(0.5, 2.0), level=level)
+    assert actual[:, 0].tolist() == [0.0, 0.0, 1.0]
 
 
 def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
@@ -90,7 +92,7 @@ def corrected(correction: dict[str, object], **groups: object) -> UpdateLoss:
     )
 
 
-def test_the_policy_s_ratio_is_taken_to_the_trainer_s_probabilities():
+def test_the_policys_ratio_is_relative_to_the_trainers_probabilities():
     """w = 1.5 (trainer / engine), r = 1.1 (policy / trainer): loss -1.5 x 1.1, not -1.5 x 1.65.
 
     The second token's r = 1.3 is clipped at 1.2: -1.5 x 1.2.
@@ -110,12 +112,12 @@ def test_the_policy_s_ratio_is_taken_to_the_trainer_s_probabilities():
     (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
     assert gradient[0].tolist() == pytest.approx([-1.65, 0.0], rel=1e-6)
     assert metrics["correction_weight"][0].tolist() == pytest.approx([1.5, 1.5])
-    # Plain GRPO under the engine's: r = 1.65 and 1.95, both clipped.
+    # Plain GRPO uses the engine's probabilities: r = 1.65 and 1.95, both clipped.
     plain = UpdateLoss.of(build_config({"preset": "grpo"}, "test"))
     assert plain(batch, logprobs, {})[0][0].tolist() == pytest.approx([-1.2, -1.2])
 
 
-def test_a_token_whose_weight_is_0_has_no_gradient_and_is_0_in_the_metric_s_mean():
+def test_a_token_of_weight_0_has_no_gradient_and_counts_as_0_in_the_metric():
     engine = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
     trainer = engine + torch.tensor([[3.0, 1.5]]).double().log()
     logprobs = trainer.clone().requires_grad_()
@@ -131,8 +133,8 @@ def test_a_token_whose_weight_is_0_has_no_gradient_and_is_0_in_the_metric_s_mean
     assert metrics["correction_weight"][0].tolist() == pytest.approx([0.0, 1.5])
 
 
-def test_the_veto_s_trigger_is_the_policy_s_movement_not_the_engine_s_difference():
-    """pi / trainer = 1 and pi / engine = 1e-3: no trigger under a correction; one without."""
+def test_the_vetos_trigger_is_the_policys_movement_not_the_engines_difference():
+    """pi / trainer = 1 and pi / engine = 1e-3: a trigger without a correction, none with one."""
     engine = torch.zeros(1, 2)
     trainer = torch.full((1, 2), math.log(1e-3))
     batch = hand_batch(
@@ -148,7 +150,7 @@ def test_the_veto_s_trigger_is_the_policy_s_movement_not_the_engine_s_difference
     assert metrics["vetoed_fraction"].all()
 
 
-def test_a_prepass_sees_the_trainer_s_probabilities_too():
+def test_the_prepass_uses_the_trainers_probabilities_too():
     """M2PO: log(pi / trainer) = .1 is within the limit, log(pi / engine) = 1.1 is not."""
     engine = torch.full((1, 1), -2.0)
     trainer, logprobs = engine + 1.0, engine + 1.1

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from mugrpo.optimize.cut import Layout, Shape, cut, layout, split_by_prompt, split_by_tokens
+from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.engines.base import Completion
+from mugrpo.optimize.cut import Layout, cut, layout, split_by_prompt, split_by_tokens
+from tests.builders import rollout
 
 
-def rows_of(*groups: tuple[int, list[int]]) -> list[Shape]:
-    """Rows of groups, (prompt length, response lengths) each, every group with its own prompt."""
-    return [Shape(b"%d" % g, p, r) for g, (p, lengths) in enumerate(groups) for r in lengths]
+def row(prompt: int, length: int, response: int) -> Rollout:
+    """A rollout with a prompt of `length` tokens, all of id `prompt`."""
+    ids, logprobs = np.zeros(response, np.int32), np.zeros(response, np.float32)
+    completion = Completion(ids, logprobs, FinishReason.STOP)
+    return rollout(f"p{prompt}", 0, np.full(length, prompt, np.int32), completion)
+
+
+def rows_of(*groups: tuple[int, list[int]]) -> list[Rollout]:
+    """Rows of groups, (prompt length, response lengths) each; every group has its own prompt."""
+    return [row(g, p, r) for g, (p, lengths) in enumerate(groups) for r in lengths]
 
 
 # --- Whether prompts are shared ------------------------------------------------------------------
 
 
 def test_the_cheaper_layout_by_hand():
-    # Alone: 4 rows x (100 + 10). Shared: the prompt once and the responses but for their last
-    # tokens; 4 copies of the prompt's keys and values count for an eighth.
+    # Alone: 4 rows x (100 + 10). Shared: the prompt once and the responses without their last
+    # tokens; 4 copies of the prompt's keys and values cost an eighth.
     rows = rows_of((100, [10, 4, 10, 10]))
     shared = layout(rows, share=True)
     assert shared == Layout(shared=True, computed=100 + 30, padded=100 + 30, copied=400)
@@ -35,7 +46,7 @@ def test_rows_alone_are_padded_and_shared_ones_are_not():
     assert layout(rows, share=False) == Layout(False, 180 + 120 + 36, 6 * 63, 0)
 
 
-def test_rows_with_nothing_to_share_are_laid_end_to_end_where_padding_weighs_more():
+def test_rows_with_nothing_to_share_are_laid_end_to_end_if_padding_costs_more():
     assert not layout(rows_of((100, [10])), share=True).shared  # 100 + 9 + 100 / 8 > 110
     assert not layout(rows_of((100, [10]), (100, [10])), share=True).shared
     assert layout(rows_of((10, [10]), (10, [100])), share=True).shared  # 20 + 108 + 20 / 8 < 220
@@ -61,7 +72,7 @@ def test_equal_lengths_keep_their_order():
     assert split_by_tokens([2, 2, 2, 2, 2], 4) == [[0, 1], [2, 3], [4]]
 
 
-def test_nothing_gives_no_micro_batch():
+def test_no_rows_make_no_micro_batch():
     assert split_by_tokens([], 8) == []
     assert cut([], 8, share=True) == cut([], 8, share=False) == []
 
@@ -78,13 +89,13 @@ def test_split_by_prompt_by_hand():
     assert split_by_prompt(rows, 181) == [[3, 2, 4, 5], [1, 0]]
 
 
-def test_a_group_is_not_cut_where_it_fits_a_micro_batch_of_its_own():
-    # One group costs 40 + 20 + 10 = 70, two 140: at 130 the second begins anew.
+def test_a_group_that_fits_a_micro_batch_of_its_own_is_not_cut():
+    # One group costs 40 + 20 + 10 = 70, two 140: at 130 the second starts a new micro-batch.
     rows = rows_of((40, [11, 11]), (40, [11, 11]))
     assert split_by_prompt(rows, 130) == [[0, 1], [2, 3]]
 
 
-def test_a_group_over_the_budget_is_cut_and_its_rest_goes_with_the_next():
+def test_a_group_over_the_budget_is_cut_and_its_rest_joins_the_next():
     # Three rows cost 40 + 30 + 15 = 85, four 100. What is left of group 0 is one row; with the
     # first of group 1 it costs 50 + 20 + 10 = 80.
     rows = rows_of((40, [11] * 4), (10, [11]))
@@ -92,8 +103,8 @@ def test_a_group_over_the_budget_is_cut_and_its_rest_goes_with_the_next():
 
 
 def test_the_same_prompt_is_shared_by_the_groups_that_have_it():
-    again = Shape(b"0", 100, 5)
-    assert split_by_prompt([again, Shape(b"1", 100, 5), again], 1000) == [[0, 2, 1]]
+    again = row(0, 100, 5)
+    assert split_by_prompt([again, row(1, 100, 5), again], 1000) == [[0, 2, 1]]
     assert layout([again, again], share=True).computed == 100 + 2 * 4
 
 
@@ -119,9 +130,9 @@ def test_budget_holds_and_every_row_comes_exactly_once(share):
         parts = cut(rows, budget, share=share)
         assert sorted(row for part in parts for row in part) == list(range(len(rows)))
         for part in parts:
-            way = layout([rows[i] for i in part], share=share)
-            assert len(part) == 1 or way.cost <= budget
-            assert way.computed <= way.padded
+            plan = layout([rows[i] for i in part], share=share)
+            assert len(part) == 1 or plan.cost <= budget
+            assert plan.computed <= plan.padded
             together += len(part) > 1
-            shared += way.shared
+            shared += plan.shared
     assert together > 0 and (shared > 0) == share

@@ -38,7 +38,7 @@ def evaluated(
 
 
 def random_update(seed: int) -> tuple[torch.Tensor, ...]:
-    """Logprobs, behavior, proximal, advantages, mask."""
+    """Return logprobs, behavior logprobs, proximal logprobs, advantages and mask."""
     generator = torch.Generator().manual_seed(seed)
     behavior = -3 * torch.rand(6, 7, generator=generator, dtype=torch.float64)
     proximal = behavior + 0.5 * torch.randn(6, 7, generator=generator, dtype=torch.float64)
@@ -60,15 +60,15 @@ def random_update(seed: int) -> tuple[torch.Tensor, ...]:
     ],
 )
 def test_decoupled_ppo_by_hand(advantage, losses, weights, clipped):
-    found = evaluated(
+    actual = evaluated(
         decoupled_ppo.loss, [2.0, 2.0, 0.5], [3.0, 1.0, 0.5], advantage, ratio_clip=(0.8, 1.2)
     )
-    assert found[0] == pytest.approx(losses, abs=1e-12)
-    assert found[1] == pytest.approx(weights, abs=1e-12)
-    assert found[2] == [bool(c) for c in clipped]
+    assert actual[0] == pytest.approx(losses, abs=1e-12)
+    assert actual[1] == pytest.approx(weights, abs=1e-12)
+    assert actual[2] == [bool(c) for c in clipped]
 
 
-def test_decoupled_ppo_is_grpo_where_the_proximal_policy_is_the_behavior_policy():
+def test_decoupled_ppo_is_grpo_if_the_proximal_policy_is_the_behavior_policy():
     for seed in range(5):
         start, behavior, _, advantages, mask = random_update(seed)
         results = []
@@ -113,7 +113,7 @@ def test_decoupled_ppo_without_a_clip_is_the_plain_importance_weight():
     ],
 )
 def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clipped):
-    found = evaluated(
+    actual = evaluated(
         grpo.loss,
         [2.0, 2.0, 2.0, 0.1],
         [2.5, 2.1, 1.0, 0.01],
@@ -121,13 +121,16 @@ def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clip
         ratio_clip=(0.8, 1.2),
         clip_center="proximal",
     )
-    assert found[0] == pytest.approx(losses, abs=1e-12)
-    assert found[1] == pytest.approx(weights, abs=1e-12)
-    assert found[2] == [bool(c) for c in clipped]
+    assert actual[0] == pytest.approx(losses, abs=1e-12)
+    assert actual[1] == pytest.approx(weights, abs=1e-12)
+    assert actual[2] == [bool(c) for c in clipped]
 
 
 def test_clip_around_the_proximal_ratio_of_the_response():
-    """r' = 4, 1: geometric mean 2, [1.8, 2.2]. r = 9, 1: 3, held at 2.2; r = 4, 1: 2, within."""
+    """r' = 4, 1 has the geometric mean 2, so the interval is [1.8, 2.2].
+
+    r = 9, 1 has the mean 3, clipped to 2.2; r = 4, 1 has 2, which is within.
+    """
     knobs = {"ratio_clip": (0.8, 1.2), "clip_center": "proximal", "level": "sequence"}
     losses, weights, clipped = evaluated(grpo.loss, [4.0, 1.0], [9.0, 1.0], 1.0, **knobs)
     assert losses == pytest.approx([-2.2, -2.2])
@@ -155,7 +158,7 @@ def test_at_the_behavior_policy_both_centers_are_the_same():
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_it_never_clips_where_the_proximal_policy_is_the_policy(level):
+def test_it_never_clips_if_the_proximal_policy_is_the_policy(level):
     for seed in range(20):
         start, behavior, _, advantages, mask = random_update(seed)
         start = behavior + 20 * (start - behavior)  # ratios from e^-40 to e^40
@@ -175,13 +178,13 @@ def test_it_never_clips_where_the_proximal_policy_is_the_policy(level):
         assert torch.equal(gradient != 0, mask)
 
 
-# ---- through UpdateLoss: what is not stored is the policy itself ----
+# ---- in UpdateLoss: if no proximal policy is stored, the policy takes its place ----
 
 
 @pytest.mark.parametrize(
     "objective", [{"name": "decoupled_ppo"}, {"name": "grpo", "clip_center": "proximal"}]
 )
-def test_a_proximal_policy_that_is_not_stored_is_the_policy_and_nothing_is_clipped(objective):
+def test_without_a_stored_proximal_policy_it_is_the_policy_and_nothing_is_clipped(objective):
     loss = UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
     start, behavior, proximal, advantages, mask = random_update(0)
     logprobs = start.clone().requires_grad_()
@@ -211,7 +214,7 @@ def test_proximal_between_two_far_policies_has_a_finite_loss():
 
 
 def test_a_small_weight_is_not_raised_by_a_small_ratio():
-    """prox / beta = pi / prox = e^-60, A = -1: e^-60 x .8, and no gradient."""
+    """prox / beta = pi / prox = e^-60, A = -1: the loss is .8 x e^-60."""
     loss, _ = decoupled_ppo.loss(
         torch.full((1, 1), -121.0, dtype=torch.float64),
         torch.full((1, 1), -1.0, dtype=torch.float64),

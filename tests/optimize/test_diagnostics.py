@@ -11,7 +11,7 @@ from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.diagnostics import TokenStatistics
 from tests.updates import hand_batch
 
-PAD = 1e6  # a ratio no metric may see
+PAD = 1e6  # a ratio that must affect no metric
 
 
 def micro_batch(mask: list[list[bool]], advantages: list[float]) -> MicroBatch:
@@ -37,7 +37,7 @@ def add(
 
 
 def two_responses() -> TokenStatistics:
-    """A = +1: ratios 1/2, 2; A = -1: ratios 4, 1/2, 1/2; in micro-batches of their own."""
+    """A = +1: ratios 1/2, 2; A = -1: ratios 4, 1/2, 1/2; each in its own micro-batch."""
     statistics = TokenStatistics(["clipped_fraction"])
     add(
         statistics,
@@ -72,8 +72,8 @@ def test_the_total_variation_of_responses_is_of_their_tokens_products():
     assert statistics.values(4)["tv_sequence"] == pytest.approx(0.75 / 2)
 
 
-def test_kl_of_nearly_equal_policies_is_no_rounding():
-    # log r = x = 2^-10, exact in fp32: r - 1 - x = x^2 / 2 + x^3 / 6 + .., below fp32's 1 + eps
+def test_kl_of_nearly_equal_policies_is_not_lost_to_rounding():
+    # log r = x = 2^-10, exact in fp32: r - 1 - x = x^2 / 2 + x^3 / 6 + .., one digit in fp32
     x = 2.0**-10
     statistics = TokenStatistics([])
     batch = micro_batch([[True, True]], [1.0])
@@ -105,9 +105,9 @@ def test_padding_is_in_no_metric():
         [[0.5, 2.0, PAD, PAD], [4.0, 0.5, 0.5, PAD]],
         clipped_fraction=[[False, True, True, True], [False, True, True, True]],
     )
-    found, expected = statistics.values(20), two_responses().values(20)
-    del found["entropy"], expected["entropy"]
-    assert found == pytest.approx(expected)
+    actual, expected = statistics.values(20), two_responses().values(20)
+    del actual["entropy"], expected["entropy"]
+    assert actual == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_p99_is_the_smallest_ratio_that_99_percent_do_not_exceed(tokens, p99):
     assert statistics.values(tokens)["ratio/negative/p99"] == pytest.approx(p99, rel=1e-5)
 
 
-def test_where_nothing_was_computed_means_are_none_and_fractions_0():
-    """No mean exists, but of the update's tokens none was clipped."""
+def test_if_nothing_was_computed_means_are_none_and_fractions_0():
+    """There is no mean, but none of the update's tokens was clipped."""
     values = TokenStatistics(["clipped_fraction"]).values(update_tokens=10)
     assert values["clipped_fraction"] == 0.0
     names = ["kl_behavior", "tv_token", "tv_sequence", "entropy"]
@@ -136,7 +136,7 @@ def test_where_nothing_was_computed_means_are_none_and_fractions_0():
     assert [values[name] for name in names] == [None] * 10
 
 
-def test_a_sign_that_is_not_there_has_none():
+def test_an_absent_sign_has_no_ratios():
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True, True]], [1.0]), [[1.0, 3.0]])
     values = statistics.values(2)
@@ -155,7 +155,7 @@ def test_tokens_without_advantage_count_in_divergences_only():
 def test_effective_sample_share_by_hand():
     # Ratios of the responses are their tokens' products: .5 x 2 = 1 and 4 x .5 x .5 = 1.
     assert two_responses().effective_sample_share() == pytest.approx(1)
-    # 3 and 1, over two micro-batches: (3 + 1)^2 / 2 (9 + 1) = .8; padding has no part
+    # 3 and 1, over two micro-batches: (3 + 1)^2 / 2 (9 + 1) = .8; padding does not count
     statistics = TokenStatistics([])
     add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])
     add(statistics, micro_batch([[True, False, False]], [-1.0]), [[1.0, PAD, PAD]])
@@ -171,3 +171,9 @@ def test_effective_sample_share_of_far_ratios_and_of_nothing():
     statistics.add(batch, logprobs, torch.zeros(2, tokens), {})
     assert statistics.effective_sample_share() == pytest.approx(0.8, rel=1e-4)
     assert TokenStatistics([]).effective_sample_share() == 1
+
+
+def test_an_effective_sample_share_that_is_unknown_is_not_1():
+    statistics = TokenStatistics([])
+    add(statistics, micro_batch([[True]], [1.0]), [[math.nan]])
+    assert math.isnan(statistics.effective_sample_share())

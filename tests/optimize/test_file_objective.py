@@ -1,4 +1,4 @@
-"""The example of docs/objectives.md, as it is printed there."""
+"""The example in docs/objectives.md, run as it is printed there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loss_of(file: Path, **options: float) -> UpdateLoss:
     return UpdateLoss.of(build_config({"preset": "grpo", "objective": objective}, "test"))
 
 
-def test_the_printed_objective_takes_out_what_is_far(mine):
+def test_the_printed_objective_drops_far_tokens(mine):
     """Ratios 1.5 and 8 with A = 2; |log 8| = 2.08 is beyond 2: losses -3 and 0."""
     behavior = torch.tensor([[-3.0, -3.0]], dtype=torch.float64)
     logprobs = behavior + torch.tensor([[1.5, 8.0]], dtype=torch.float64).log()
@@ -42,7 +42,7 @@ def test_the_printed_objective_takes_out_what_is_far(mine):
 
 
 @pytest.mark.parametrize("text", ["loss = 1 +", "def other(): pass"])
-def test_a_file_that_defines_no_loss_is_refused_in_a_sentence(tmp_path, text):
+def test_a_file_that_defines_no_loss_is_refused(tmp_path, text):
     file = tmp_path / "bad.py"
     file.write_text(text + "\n")
     with pytest.raises(UsageError, match=r"objective.path = .* cannot be used .* must define loss"):

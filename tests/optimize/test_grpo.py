@@ -20,7 +20,7 @@ def of_ratios(
 ) -> tuple[list[float], list[float], list[bool]]:
     """(token losses, weights on grad log pi, clipped) of one response with these ratios.
 
-    The loss is minimized, so the weight on grad log pi is minus the gradient by the logprob.
+    The loss is minimized, so the weight on grad log pi is minus the gradient w.r.t. the logprob.
     """
     behavior = torch.full((1, len(ratios)), -1.5, dtype=torch.float64)
     logprobs = (behavior + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
@@ -46,8 +46,8 @@ def of_ratios(
     ],
 )
 def test_weight_on_grad_log_pi_in_every_cell_of_the_clipping_table(advantage, interval, weights):
-    _, found, _ = of_ratios([0.5, 1.0, 2.0, 6.0], advantage, ratio_clip=interval)
-    assert found == pytest.approx(weights, abs=1e-12)
+    _, actual, _ = of_ratios([0.5, 1.0, 2.0, 6.0], advantage, ratio_clip=interval)
+    assert actual == pytest.approx(weights, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_weight_on_grad_log_pi_in_every_cell_of_the_clipping_table(advantage, in
     ],
 )
 def test_token_losses_of_the_clipping_table(advantage, interval, losses):
-    found, _, _ = of_ratios([0.5, 1.0, 2.0, 6.0], advantage, ratio_clip=interval)
-    assert found == pytest.approx(losses, abs=1e-12)
+    actual, _, _ = of_ratios([0.5, 1.0, 2.0, 6.0], advantage, ratio_clip=interval)
+    assert actual == pytest.approx(losses, abs=1e-12)
 
 
 def test_gradient_stops_at_the_bounds_themselves():
@@ -113,12 +113,12 @@ def test_clipped_fraction_marks_tokens_without_gradient_and_no_padding():
     ]
 
 
-# ---- TRL's GRPOTrainer._compute_loss, number by number ----
+# ---- TRL's GRPOTrainer._compute_loss, compared number by number ----
 
 
 @pytest.fixture(scope="module")
 def trl_compute_loss() -> Callable[..., torch.Tensor]:
-    """TRL's loss as it stands, unbound: it takes any object with the attributes it reads."""
+    """TRL's own loss, unbound: `self` may be any object with the attributes that it reads."""
     from trl import GRPOTrainer
 
     return GRPOTrainer._compute_loss
@@ -128,9 +128,10 @@ MAX_NEW_TOKENS = 11
 
 
 def random_update(seed: int) -> tuple[torch.Tensor, ...]:
-    """Logprobs, behavior logprobs, advantages, mask: ragged; ratios pass every interval.
+    """Return logprobs, behavior logprobs, advantages and mask of a ragged update.
 
-    Padding holds arbitrary logprobs, so that it must be ignored.
+    Ratios lie inside and outside every interval. Padding holds arbitrary logprobs, which must be
+    ignored.
     """
     generator = torch.Generator().manual_seed(seed)
     behavior = -3 * torch.rand(8, 9, generator=generator, dtype=torch.float64)
@@ -149,7 +150,7 @@ def trl_result(
     interval: tuple[float, float],
     delta: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, list[float]]]:
-    """(loss, its gradient by the logprobs, logged metrics) of TRL."""
+    """Return TRL's loss, its gradient w.r.t. the logprobs, and the metrics that TRL logs."""
     logprobs, behavior, advantages, mask = update
     logprobs = logprobs.clone().requires_grad_()
     low, high = interval
@@ -191,7 +192,7 @@ def trl_result(
 def our_result(
     update: tuple[torch.Tensor, ...], *, reduction: str, **knobs: object
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """(loss, its gradient by the logprobs, clipped fraction) of ours."""
+    """Return our loss, its gradient w.r.t. the logprobs, and the clipped fraction."""
     logprobs, behavior, advantages, mask = update
     logprobs = logprobs.clone().requires_grad_()
     tokens = int(mask.sum())
@@ -226,12 +227,12 @@ def test_equals_trl_in_value_gradient_and_clipped_fraction(
         assert_same(ours, theirs)
         assert_same(our_gradient, their_gradient)
         assert clipped == pytest.approx(logged["clip_ratio/region_mean"][0], abs=1e-6)
-        assert clipped > 0  # so that the comparison reaches the clip
+        assert clipped > 0  # otherwise the clip would not be compared
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("interval", "c"), [(NARROW, 1.2), (NARROW, 3.0), (RELAXED, 6.0)])
-def test_dual_clip_equals_trl_delta_from_the_interval_upwards(trl_compute_loss, interval, c):
+def test_dual_clip_equals_trl_delta_if_not_below_the_upper_bound(trl_compute_loss, interval, c):
     for seed in range(3):
         update = random_update(seed)
         theirs, their_gradient, _ = trl_result(
@@ -243,15 +244,15 @@ def test_dual_clip_equals_trl_delta_from_the_interval_upwards(trl_compute_loss, 
         unbounded, _, _ = our_result(update, reduction="sequence_mean", ratio_clip=interval)
         assert_same(ours, theirs)
         assert_same(our_gradient, their_gradient)
-        assert ours != unbounded  # so that the comparison reaches the bound
+        assert ours != unbounded  # otherwise the bound would not be compared
 
 
 @pytest.mark.slow
-def test_below_the_interval_trl_delta_is_another_bound_than_dual_clip(trl_compute_loss):
-    """Why the equality above asks for c >= high. r = 4, interval [0, 5], c = 3."""
+def test_within_the_interval_trl_delta_differs_from_dual_clip(trl_compute_loss):
+    """Why the test above needs c >= high. Here r = 4, the interval is [0, 5] and c = 3."""
     for advantage, our_loss, trl_loss in (
         (1.0, -4.0, -3.0),  # ours leaves A > 0 alone; TRL: -min(3, 4)
-        (-1.0, 3.0, 4.0),  # ours: c |A|; TRL: -min(-3, -4), its clipped branch is not bounded
+        (-1.0, 3.0, 4.0),  # ours: c |A|; TRL does not bound its clipped branch: -min(-3, -4)
     ):
         update = (
             torch.tensor([[4.0]], dtype=torch.float64).log(),

@@ -1,4 +1,4 @@
-"""The surrogate with a KL penalty by hand. (Its expectation by enumeration: test_bandit.)"""
+"""The KL-penalized surrogate, worked out by hand. (test_bandit enumerates its expectation.)"""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ LN2 = math.log(2)
 @pytest.mark.parametrize("advantage", [1.0, -3.0, 0.0])
 @pytest.mark.parametrize("penalty", [0.0, 0.1, 2.0])
 def test_losses_weights_and_penalty_by_hand(advantage, penalty):
-    """r = 2, 1/2, 1: r log r - r + 1 = 2 ln 2 - 1, (1 - ln 2) / 2, 0; its slope in log pi r log r.
+    """At r = 2, 1/2, 1, r log r - r + 1 is 2 ln 2 - 1, (1 - ln 2) / 2, 0.
 
-    loss = -r A + penalty (r log r - r + 1), weight on grad log pi = r A - penalty r log r.
+    Its derivative in log pi is r log r, so
+
+        loss = -r A + penalty (r log r - r + 1),   weight on grad log pi = r A - penalty r log r.
     """
     behavior = torch.full((1, 3), -1.5, dtype=torch.float64)
     ratios = torch.tensor([[2.0, 0.5, 1.0]], dtype=torch.float64)
@@ -53,7 +55,7 @@ def test_losses_weights_and_penalty_by_hand(advantage, penalty):
 
 
 def test_the_penalty_is_never_below_0_and_precise_near_ratio_1():
-    """Around r = 1 it is (log r)^2 / 2; fp32 loses all of it in r log r - (r - 1)."""
+    """Near r = 1 it is (log r)^2 / 2. As r log r - (r - 1), rounding would swallow it in fp32."""
     log_ratio = torch.linspace(-3, 3, 601, dtype=torch.float64)[None]
     mask = torch.ones_like(log_ratio).bool()
     _, metrics = kl_surrogate.loss(
@@ -79,7 +81,7 @@ def test_the_metric_is_0_on_padding_and_has_no_gradient():
 
 
 def test_the_trainer_computes_the_penalty_of_every_response_of_a_group_with_variance(experience):
-    """Rewards 0, 1/2, 1, 1/2: two advantages are 0, and their penalty is not."""
+    """Rewards 0, 1/2, 1, 1/2: two advantages are 0, but their penalties are not."""
     parts = {"objective": {"name": "kl_surrogate"}, "optimizer": {"share_prompts": False}}
     config = build_config({"preset": "grpo", **parts}, "test")
     trainer = Trainer(load_policy(ModelOptions()), config)

@@ -1,4 +1,4 @@
-"""Logprobs that another process computes are those of this one; so is what it stumbles over."""
+"""Logprobs computed in another process equal those of this one, and so do its errors."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def elsewhere(path: str, experience: Experience, folder: Path, check=lambda: Non
 
 
 @pytest.mark.parametrize("form", ["trained", "gpt2"])
-def test_they_are_those_of_this_process_to_the_bit(
+def test_logprobs_equal_those_of_this_process_bit_for_bit(
     experience: Experience, tmp_path: Path, form: str
 ):
-    """In several micro-batches, at a temperature; of the configured weights and of later ones."""
+    """In several micro-batches at temperature 0.7, with configured weights and with later ones."""
     path = str(tmp_path / "model")
     if form == "trained":
         policy, config = load_policy(ModelOptions()), config_of()
@@ -48,8 +48,8 @@ def test_they_are_those_of_this_process_to_the_bit(
     policy.save(Path(path))
     expected = rollout_logprobs(policy, experience.rollouts, config)
     log = tmp_path / "logs" / "log"
-    found = logprobs_elsewhere(config, path, experience.rollouts, log, lambda: None)
-    for ours, theirs in zip(found, expected, strict=True):
+    actual = logprobs_elsewhere(config, path, experience.rollouts, log, lambda: None)
+    for ours, theirs in zip(actual, expected, strict=True):
         assert ours.dtype == np.float32
         np.testing.assert_array_equal(ours, theirs)
     assert log.read_text() == ""
@@ -89,7 +89,7 @@ logprobs_process.main()
     assert ("a mistake" in (tmp_path / "log").read_text()) == ("mistake" in error)
 
 
-def test_it_ends_with_a_run_that_is_asked_to_stop(experience: Experience, tmp_path: Path):
+def test_the_process_ends_if_the_run_is_asked_to_stop(experience: Experience, tmp_path: Path):
     def check() -> None:
         raise Interrupted("asked to stop")
 

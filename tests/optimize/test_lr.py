@@ -1,4 +1,4 @@
-"""Learning-rate schedules by hand. Rates are shares of a peak of 1 unless said otherwise."""
+"""Learning-rate schedules by hand. Rates are shares of a peak of 1 unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
 
 
 def test_linear_falls_from_the_peak_after_the_warm_up_to_the_final_share():
-    # After 2 updates of warm-up, progress 0, 1/4, .. 1 takes off 0.8 x progress.
+    # After 2 updates of warm-up, progress goes 0, 1/4, .. 1 and lowers the rate by 0.8 x progress.
     assert rates("linear", updates=7, warmup=2, final=0.2) == pytest.approx(
         [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
     )
@@ -51,9 +51,9 @@ def test_cosine_falls_along_half_a_period():
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
 def test_the_last_update_has_the_final_share(schedule, warmup, total):
-    found = rates(schedule, updates=total, warmup=warmup, total=total, final=0.1)
-    assert found[-1] == pytest.approx(0.1)
-    assert max(found) == 1.0
+    actual = rates(schedule, updates=total, warmup=warmup, total=total, final=0.1)
+    assert actual[-1] == pytest.approx(0.1)
+    assert max(actual) == 1.0
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])

@@ -44,8 +44,8 @@ def kept(
 def test_largest_squares_go_until_the_mean_is_within_the_limit(limit, expected):
     log_ratios = [[0.5, 0.25, -1.0, 0.0625], [-0.5, 0.75, -0.125, 0.0]]
     mask = torch.tensor([[True] * 4, [True, True, True, False]])
-    found = kept(log_ratios, [1.0, -1.0], limit, mask)
-    assert found == [
+    actual = kept(log_ratios, [1.0, -1.0], limit, mask)
+    assert actual == [
         [mark == "x" for mark in expected[0]],
         [mark == "x" for mark in expected[1]] + [False],
     ]
@@ -62,8 +62,8 @@ def test_among_equal_squares_the_later_token_goes_first():
 
 
 def test_tokens_that_move_towards_the_behavior_policy_are_never_masked():
-    found = kept([[-3.0, -0.5, 0.0], [3.0, 0.5, 0.0]], [1.0, -1.0], 1e-9)
-    assert found == [[True] * 3] * 2
+    actual = kept([[-3.0, -0.5, 0.0], [3.0, 0.5, 0.0]], [1.0, -1.0], 1e-9)
+    assert actual == [[True] * 3] * 2
 
 
 def test_tokens_without_advantage_are_never_masked():
@@ -71,7 +71,7 @@ def test_tokens_without_advantage_are_never_masked():
 
 
 def test_padding_takes_no_part_in_the_mean_and_is_not_kept():
-    # With the padding's .0039 the mean would be .0332; without it .0625 alone decides.
+    # With the padding's .0039 the mean would be .0332; without it, it is .0625.
     mask = torch.tensor([[True, False]])
     assert kept([[0.25, 0.0625]], [1.0], 0.04, mask) == [[False, False]]
     assert kept([[0.25, 9.0]], [1.0], 0.07, mask) == [[True, False]]
@@ -80,7 +80,7 @@ def test_padding_takes_no_part_in_the_mean_and_is_not_kept():
 def literal_prepass(
     log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, limit: float
 ) -> tuple[list[list[bool]], float]:
-    """The definition word by word, and the mean over T that it ends with."""
+    """Follow the definition literally; return what is kept and the final mean over T."""
     squares = {
         (b, t): log_ratio[b, t].item() ** 2
         for b, t in mask.nonzero().tolist()
@@ -96,8 +96,8 @@ def literal_prepass(
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.04, 0.25, 2.0])
-def test_prepass_is_the_literal_while_loop(limit):
-    """Log ratios are eighths: the arithmetic is exact and ties are many."""
+def test_prepass_equals_the_literal_while_loop(limit):
+    """Log ratios are multiples of 1/8, so the arithmetic is exact and ties are common."""
     masked = 0
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -105,10 +105,10 @@ def test_prepass_is_the_literal_while_loop(limit):
         advantages = torch.randint(-1, 2, (4,), generator=generator).double()
         mask = torch.rand(4, 6, generator=generator) < 0.8
         expected, mean = literal_prepass(log_ratio, advantages, mask, limit)
-        found = kept(log_ratio, advantages, limit, mask)
-        assert found == expected
+        actual = kept(log_ratio, advantages, limit, mask)
+        assert actual == expected
         assert mean <= limit
-        masked += (mask & ~torch.tensor(found)).sum().item()
+        masked += (mask & ~torch.tensor(actual)).sum().item()
     assert (masked > 0) == (limit < 1)  # squares are at most 1
 
 
@@ -161,9 +161,9 @@ def test_equals_grpo_without_bounds_when_the_limit_is_not_reached():
 
 
 def test_prepass_over_the_update_is_not_the_prepass_of_its_parts():
-    """Why the pre-pass comes before any backward: squares .01 and .09, limit .06.
+    """Why the pre-pass runs before any backward pass: squares .01 and .09, limit .06.
 
-    Their mean .05 is within it, the second response alone is not.
+    Their mean, .05, is within the limit; the second response alone is not.
     """
     log_ratios, advantages = [[0.1], [0.3]], [1.0, 1.0]
     whole = kept(log_ratios, advantages, 0.06)

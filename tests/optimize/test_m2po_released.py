@@ -1,4 +1,4 @@
-"""M2PO as released: the cap by hand and by bisection, and the clip that it makes."""
+"""M2PO as released: the cap by hand and by bisection, and the clip that follows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def cap_of(
     mask: torch.Tensor | None = None,
 ) -> float:
     log_ratio_BT = torch.as_tensor(log_ratios, dtype=torch.float64)
-    found = m2po_released.prepass(
+    actual = m2po_released.prepass(
         log_ratio_BT,
         torch.zeros_like(log_ratio_BT),
         torch.as_tensor(advantages, dtype=torch.float64),
         torch.ones_like(log_ratio_BT).bool() if mask is None else mask,
         second_moment_limit=limit,
     )["cap"]
-    assert found.shape == log_ratio_BT.shape
-    assert (found == found[0, 0]).all()
-    return found[0, 0].item()
+    assert actual.shape == log_ratio_BT.shape
+    assert (actual == actual[0, 0]).all()
+    return actual[0, 0].item()
 
 
 # A = 1: .1, .2, .4 move away (.01, .04, .16; their sum .21), -.9 moves back.
 @pytest.mark.parametrize(
     ("limit", "cap"),
     [
-        (0.08, math.inf),  # .24 is not reached
+        (0.08, math.inf),  # a budget of .24 is not reached
         # .15: with the cap at .2 the sum is .01 + 2 x .04 = .09, so .01 + .04 + t^2 = .15
         (0.05, math.sqrt(0.10)),
         # .06: with the cap at .1 it is .03, so .01 + 2 t^2 = .06
@@ -44,13 +44,13 @@ def cap_of(
 )
 def test_the_cap_by_hand(limit, cap):
     assert cap_of([[0.4, 0.1, -0.9, 0.2]], [1.0], limit) == pytest.approx(cap, rel=1e-12)
-    # The same three away from the behavior policy over two responses of both signs.
+    # The same three tokens that move away, in two responses of opposite signs.
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    found = cap_of([[0.4, 0.1, -0.9], [-0.2, 0.9, -5.0]], [1.0, -1.0], limit, mask)
-    assert found == pytest.approx(cap, rel=1e-12)
+    actual = cap_of([[0.4, 0.1, -0.9], [-0.2, 0.9, -5.0]], [1.0, -1.0], limit, mask)
+    assert actual == pytest.approx(cap, rel=1e-12)
 
 
-def test_no_token_moves_away_no_cap():
+def test_without_tokens_that_move_away_there_is_no_cap():
     assert cap_of([[-0.5, -3.0], [0.5, 3.0], [9.0, -9.0]], [1.0, -1.0, 0.0], 1e-9) == math.inf
 
 
@@ -81,7 +81,7 @@ def test_the_cap_meets_the_budget_on_random_updates():
 
 
 def test_a_second_moment_of_exactly_the_limit():
-    """11 equal squares at the limit: the cap is that of all of them, or there is none."""
+    """11 equal squares at the limit: the cap is their common |log r|, or there is none."""
     cap = cap_of([[0.27] * 11], [1.0], 0.27**2)
     assert cap == math.inf or cap == pytest.approx(0.27)
 

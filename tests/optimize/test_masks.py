@@ -1,4 +1,4 @@
-"""What masks remove and that they remove nothing else; Mu-GRPO as UpdateLoss composes it."""
+"""What masks remove, and that they remove nothing else; Mu-GRPO as composed by UpdateLoss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mugrpo.optimize.reduction import reduced_loss
 from tests.updates import config_of, hand_batch
 
 SCOPES = ("suffix", "trigger", "post_trigger", "from_trigger", "response")
-KAPPA = torch.tensor(0.1, dtype=torch.float64).log().exp().item()  # as a ratio comes to it
+KAPPA = torch.tensor(0.1, dtype=torch.float64).log().exp().item()  # rounded as a ratio is
 
 # Ratios of one response, and for each scope the tokens removed (x) where A < 0.
 ROWS = {
@@ -125,7 +125,7 @@ def composed(
     extra: dict[str, torch.Tensor] | None = None,
     **groups: Any,
 ) -> Composed:
-    """(token losses, gradient of their sum by the logprobs, metrics) under a config's parts."""
+    """Return token losses, the gradient of their sum w.r.t. the logprobs, and metrics."""
     logprobs = logprobs.detach().clone().requires_grad_()
     loss = UpdateLoss.of(config_of(**groups))
     loss_BT, metrics = loss(hand_batch(behavior, advantages, mask), logprobs, extra or {})
@@ -164,20 +164,22 @@ def test_equals_grpo_with_the_same_interval_when_kappa_is_0(scope, dual_clip):
     expected = (loss_BT, gradient, metrics["clipped_fraction"])
     objective = {"name": "grpo", "dual_clip": dual_clip}
     for chosen in (veto(0.0, scope), {"name": "off"}):
-        loss, found, told = composed(
+        loss, slopes, marks = composed(
             start, behavior, advantages, mask, objective=objective, veto=chosen
         )
-        for ours, reference in zip((loss, found, told["clipped_fraction"]), expected, strict=True):
+        for ours, reference in zip(
+            (loss, slopes, marks["clipped_fraction"]), expected, strict=True
+        ):
             assert torch.equal(ours, reference)
-        assert not told.get("vetoed_fraction", torch.zeros(1)).any()
+        assert not marks.get("vetoed_fraction", torch.zeros(1)).any()
 
 
 def reduced(
     *, kappa: float, reduction: str, divisor: int
 ) -> tuple[float, list[list[float]], dict[str, torch.Tensor]]:
-    """Loss, gradient by the logprobs and metrics of two fixed responses.
+    """Return loss, gradient w.r.t. the logprobs, and metrics of two fixed responses.
 
-    A = -1 with ratios .5 .05 .9 2, and A = +1 with ratios 1 2 and two places of padding.
+    One has A = -1 and ratios .5 .05 .9 2, the other A = +1, ratios 1 2 and two tokens of padding.
     """
     ratios = torch.tensor([[0.5, 0.05, 0.9, 2.0], [1.0, 2.0, 1.0, 1.0]], dtype=torch.float64)
     behavior = torch.full((2, 4), -2.0, dtype=torch.float64)
@@ -217,7 +219,7 @@ def test_gradient_by_hand_under_the_veto():
 
 
 @pytest.mark.parametrize("objective", ["cispo", "topr", "reinforce", "kl_surrogate", "m2po"])
-def test_a_veto_takes_the_suffix_out_of_any_objective(objective):
+def test_a_veto_removes_the_suffix_under_any_objective(objective):
     ratios = torch.tensor([[0.5, 0.05, 0.9, 1.1]], dtype=torch.float64)
     behavior = torch.full((1, 4), -2.0, dtype=torch.float64)
     arguments = (behavior + ratios.log(), behavior, torch.tensor([-1.0]).double())
@@ -291,7 +293,7 @@ def test_a_masked_token_keeps_its_kl_term():
 def moved(log_ratios: list[list[float]], advantages: list[float], delta: float) -> list[list[bool]]:
     log_ratio_BT = torch.tensor(log_ratios, dtype=torch.float64)
     mask = torch.ones(log_ratio_BT.shape, dtype=torch.bool)
-    mask[:, -1] = False  # the last place is padding
+    mask[:, -1] = False  # the last token is padding
     return off_policy(
         log_ratio_BT,
         torch.zeros_like(log_ratio_BT),
@@ -301,7 +303,7 @@ def moved(log_ratios: list[list[float]], advantages: list[float], delta: float) 
     ).tolist()
 
 
-def test_responses_that_the_policy_left_are_removed_where_the_advantage_is_negative():
+def test_responses_that_the_policy_left_are_removed_if_the_advantage_is_negative():
     # mean of -log r without padding: .75, .5, .75, -2
     rows = [[-1.0, -0.5, 9.0], [-0.75, -0.25, -9.0], [-1.0, -0.5, -9.0], [2.0, 2.0, -9.0]]
     nothing, whole = [False] * 3, [True, True, False]
@@ -310,7 +312,7 @@ def test_responses_that_the_policy_left_are_removed_where_the_advantage_is_negat
     assert moved(rows, [0.0, -1.0, -1.0, -1.0], 0.6) == [nothing, nothing, whole, nothing]
 
 
-def test_a_removed_response_has_no_loss_and_is_told():
+def test_a_removed_response_has_no_loss_and_is_reported():
     ratios = torch.tensor([[0.1, 0.2], [0.9, 0.8]], dtype=torch.float64)
     loss, gradient, metrics = composed(
         ratios.log(),

@@ -1,8 +1,7 @@
-"""What holds of all objectives through UpdateLoss, with masks, corrections and a KL term on and
-off. (The contract with the trainer: test_objectives.)
+"""Properties of every objective in UpdateLoss, with masks, corrections and a KL term on and off.
 
-Each claim is tried on a seeded update and on hypothesis's, which has every extreme: see
-objective_cases.updates.
+Each property is checked on a seeded update and on hypothesis's updates, which have every extreme,
+see `objective_cases.updates`. (test_objectives checks the contract with the trainer.)
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def of_updates(count: int, seed: int) -> Callable[[Any], Any]:
-    """A claim about any update: tried on a seeded one first."""
+    """Check a property on hypothesis's updates, and first on the one of `seed`."""
 
     def claim(test: Any) -> Any:
         tried = settings(deadline=None, derandomize=True, max_examples=count)
@@ -92,7 +91,7 @@ REMOVING = [s for s in SETTINGS if s.startswith(("veto", "sequence mask", "maske
 @every_form
 @of_updates(6, seed=0)
 def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(form, update: Update):
-    """But in pnpo the tokens behind it, whose means it is in, still reach it."""
+    """In pnpo it still gets a gradient from later tokens, because it is in their means."""
     batch = update.batch
     whole, _, _ = evaluated(loss_of(form), batch, update.logprobs)
     for setting in REMOVING:
@@ -140,21 +139,21 @@ def test_permuting_responses_changes_nothing_but_order(form, update: Update):
 @every_form
 @of_updates(4, seed=7)
 def test_splitting_into_micro_batches_changes_nothing(form, update: Update):
-    """One pre-pass over the whole; each micro-batch has its own width."""
+    """One pre-pass over the whole update; each micro-batch has its own width."""
     for setting, reduction in zip(SETTINGS, REDUCTIONS * len(SETTINGS), strict=False):
         note(f"{setting}, {reduction}")
         loss = loss_of(form, setting)
         whole = in_parts(loss, update, [len(update.logprobs)], reduction)
-        for found, expected in zip(
+        for actual, expected in zip(
             in_parts(loss, update, update.cut, reduction), whole, strict=True
         ):
-            same(found, expected)
+            same(actual, expected)
 
 
 def in_parts(
     loss: UpdateLoss, update: Update, cut: list[int], reduction: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each response adds to the update's loss, and the gradient, from micro-batches."""
+    """Return what each response adds to the update's loss, and the gradient, from micro-batches."""
     batch, rows = update.batch, len(update.logprobs)
     tokens = int(batch.mask.sum())
     divisor = denominator(reduction, tokens=tokens, responses=rows, max_new_tokens=16)
@@ -176,11 +175,11 @@ def in_parts(
 
 # ---- ratio 1 ----
 
-# What of -A log pi's gradient each objective has at ratio 1, where no clip, taper or cap is
-# reached. All of it: grpo and the other min forms (r grad log pi, r = 1), gspo (its ratio's share
-# 1/T, T times), decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1),
-# cispo and the stopped pnpo (weight 1), reinforce (at any ratio), kl_surrogate (its penalty's
-# gradient is r log r = 0). pnpo with the gradient through w is the exception.
+# At ratio 1 no clip, taper or cap is reached, and every objective but one has the gradient of
+# -A log pi: grpo and the other min forms (r grad log pi, r = 1), gspo (1/T of its ratio, T times),
+# decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1), cispo and the
+# stopped pnpo (weight 1), reinforce (at any ratio), kl_surrogate (its penalty's gradient is
+# r log r = 0). The exception is pnpo with the gradient through w.
 EXCEPTION = "pnpo"
 
 
@@ -195,7 +194,7 @@ def at_ratio_1(update: Update) -> Update:
 def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update):
     """Exception: pnpo with its gradient through w, where token j has A (1/j + ... + 1/T).
 
-    A token of probability 0 is a constant: it has none.
+    A token of probability 0 counts as a constant and has no gradient.
     """
     update = at_ratio_1(update)
     batch = update.batch
@@ -208,7 +207,7 @@ def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update)
     same(gradient, expected.masked_fill(update.logprobs == -INF, 0.0))
 
 
-def test_pnpo_s_exception_keeps_the_sum_over_a_response():
+def test_pnpos_exception_keeps_the_sum_over_a_response():
     """1/j + ... + 1/T summed over j is T: the first tokens have more, the last ones less."""
     batch = seeded(0).batch
     _, gradient, _ = evaluated(loss_of("pnpo"), batch, batch.behavior_logprobs)
@@ -287,7 +286,7 @@ def expected_of(form: str, logprob: float, behavior: float, a: float) -> tuple[f
 @every_form
 def test_extreme_one_token_responses_have_the_stated_finite_loss_and_gradient(form, pair):
     for advantage in (1.0, -1.0, 0.0, 1e3):
-        # kl_surrogate's r log r is a difference of numbers near .1: fp32 leaves 1e-9
+        # kl_surrogate's r log r is a difference of numbers near .1, with errors of 1e-9 in fp32
         _check_formula(form, *PAIRS[pair], advantage, torch.float32, rel=1e-4, abs_=1e-8)
 
 
@@ -322,12 +321,12 @@ _LOGPROBS = st.one_of(st.floats(-120, 0), st.sampled_from([-INF, -1e-6, -1.0, -1
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(logprob=_LOGPROBS, behavior=_LOGPROBS, advantage=st.floats(-10, 10))
 def test_one_token_responses_have_the_stated_loss_and_gradient(form, logprob, behavior, advantage):
-    """The same formulas anywhere, in fp64."""
+    """The same formulas at any values, in fp64."""
     _check_formula(form, logprob, behavior, advantage, torch.float64, rel=1e-9, abs_=1e-12)
 
 
 def extremes() -> Update:
-    """All pairs in one response of each sign."""
+    """Return one response with all pairs for each sign of the advantage."""
     logprobs, behavior = torch.tensor(list(PAIRS.values())).T[:, None].repeat(1, 3, 1)
     batch = hand_batch(
         behavior,
@@ -369,7 +368,7 @@ def without_advantage(update: Update) -> Update:
 @every_form
 @of_updates(4, seed=5)
 def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Update):
-    """All-equal rewards and groups of one. Exception: kl_surrogate, whose penalty is left."""
+    """All-equal rewards and groups of one. Exception: kl_surrogate, whose penalty remains."""
     update = without_advantage(update)
     for setting in SETTINGS:
         note(setting)
@@ -383,7 +382,7 @@ def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Upda
 @pytest.mark.parametrize("setting", SETTINGS)
 @every_form
 def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
-    """kl_surrogate's in any case; the KL term where the mask of zero variance is off."""
+    """kl_surrogate's always does; the KL term does if the zero-variance mask is off."""
     update = without_advantage(seeded(5))
     for masked in (True, False):
         loss = loss_of(form, setting, masked)
@@ -396,7 +395,7 @@ def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
 
 
 def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -> float:
-    """Of responses with these tokens' log ratios, in micro-batches of `cut`."""
+    """Return the share for these tokens' log ratios, in micro-batches of `cut` responses."""
     statistics = TokenStatistics([])
     for start in range(0, len(log_ratios), cut):
         log_ratio = torch.tensor(log_ratios[start : start + cut])
@@ -414,7 +413,7 @@ def test_effective_sample_share_by_hand():
     assert share_of([[ln(2), ln(3)], [ln(2), 9.0]], [2, 1]) == pytest.approx(0.8)
     # w = 1, 1, 2: 16 / (3 x 6)
     assert share_of([[0.0], [0.0], [ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
-    # A common factor has no part in it.
+    # A common factor cancels.
     assert share_of([[5.0], [5.0], [5.0 + ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
 
 
@@ -425,7 +424,7 @@ def test_effective_sample_share_at_its_ends():
     assert share_of([[-INF], [0.0]], [1, 1]) == pytest.approx(0.5)
 
 
-def test_effective_sample_share_does_not_see_the_cut_and_stays_within_its_bounds():
+def test_effective_sample_share_does_not_depend_on_the_cut_and_stays_within_its_bounds():
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         log_ratios = torch.randn(9, 4, generator=generator).tolist()

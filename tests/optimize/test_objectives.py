@@ -1,4 +1,4 @@
-"""What every objective promises, whichever there are: the contract that the trainer relies on."""
+"""The contract that the trainer relies on, checked for every objective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mugrpo.optimize.objectives import Objective, load_objective
 OBJECTIVES = {n: part for n, part in choices(objectives.Objective).items() if n != "file"}
 NAMES = sorted(OBJECTIVES)
 
-# Every objective as it is, and the forms that an option makes of one.
+# Every objective with its defaults, and the forms that an option selects.
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in NAMES},
     "grpo of a sequence": ("grpo", {"level": "sequence"}),
@@ -36,9 +36,9 @@ def loaded(form: str) -> tuple[Objective, dict[str, Any]]:
 def evaluated(
     form: str, logprobs: torch.Tensor, behavior: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """(token losses, gradient by the logprobs, metrics) under the objective's default knobs.
+    """Return the form's token losses, their gradient w.r.t. the logprobs, and metrics.
 
-    The middle one of three responses has advantage 0. Stored logprobs lie half way between.
+    The second of the three responses has advantage 0. Stored logprobs lie halfway between policies.
     """
     objective, knobs = loaded(form)
     advantages = torch.tensor([1.0, 0.0, -1.0])
@@ -54,7 +54,7 @@ def evaluated(
 
 @pytest.fixture
 def update() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logprobs, behavior logprobs, mask: ratios far on both sides, ragged."""
+    """Logprobs, behavior logprobs and mask: ragged, with ratios far above and below 1."""
     generator = torch.Generator().manual_seed(0)
     behavior = -3 * torch.rand(3, 40, generator=generator)
     logprobs = behavior + 3 * torch.randn(3, 40, generator=generator)
@@ -87,9 +87,9 @@ def test_what_padding_holds_changes_no_loss_and_no_gradient(name, update):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_only_objectives_that_say_so_have_a_gradient_at_advantage_0(name, update):
-    """The trainer does not compute such responses otherwise."""
+    """For all others, the trainer does not compute responses with advantage 0."""
     logprobs, behavior, mask = update
-    near = behavior + (logprobs - behavior) / 30  # so that no clip takes a whole response
+    near = behavior + (logprobs - behavior) / 30  # so that no response is clipped as a whole
     _, gradient, _ = evaluated(name, near, behavior, mask)
     assert gradient[1].any().item() == loaded(name)[0].needs_zero_advantages
     assert gradient[0].any() and gradient[2].any()
@@ -103,4 +103,4 @@ def test_no_probability_of_0_gives_a_loss_or_a_gradient_that_is_not_finite(name)
     behavior = torch.tensor([[-1.0, nothing, nothing, -200.0, 0.0]] * 3)
     loss, gradient, _ = evaluated(name, logprobs, behavior, torch.ones(3, 5, dtype=torch.bool))
     assert torch.isfinite(loss).all() and torch.isfinite(gradient).all()
-    assert not loss[1].any() or name == "kl_surrogate"  # 0 x a far ratio is 0
+    assert not loss[1].any() or name == "kl_surrogate"  # 0 times a large ratio is 0

@@ -1,4 +1,4 @@
-"""MinPRO and PNPO by hand: weights made of a token's prefix."""
+"""MinPRO and PNPO by hand: weights computed from a token's prefix."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def of_ratios(
     return loss[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
 
 
-def check(found: tuple[list, ...], losses: list, weights: list, clipped: list[int]) -> None:
-    assert found[0] == pytest.approx(losses, abs=1e-12)
-    assert found[1] == pytest.approx(weights, abs=1e-12)
-    assert found[2] == [bool(c) for c in clipped]
+def check(actual: tuple[list, ...], losses: list, weights: list, clipped: list[int]) -> None:
+    assert actual[0] == pytest.approx(losses, abs=1e-12)
+    assert actual[1] == pytest.approx(weights, abs=1e-12)
+    assert actual[2] == [bool(c) for c in clipped]
 
 
 # ---- MinPRO: w_t = r_t sg[min_{j<t} r_j], w_1 = r_1; the gradient is the token's own ----
@@ -48,30 +48,30 @@ def check(found: tuple[list, ...], losses: list, weights: list, clipped: list[in
     [
         ([0.5, 0.9, 2.0], [0.5, 0.45, 1.0]),  # minima before: -, .5, .5
         ([0.9, 0.5, 2.0], [0.9, 0.45, 1.0]),  # -, .9, .5
-        ([2.0, 3.0, 0.5], [2.0, 6.0, 1.0]),  # -, 2, 2: the minimum is not held at 1
-        ([1.0, 1.0, 0.5], [1.0, 1.0, 0.5]),  # the token's own ratio is no part of it
+        ([2.0, 3.0, 0.5], [2.0, 6.0, 1.0]),  # -, 2, 2: the minimum is not capped at 1
+        ([1.0, 1.0, 0.5], [1.0, 1.0, 0.5]),  # the minimum excludes the token's own ratio
     ],
 )
 def test_minpro_weights_by_hand(ratios, w):
     for advantage in (2.0, -2.0):
         expected = [advantage * x for x in w]
-        found = of_ratios(minpro, ratios, advantage, ratio_clip=OPEN)
-        check(found, [-x for x in expected], expected, [0, 0, 0])
+        actual = of_ratios(minpro, ratios, advantage, ratio_clip=OPEN)
+        check(actual, [-x for x in expected], expected, [0, 0, 0])
 
 
 def test_minpro_clips_the_product():
     # w = .5, .45, 1.0 in [.8, 1.2]
-    found = of_ratios(minpro, [0.5, 0.9, 2.0], 1.0, ratio_clip=(0.8, 1.2))
-    check(found, [-0.5, -0.45, -1.0], [0.5, 0.45, 1.0], [0, 0, 0])
-    found = of_ratios(minpro, [0.5, 0.9, 2.0], -1.0, ratio_clip=(0.8, 1.2))
-    check(found, [0.8, 0.8, 1.0], [0.0, 0.0, -1.0], [1, 1, 0])
+    actual = of_ratios(minpro, [0.5, 0.9, 2.0], 1.0, ratio_clip=(0.8, 1.2))
+    check(actual, [-0.5, -0.45, -1.0], [0.5, 0.45, 1.0], [0, 0, 0])
+    actual = of_ratios(minpro, [0.5, 0.9, 2.0], -1.0, ratio_clip=(0.8, 1.2))
+    check(actual, [0.8, 0.8, 1.0], [0.0, 0.0, -1.0], [1, 1, 0])
     # w = 2, 6, 1.0
-    found = of_ratios(minpro, [2.0, 3.0, 0.5], 1.0, ratio_clip=(0.8, 1.2))
-    check(found, [-1.2, -1.2, -1.0], [0.0, 0.0, 1.0], [1, 1, 0])
+    actual = of_ratios(minpro, [2.0, 3.0, 0.5], 1.0, ratio_clip=(0.8, 1.2))
+    check(actual, [-1.2, -1.2, -1.0], [0.0, 0.0, 1.0], [1, 1, 0])
 
 
-def test_minpro_s_prefix_has_no_gradient():
-    """Only the second token's loss: the first, its minimum, gets nothing."""
+def test_the_prefix_of_minpro_has_no_gradient():
+    """The second token's loss gives no gradient to the first token, its prefix minimum."""
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     loss, _ = minpro.loss(
         logprobs,
@@ -93,34 +93,34 @@ def test_pnpo_by_hand_with_the_gradient_through_w():
     d w_t / d log pi_j = w_t / t for j <= t:
         token 1: 4/1 + 2/2 + 1/3, token 2: 2/2 + 1/3, token 3: 1/3
     """
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN)
-    check(found, [-4.0, -2.0, -1.0], [5 + 1 / 3, 1 + 1 / 3, 1 / 3], [0, 0, 0])
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], -3.0, ratio_clip=OPEN)
-    check(found, [12.0, 6.0, 3.0], [-16.0, -4.0, -1.0], [0, 0, 0])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN)
+    check(actual, [-4.0, -2.0, -1.0], [5 + 1 / 3, 1 + 1 / 3, 1 / 3], [0, 0, 0])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -3.0, ratio_clip=OPEN)
+    check(actual, [12.0, 6.0, 3.0], [-16.0, -4.0, -1.0], [0, 0, 0])
 
 
 def test_pnpo_by_hand_with_a_stopped_gradient():
     """-w A log pi with log pi = -1, -2, -3; the weight on the token's own grad log pi is w A."""
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN, stop_gradient=True)
-    check(found, [4.0, 4.0, 3.0], [4.0, 2.0, 1.0], [0, 0, 0])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN, stop_gradient=True)
+    check(actual, [4.0, 4.0, 3.0], [4.0, 2.0, 1.0], [0, 0, 0])
 
 
-def test_pnpo_clips_the_prefix_s_mean():
-    """w = 4, 2, 1 in [0, 3]: the first is flat; the rest reach it through their means."""
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0))
-    check(found, [-3.0, -2.0, -1.0], [1 + 1 / 3, 1 + 1 / 3, 1 / 3], [1, 0, 0])
+def test_pnpo_clips_the_prefix_mean():
+    """w = 4, 2, 1 in [0, 3]: the first is clipped; later tokens reach it through their means."""
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0))
+    check(actual, [-3.0, -2.0, -1.0], [1 + 1 / 3, 1 + 1 / 3, 1 / 3], [1, 0, 0])
     # stopped: the clipped token has loss 0
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0), stop_gradient=True)
-    check(found, [0.0, 4.0, 3.0], [0.0, 2.0, 1.0], [1, 0, 0])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0), stop_gradient=True)
+    check(actual, [0.0, 4.0, 3.0], [0.0, 2.0, 1.0], [1, 0, 0])
     # A < 0, [1.5, 5]: w = 1 is below
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0))
-    check(found, [4.0, 2.0, 1.5], [-5.0, -1.0, 0.0], [0, 0, 1])
-    found = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0), stop_gradient=True)
-    check(found, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0))
+    check(actual, [4.0, 2.0, 1.5], [-5.0, -1.0, 0.0], [0, 0, 1])
+    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0), stop_gradient=True)
+    check(actual, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
 
 
 @pytest.mark.parametrize("module", [minpro, pnpo])
-def test_one_token_responses_are_grpo_s(module):
+def test_on_one_token_responses_they_equal_grpo(module):
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         behavior = -3 * torch.rand(9, 1, generator=generator, dtype=torch.float64)
@@ -138,7 +138,7 @@ def test_one_token_responses_are_grpo_s(module):
 
 
 @pytest.mark.parametrize("module", [minpro, pnpo])
-def test_padding_behind_a_response_reaches_no_token_of_it(module):
+def test_padding_after_a_response_affects_none_of_its_tokens(module):
     mask = torch.tensor([[True, True, False]])
     logprobs = torch.tensor([[-1.0, -2.0, -50.0]], requires_grad=True)
     behavior = torch.tensor([[-1.5, -1.0, -0.1]])

@@ -1,4 +1,4 @@
-"""Updates that two processes make together: one process's, but for rounding."""
+"""Updates by two processes together equal those of one process, up to rounding."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.runs import ENVIRONMENT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
-# AdamW divides small gradients by themselves, so that their rounding would show in full: with this
-# eps it does not, and ten updates still move the weights by far more than is asked of them.
+# AdamW divides a small gradient by its own size, so its rounding would show in full. With this eps
+# it does not, and ten updates still move the weights by far more than the tolerance.
 STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 
 
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
-    """Make the updates up to `until` in `folder`, which may have earlier ones."""
+    """Make updates from the newest state in `folder` up to `until`; return that state's folder."""
     folder.mkdir(exist_ok=True)
     if model in TINY_FORMS:
         path = folder.parent / model
@@ -48,9 +48,9 @@ def updates(folder: Path, model: str, until: int, count: int, config: dict, *mor
 
 
 def assert_close(ours: Path, theirs: Path) -> None:
-    made, expected = (load_file(p / "model.safetensors") for p in (ours, theirs))
-    assert made.keys() == expected.keys()
-    for name, tensor in made.items():
+    actual, expected = (load_file(p / "model.safetensors") for p in (ours, theirs))
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
@@ -83,14 +83,14 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: d
 
 
 @pytest.mark.long
-def test_in_bf16_two_ranks_are_as_near_to_the_fp32_update_as_one(tmp_path: Path):
-    """Ranks compute with weights rounded once, one process under autocast: noise of one size."""
+def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path):
+    """Ranks round weights once, and one process uses autocast: the errors are of the same size."""
     half = {**STEADY, "model": {"precision": "bf16"}}
     before = load_file(EMBEDDED["chain"] / "model.safetensors")
 
     def step(name: str, count: int, config: dict) -> torch.Tensor:
-        made = updates(tmp_path / name, "chain", 1, count, config) / "model.safetensors"
-        after = load_file(made)
+        file = updates(tmp_path / name, "chain", 1, count, config) / "model.safetensors"
+        after = load_file(file)
         return torch.cat([(after[key] - before[key]).flatten() for key in before])
 
     exact = step("exact", 1, STEADY)
@@ -100,7 +100,7 @@ def test_in_bf16_two_ranks_are_as_near_to_the_fp32_update_as_one(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
+def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
     whole = updates(tmp_path / "whole", "chain", 10, 1, STEADY)
     half = updates(tmp_path / "two", "chain", 5, 2, STEADY)
     assert sorted(p.name for p in half.glob("optimizer*")) == [
@@ -117,8 +117,8 @@ def test_one_rank_goes_on_from_two_and_two_from_one(tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["chain", "llama", "gpt2"])
-def test_a_shared_models_files_are_the_plain_ones(tmp_path: Path, model: str):
-    """Tied weights once, every name and shape: a directory that any program loads."""
+def test_a_sharded_model_is_saved_as_plain_files(tmp_path: Path, model: str):
+    """Tied weights are saved once, with the usual names and shapes, so any program loads them."""
     alone = updates(tmp_path / "alone", model, 1, 1, STEADY)
     together = updates(tmp_path / "together", model, 1, 2, STEADY, "offload=true")
     ours, theirs = (load_file(p / "model.safetensors") for p in (together, alone))
@@ -142,7 +142,7 @@ def peak():
     return int(words[words.index("VmHWM:") + 1])
 
 with joined("optimize") as ranks:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = peak()
     policy = load_policy(ModelOptions(path=sys.argv[1]), ranks=ranks)
     distribute(policy, DistributedOptions())
@@ -167,8 +167,8 @@ def test_only_the_first_rank_ever_holds_the_whole_model(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_files_that_untie_what_the_config_ties_are_shared_as_they_are(tmp_path: Path):
-    """transformers goes by the files; so do the ranks that see none of them."""
+def test_weights_that_the_config_ties_stay_untied_if_the_files_untie_them(tmp_path: Path):
+    """transformers trusts the files, and so must the ranks that do not read them."""
     policy = tiny_policy("llama")
     assert policy.model.config.tie_word_embeddings
     head = policy.model.get_output_embeddings()
@@ -181,7 +181,7 @@ def test_files_that_untie_what_the_config_ties_are_shared_as_they_are(tmp_path: 
     assert_close(together, alone)
 
 
-def test_a_model_that_ranks_see_otherwise_is_refused_before_it_is_cut(monkeypatch):
+def test_a_model_that_ranks_see_differently_is_refused_before_it_is_sharded(monkeypatch):
     monkeypatch.setattr(Ranks, "all", lambda self, value: [value, value[:-1]])
     policy = tiny_policy("llama")
     policy.ranks = Ranks(0, 2)
@@ -189,8 +189,8 @@ def test_a_model_that_ranks_see_otherwise_is_refused_before_it_is_cut(monkeypatc
         distribute(policy, DistributedOptions())
 
 
-def test_work_is_shared_by_its_cost():
-    """Costs 5, 4, 3, 3, 1 on two ranks: 5 | 4, 3 goes to 4, 3 to 5, 1 to 4+3: 8 and 8."""
+def test_work_is_divided_by_its_cost():
+    """The largest first, each to the less busy rank: 5 + 3 and 4 + 3 + 1."""
     costs = [5.0, 4.0, 3.0, 3.0, 1.0]
     assert Ranks(0, 2).turns(costs) == [(0, True), (3, True), (4, False)]
     assert Ranks(1, 2).turns(costs) == [(1, True), (2, True), (4, True)]
@@ -203,8 +203,8 @@ def test_a_rank_without_work_does_the_cheapest_again():
     assert Ranks().turns([1.0, 2.0, 3.0]) == [(0, True), (1, True), (2, True)]
 
 
-def test_a_process_is_known_by_its_number_and_its_start():
-    """One that has ended and was not waited for is gone, and so is one of the same number."""
+def test_a_process_is_identified_by_its_id_and_start_time():
+    """Processes that start at different times differ, and a zombie counts as ended."""
     child = subprocess.Popen(["sleep", "60"])
     began = ranks._began(child.pid)
     assert began and ranks._began(child.pid) == began != ranks._began(os.getpid())

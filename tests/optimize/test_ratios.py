@@ -1,4 +1,4 @@
-"""Importance ratios: their bounds, the sequence's, and the PPO min form against torch's own."""
+"""Importance ratios: bounds, sequence ratios, and the PPO min form compared with torch's min."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ INF = math.inf
 )
 def test_log_ratio_and_its_gradient(logprob, behavior, value, slope, dtype):
     logprobs = torch.tensor([[logprob]], dtype=dtype, requires_grad=True)
-    found = log_ratios(logprobs, torch.tensor([[behavior]], dtype=dtype))
-    found.sum().backward()
-    assert found.item() == value
+    actual = log_ratios(logprobs, torch.tensor([[behavior]], dtype=dtype))
+    actual.sum().backward()
+    assert actual.item() == value
     assert logprobs.grad.item() == slope
 
 
@@ -57,25 +57,25 @@ def test_finite_logprobs_are_a_constant_below_minus_10000():
     assert logprobs.grad.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0]
 
 
-def test_masked_mean_is_over_each_response_s_tokens_and_0_of_none():
+def test_masked_mean_is_per_response_and_0_without_tokens():
     values = torch.tensor([[1.0, 2.0, 6.0], [4.0, 99.0, 99.0], [99.0, 99.0, 99.0]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
     assert masked_mean(values, mask).tolist() == [[3.0], [4.0], [0.0]]
 
 
-def test_a_sequence_s_log_ratio_is_its_mean_with_each_token_s_own_gradient():
-    """log r = (.6, -.2, .2): mean .2 at every token; the second response is one token of .7."""
+def test_a_sequence_log_ratio_is_the_mean_with_each_tokens_own_gradient():
+    """log r = (.6, -.2, .2): mean .2 at every token; the second response has a single token, .7."""
     log_ratio = torch.tensor([[0.6, -0.2, 0.2], [0.7, 9.0, 9.0]], requires_grad=True)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.bool)
-    found = sequence_log_ratios(log_ratio, mask)
-    torch.testing.assert_close(found, torch.tensor([[0.2, 0.2, 0.2], [0.7, 0.7, 0.7]]))
+    actual = sequence_log_ratios(log_ratio, mask)
+    torch.testing.assert_close(actual, torch.tensor([[0.2, 0.2, 0.2], [0.7, 0.7, 0.7]]))
     weights = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
-    (found * weights).sum().backward()
+    (actual * weights).sum().backward()
     torch.testing.assert_close(log_ratio.grad, weights)
 
 
-def test_ppo_min_is_torch_s_min_and_clamp_in_value_and_gradient():
-    """-min(r A, clamp(r) A) as everyone writes it, on random numbers off the bounds."""
+def test_ppo_min_equals_torchs_min_and_clamp_in_value_and_gradient():
+    """min(r A, clamp(r) A) as it is usually written, on random numbers away from the bounds."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         ratio = torch.randn(6, 7, generator=generator, dtype=torch.float64).exp()
@@ -91,16 +91,16 @@ def test_ppo_min_is_torch_s_min_and_clamp_in_value_and_gradient():
         assert torch.equal(clipped, plain.grad == 0)
 
 
-def test_ppo_min_takes_bounds_of_each_token():
+def test_ppo_min_takes_bounds_per_token():
     ratio = torch.tensor([[0.5, 0.5, 3.0, 3.0]], requires_grad=True)
     low, high = torch.tensor([[0.4, 0.6, 1.0, 1.0]]), torch.tensor([[2.0, 2.0, 4.0, 2.5]])
     for advantage, values, clipped in (
         (2.0, [1.0, 1.0, 6.0, 5.0], [False, False, False, True]),
         (-2.0, [-1.0, -1.2, -6.0, -6.0], [False, True, False, False]),
     ):
-        surrogate, found = ppo_min(ratio, torch.tensor([[advantage]]), low, high)
+        surrogate, actual = ppo_min(ratio, torch.tensor([[advantage]]), low, high)
         torch.testing.assert_close(surrogate.detach(), torch.tensor([values]))
-        assert found.tolist() == [clipped]
+        assert actual.tolist() == [clipped]
 
 
 def test_a_ratio_at_a_bound_keeps_its_gradient():

@@ -1,4 +1,4 @@
-"""The three reductions by hand, and that the cut into micro-batches changes nothing."""
+"""The three reductions by hand, and that the cut into micro-batches does not affect them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_weight_of_each_token(reduction, weights):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_parts_of_an_update_add_up_to_its_whole(reduction):
-    """Any cut, in any order, with less padding where a part is shorter."""
+    """Any cut, in any order, with less padding if a part is shorter."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([5, 1, 3, 2, 5, 4])
     loss = torch.randn(6, 5, generator=generator, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_parts_of_an_update_add_up_to_its_whole(reduction):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_responses_that_are_not_computed_only_leave_their_zeros_out(reduction):
+def test_leaving_out_a_response_with_loss_0_changes_nothing(reduction):
     """A response with loss 0 may be left out: the denominator is the update's, not the batch's."""
     loss = torch.stack([LOSS[0], torch.zeros(3, dtype=torch.float64)])
     divisor = denominator(reduction, tokens=4, responses=2, max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""The KL term to a reference policy by hand. (Expectations: test_bandit.)"""
+"""The KL term to a reference policy by hand. (test_bandit checks its expectations.)"""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LN2 = math.log(2)
 def of_ratios(
     reference_ratios: list[float], ratios: list[float], corrected: bool
 ) -> tuple[list[float], list[float]]:
-    """(KL a token, its slope in log pi); ratios are ref / pi and pi / beta."""
+    """Return (KL per token, its slope in log pi). The ratios are ref / pi and pi / beta."""
     logprobs = torch.full((1, len(ratios)), -1.0, dtype=torch.float64, requires_grad=True)
-    found = reference.kl(
+    actual = reference.kl(
         logprobs,
         logprobs.detach() - torch.tensor([ratios]).double().log(),
         logprobs.detach() + torch.tensor([reference_ratios]).double().log(),
         corrected=corrected,
     )
-    (gradient,) = torch.autograd.grad(found.sum(), logprobs)
-    return found[0].tolist(), gradient[0].tolist()
+    (gradient,) = torch.autograd.grad(actual.sum(), logprobs)
+    return actual[0].tolist(), gradient[0].tolist()
 
 
 def test_k3_by_hand():
@@ -55,7 +55,7 @@ def test_on_policy_the_values_agree_and_the_slopes_do_not():
 
 
 def test_the_docstring_says_what_the_uncorrected_gradient_is_of():
-    """Corrected or not matters on-policy too (test_bandit shows it)."""
+    """The correction matters on-policy too, see test_bandit."""
     text = " ".join(inspect.getdoc(reference.kl).split())
     assert "KL(reference || policy)" in text
 
@@ -86,34 +86,34 @@ def test_extreme_probabilities_are_finite_in_fp32(
     logprob, behavior, ref, ratio, distance, corrected
 ):
     logprobs = torch.tensor([[logprob]], requires_grad=True)
-    found = reference.kl(
+    actual = reference.kl(
         logprobs, torch.tensor([[behavior]]), torch.tensor([[ref]]), corrected=corrected
     )
     expected = math.expm1(distance) - distance
     expected *= math.exp(ratio) if corrected else 1
-    assert found.item() == pytest.approx(expected, rel=1e-4)
-    found.sum().backward()
+    assert actual.item() == pytest.approx(expected, rel=1e-4)
+    actual.sum().backward()
     assert logprobs.grad.isfinite().all()
 
 
 def test_the_product_of_k3_and_ratio_is_finite_in_fp32():
     """beta = e^-200, pi = e^-100, ref = 1."""
-    found = reference.kl(
+    actual = reference.kl(
         torch.full((1, 1), -100.0), torch.full((1, 1), -200.0), torch.zeros(1, 1), corrected=True
     )
-    assert found.isfinite().all()
+    assert actual.isfinite().all()
 
 
-def test_where_the_distance_is_held_the_corrected_slope_does_not_turn_around():
+def test_if_the_distance_is_clamped_the_corrected_slope_keeps_its_sign():
     """beta = e^-10, ref = e^-1, pi = e^-42: r = e^-32, d = 41, slope -r d = -5e-13.
 
-    A token that the policy has given up: the penalty may not push it further down.
+    The policy has given this token up, and the penalty must not push it further down.
     """
     logprobs = torch.full((1, 1), -42.0, requires_grad=True)
-    found = reference.kl(
+    actual = reference.kl(
         logprobs, torch.full((1, 1), -10.0), torch.full((1, 1), -1.0), corrected=True
     )
-    found.sum().backward()
+    actual.sum().backward()
     assert -1e-9 < logprobs.grad.item() <= 0
 
 
@@ -128,7 +128,7 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1]], dtype=torch.bool)
 def evaluated(
     varied: tuple[bool, bool] = (True, True), **groups: object
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(token losses, metrics) with advantages 1 and -1 under GRPO and a KL term of .5."""
+    """(token losses, metrics) with advantages 1 and -1 under GRPO with a KL coefficient of .5."""
     config = build_config(
         {
             "preset": "grpo",
@@ -152,11 +152,11 @@ def evaluated(
 K = 0.5 * (1 - LN2)
 
 
-def same(found: torch.Tensor, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=1e-6, atol=1e-12)
+def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=1e-6, atol=1e-12)
 
 
-def test_loss_is_the_objective_s_plus_the_coefficient_times_the_divergence():
+def test_the_loss_is_the_objectives_plus_the_coefficient_times_the_divergence():
     loss, metrics = evaluated()
     # GRPO in [.8, 1.2]: -1, -1.2, padding; .8, .8, 1
     same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, 1 + K]])
@@ -168,7 +168,7 @@ def test_corrected_is_the_default_and_multiplies_by_the_ratio():
     same(loss, [[-1 + K, -1.2 + 2 * K, 0], [0.8 + K / 2, 0.8 + K / 1000, 1 + K]])
 
 
-def test_groups_without_variance_have_none_unless_the_mask_is_off():
+def test_groups_without_variance_have_no_kl_term_unless_the_mask_is_off():
     loss, metrics = evaluated(varied=(True, False))
     same(loss, [[-1 + K, -1.2 + K, 0], [0.8, 0.8, 1.0]])
     assert not metrics["kl_reference"][1].any()
@@ -176,15 +176,15 @@ def test_groups_without_variance_have_none_unless_the_mask_is_off():
     same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, 1 + K]])
 
 
-def test_vetoed_tokens_and_removed_responses_keep_it():
-    veto = {"name": "negative_advantage", "kappa": 0.01}  # triggers at .001: the last token goes
+def test_vetoed_tokens_and_removed_responses_keep_their_kl_term():
+    veto = {"name": "negative_advantage", "kappa": 0.01}  # .001 triggers: the last is vetoed
     loss, _ = evaluated(veto=veto)
     same(loss, [[-1 + K, -1.2 + K, 0], [0.8 + K, 0.8 + K, K]])
     loss, _ = evaluated(sequence_mask={"name": "off_policy", "delta": 0.5})
     same(loss, [[-1 + K, -1.2 + K, 0], [K, K, K]])
 
 
-def test_a_correction_weighs_the_objective_alone():
+def test_a_correction_weights_only_the_objective():
     """w = 2, ratios halved: .5, 1; .25, .0005, .5."""
     loss, _ = evaluated(correction={"name": "truncated", "cap": 5.0})
     same(loss, [[-1 + K, -2 + K, 0], [1.6 + K, 1.6 + K, 1.6 + K]])

@@ -1,4 +1,4 @@
-"""REINFORCE without a ratio, and what AsymRE's and shifted advantages make of it, by hand."""
+"""REINFORCE without a ratio, under AsymRE's, shifted and group advantages, by hand."""
 
 from __future__ import annotations
 

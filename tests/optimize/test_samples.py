@@ -1,4 +1,4 @@
-"""What is kept of an update's rollouts to be looked at."""
+"""The rollouts of an update that are kept for people to read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mugrpo.optimize.trainer import Trainer
 from tests.builders import plain_logprobs, stale
 from tests.updates import config_of, hand_batch
 
-# The session's experience: of 4 groups of 4 the rewards are 1000, 1100, 0000, 0111. So the first
-# rows with a positive advantage are 0, 4 and 13, with a negative one 1, 6 and 12.
+# The session's experience has 4 groups of 4 with rewards 1000, 1100, 0000, 0111. The first rows of
+# their groups with a positive advantage are 0, 4 and 13, with a negative one 1, 6 and 12.
 POSITIVE, NEGATIVE = [0, 4, 13], [1, 6, 12]
 
 
 def watched(experience: Experience, **groups: Any) -> SampleCollector:
-    """What watches one update of the embedded model."""
+    """Return a collector that has watched one update of the embedded model."""
     collector = SampleCollector()
     Trainer(load_policy(ModelOptions()), config_of(**groups)).step(experience, collector)
     return collector
@@ -36,7 +36,7 @@ def chosen(collector: SampleCollector, experience: Experience, count: int) -> li
 
 
 def rows(samples: list[dict[str, Any]]) -> list[int]:
-    """Places in the session's experience: problem p1's third sample is row 6."""
+    """Return the samples' rows in the session's experience: problem p1's third sample is row 6."""
     return [4 * int(s["problem_id"][1:]) + s["sample"] for s in samples]
 
 
@@ -49,7 +49,7 @@ def seen(experience: Experience) -> SampleCollector:
     ("count", "expected"),
     [
         (1, [0]),
-        (2, [1, 4]),  # of the group of 1, row 0 is not shown before those of other groups
+        (2, [1, 4]),  # rows of other groups come before row 0, which is of the same group as row 1
         (3, [1, 4, 13]),  # one of three is negative
         (4, [0, 1, 6, 13]),
         (5, [0, 1, 4, 6, 13]),
@@ -57,7 +57,7 @@ def seen(experience: Experience) -> SampleCollector:
         (100, sorted(POSITIVE + NEGATIVE)),
     ],
 )
-def test_half_have_a_negative_advantage_each_the_first_of_its_group(
+def test_half_have_a_negative_advantage_and_each_is_the_first_of_its_group(
     seen, experience, count, expected
 ):
     samples = chosen(seen, experience, count)
@@ -67,9 +67,7 @@ def test_half_have_a_negative_advantage_each_the_first_of_its_group(
 
 
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 3)])
-def test_rollouts_are_of_different_groups_as_long_as_there_are_such(
-    seen, experience, count, groups
-):
+def test_rollouts_are_of_different_groups_as_far_as_possible(seen, experience, count, groups):
     shown = [s["problem_id"] for s in chosen(seen, experience, count)]
     assert (len(shown), len(set(shown))) == (count, groups)
 
@@ -86,12 +84,12 @@ def test_nothing_is_chosen_of_an_update_without_a_gradient(experience):
 def batch(rows: list[int], advantages: list[float], lengths: list[int]) -> MicroBatch:
     width = max(lengths)
     mask = torch.tensor([[place < length for place in range(width)] for length in lengths])
-    made = hand_batch(torch.zeros(mask.shape), torch.tensor(advantages), mask)
-    return replace(made, places=rows)
+    micro_batch = hand_batch(torch.zeros(mask.shape), torch.tensor(advantages), mask)
+    return replace(micro_batch, places=rows)
 
 
 def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
-    """Two batches by hand, of unequal lengths; what lies in the padding is no token's."""
+    """Two batches by hand, of unequal lengths; what stands in the padding belongs to no token."""
     collector = SampleCollector()
     first = torch.tensor([[-0.5, -1.5, -2.5], [-3.5, -99.0, -99.0]], requires_grad=True)
     clipped = torch.tensor([[True, False, True], [False, True, True]])
@@ -111,15 +109,15 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     assert kept[0]["marks"] == {"clipped": [], "vetoed": []}
 
 
-def test_a_sample_tells_all_of_its_rollout(seen, experience):
+def test_a_sample_describes_its_rollout(seen, experience):
     (first, second) = chosen(seen, experience, 2)
     rollout, tokenizer = experience.rollouts[1], load_policy(ModelOptions()).tokenizer
     assert first["prompt"] == "3+2-1+3-2+1+1+2="
     assert "".join(first["tokens"]) == tokenizer.decode(rollout.response_ids)
     assert len(first["tokens"]) == len(rollout.response_ids) == len(first["logprobs"])
     assert first["behavior_logprobs"] == rollout.behavior_logprobs.tolist()
-    told = ("problem_id", "occurrence", "sample", "status", "reward", "finish_reason")
-    assert [first[key] for key in told] == ["p0", 0, 1, "wrong", 0.0, rollout.finish_reason.value]
+    keys = ("problem_id", "occurrence", "sample", "status", "reward", "finish_reason")
+    assert [first[key] for key in keys] == ["p0", 0, 1, "wrong", 0.0, rollout.finish_reason.value]
     assert (second["problem_id"], second["status"], second["reward"]) == ("p1", "right", 1.0)
 
 
@@ -134,18 +132,18 @@ def test_logprobs_are_of_the_policy_before_the_update(embedded_policy, experienc
         np.testing.assert_allclose(sample["logprobs"], expected, atol=1e-4)
 
 
-def test_marks_are_where_ratios_say_by_hand(experience):
+def test_marks_follow_from_the_ratios_by_hand(experience):
     """Negative advantage, ratio below kappa: the first such token triggers the veto of the rest."""
     moved = stale(experience)
     veto = {"name": "negative_advantage", "kappa": 0.7, "scope": "post_trigger"}
-    found = False
+    any_vetoed = False
     for sample in chosen(watched(moved, veto=veto), moved, 6):
         ratios = np.exp(np.array(sample["logprobs"]) - np.array(sample["behavior_logprobs"]))
         low = [t for t, ratio in enumerate(ratios) if ratio < 0.7]
         vetoed = list(range(low[0] + 1, len(ratios))) if low and sample["advantage"] < 0 else []
         assert sample["marks"]["vetoed"] == vetoed
-        found |= bool(vetoed)
-    assert found
+        any_vetoed |= bool(vetoed)
+    assert any_vetoed
 
 
 def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
@@ -166,7 +164,7 @@ def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
         assert a == b
 
 
-def test_marks_are_of_what_was_done_to_a_token_and_not_of_its_weight(experience):
+def test_marks_show_what_was_done_to_a_token_but_not_its_weight(experience):
     moved = stale(experience)
     stored = {"trainer_behavior_logprobs": [r.behavior_logprobs for r in moved.rollouts]}
     case = Experience(moved.rollouts, moved.scores, stored)

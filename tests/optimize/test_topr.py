@@ -1,4 +1,4 @@
-"""TOPR by hand: positives weigh 1, negatives their response's ratio, at most 1."""
+"""TOPR by hand: positive responses have weight 1, negative ones their ratio, at most 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 0, 0]], dtype=torch.bo
 
 
 def of_rewards(rewards: list[float], baseline: float = 0.5) -> tuple[torch.Tensor, ...]:
-    """(token losses, weights on grad log pi, tapered) where they are not padding, else 0."""
+    """Return (token losses, weights on grad log pi, tapered), 0 on padding."""
     logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
     behavior = logprobs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
     rewards_PG = torch.tensor([rewards])
@@ -31,13 +31,13 @@ def of_rewards(rewards: list[float], baseline: float = 0.5) -> tuple[torch.Tenso
     return (loss * MASK).detach(), -gradient, metrics["tapered_fraction"]
 
 
-def same(found: torch.Tensor, expected: list[list[float]]) -> None:
+def same(actual: torch.Tensor, expected: list[list[float]]) -> None:
     torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=found.dtype), rtol=1e-12, atol=1e-12
+        actual, torch.tensor(expected, dtype=actual.dtype), rtol=1e-12, atol=1e-12
     )
 
 
-def test_right_responses_weigh_1_whatever_their_ratio():
+def test_right_responses_have_weight_1_whatever_their_ratio():
     losses, weights, tapered = of_rewards([1.0, 1.0, 1.0, 1.0])
     # A = .5: -.5 log pi
     same(losses, [[0.5, 1.0, 0], [0.25, 0.5, 1.0], [0.5, 0.5, 1.5], [0.125, 0, 0]])
@@ -45,7 +45,7 @@ def test_right_responses_weigh_1_whatever_their_ratio():
     assert not tapered.any()
 
 
-def test_wrong_responses_weigh_their_product_of_ratios_at_most_1():
+def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
     losses, weights, tapered = of_rewards([0.0, 0.0, 0.0, 0.0])
     # A = -.5, w = .4, min(1.5, 1), .01, min(4, 1): loss = .5 w log pi, weight -.5 w
     same(
@@ -75,7 +75,7 @@ def test_equals_reinforce_at_ratio_1():
     assert not metrics["tapered_fraction"].any()
 
 
-def test_a_long_response_s_product_underflows_to_0_and_never_overflows():
+def test_a_long_responses_product_underflows_to_0_and_never_overflows():
     """200 tokens at ratio e^-1 and e^1: w = e^-200 (0 in fp32) and 1."""
     logprobs = torch.full((2, 200), -2.0, requires_grad=True)
     behavior = torch.tensor([[-1.0], [-3.0]]).expand(2, 200)

@@ -20,7 +20,7 @@ from mugrpo.optimize.loss import UpdateLoss
 from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
 from tests.updates import assert_same_gradients, config_of, norm, part, step
 
-# What a config says of a method; the reduction is said beside it.
+# Configs of methods, without the reduction.
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
     "mu-grpo": {"preset": "mu-grpo", "veto": {"kappa": 0.5}},
@@ -37,11 +37,11 @@ OTHERS: dict[str, dict[str, Any]] = {
 REDUCTIONS = ("token_mean", "sequence_mean", "constant")
 MAX_NEW_TOKENS = 48
 COST = ("time/", "padding_share", "computed_tokens", "shared_prompt_share")
-ALONE = {"share_prompts": False}  # computed tokens are then those of the responses' rows
+ALONE = {"share_prompts": False}  # so the computed tokens are those of the responses' rows
 
 
 def with_stored(experience: Experience) -> Experience:
-    """`experience`, stale, with logprobs of other policies of three kinds beside it."""
+    """Return `experience`, stale and with stored logprobs of three other policies."""
     names = ("trainer_behavior_logprobs", "proximal_logprobs", "reference_logprobs")
     moved, generator = stale(experience), np.random.default_rng(4)
     stored = {
@@ -74,7 +74,7 @@ def ratios_and_advantages(policy: Policy, experience: Experience) -> Tokens:
 
 
 def vetoed(tokens: Tokens, kappa: float) -> set[tuple[int, int]]:
-    """Tokens after the first one below kappa that are not below it, where the advantage is < 0."""
+    """Return the tokens with A < 0 that follow one below kappa and are not below it themselves."""
     removed = set()
     for i, response in enumerate(tokens):
         triggered = False
@@ -87,7 +87,7 @@ def vetoed(tokens: Tokens, kappa: float) -> set[tuple[int, int]]:
 
 
 def masked(tokens: Tokens, limit: float) -> set[tuple[int, int]]:
-    """The tokens M2PO drops one by one, the largest first."""
+    """Return the tokens that M2PO drops, one by one, the largest (log r)^2 first."""
     away = {
         (i, t): math.log(ratio.item()) ** 2
         for i, response in enumerate(tokens)
@@ -103,7 +103,7 @@ def masked(tokens: Tokens, limit: float) -> set[tuple[int, int]]:
 
 
 def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch.Tensor:
-    """An update's loss, a token at a time."""
+    """Return an update's loss, computed token by token."""
     total = torch.zeros(())
     low, high = {"grpo": (0.8, 1.2), "mu-grpo": (0.0, 5.0), "m2po": (0.0, math.inf)}[name]
     for i, response in enumerate(tokens):
@@ -160,10 +160,10 @@ def test_on_the_policys_own_samples_every_ratio_is_one(experience):
 
 def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_policy):
     requests = [Request(encoded(embedded_policy, PROMPTS[0]), seed) for seed in range(4)]
-    made = generated(embedded_policy, requests, temperature=0.5)
+    completions = generated(embedded_policy, requests, temperature=0.5)
     rollouts = [
         rollout("p", i, r.prompt_ids, c)
-        for i, (r, c) in enumerate(zip(requests, made, strict=True))
+        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
     ]
     experience = Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)])
     metrics, _ = step(experience, config_of(rollouts={"temperature": 0.5}))
@@ -183,7 +183,7 @@ def test_the_cut_into_micro_batches_changes_no_gradient(experience, name, reduct
     whole, together = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": 4096}))
     for budget in (1, 70):  # each response alone; two or three together
         cut, apart = step(experience, config_of(**groups, optimizer={"micro_batch_tokens": budget}))
-        assert cut["computed_tokens"] > whole["computed_tokens"]  # it is another cut
+        assert cut["computed_tokens"] > whole["computed_tokens"]  # the cut differs
         assert_same_gradients(apart, together)
         for key in ("loss", "grad_norm", "kl_behavior", "ratio/negative/max"):
             assert cut[key] == pytest.approx(whole[key], rel=1e-4)
@@ -202,9 +202,9 @@ def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience
     )
     assert cut["computed_tokens"] > whole["computed_tokens"]
     assert_same_gradients(apart, together, rtol=1e-3)
-    told = {key for key in whole if not key.startswith(COST)}
-    assert {key: cut[key] for key in told} == pytest.approx(
-        {key: whole[key] for key in told}, rel=1e-3, abs=1e-6
+    keys = {key for key in whole if not key.startswith(COST)}
+    assert {key: cut[key] for key in keys} == pytest.approx(
+        {key: whole[key] for key in keys}, rel=1e-3, abs=1e-6
     )
 
 
@@ -225,9 +225,9 @@ def test_sharing_prompts_changes_no_gradient_of_any_method(experience, name):
     )
     assert shared["shared_prompt_share"] > 0.1 and alone["shared_prompt_share"] == 0
     assert_same_gradients(together, apart, rtol=1e-5)
-    told = {key for key in shared if not key.startswith(COST)}
-    assert {key: shared[key] for key in told} == pytest.approx(
-        {key: alone[key] for key in told}, rel=1e-3, abs=1e-6
+    keys = {key for key in shared if not key.startswith(COST)}
+    assert {key: shared[key] for key in keys} == pytest.approx(
+        {key: alone[key] for key in keys}, rel=1e-3, abs=1e-6
     )
 
 
@@ -248,7 +248,7 @@ def test_tokens_that_were_computed_and_shared_by_hand(experience):
     assert metrics["padding_share"] == pytest.approx(1 - alone / (4 * (prompt + max(lengths))))
 
 
-# kl-surrogate's penalty is masked by not computing its responses.
+# Not kl-surrogate: its penalty in groups without variance is masked by not computing them.
 GROUP_ADVANTAGES = [
     name
     for name, groups in OTHERS.items()

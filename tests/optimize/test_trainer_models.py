@@ -12,12 +12,12 @@ from tests.updates import assert_same_gradients, config_of, step
 
 
 def random_experience(policy: Policy) -> Experience:
-    """Two groups of two responses that a policy of any form samples."""
+    """Return two groups of two responses sampled from `policy`, made stale."""
     requests = [Request(encoded(policy, PROMPTS[i // 2]), i) for i in range(4)]
-    made = generated(policy, requests, max_new_tokens=20)
+    completions = generated(policy, requests, max_new_tokens=20)
     rollouts = [
         rollout(f"p{i // 2}", i % 2, r.prompt_ids, c)
-        for i, (r, c) in enumerate(zip(requests, made, strict=True))
+        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
     ]
     return stale(Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)]))
 
@@ -39,9 +39,9 @@ def test_a_tokenizer_without_a_padding_token_changes_nothing(experience):
     without.tokenizer.pad_token = None
     without = Policy(without.model, without.tokenizer, ModelOptions())
     assert (with_pad.pad_id, without.pad_id) == (0, 1)  # <pad>, <eos>
-    config = config_of(optimizer={"share_prompts": False})  # shared ones are not padded
+    config = config_of(optimizer={"share_prompts": False})  # rows that share prompts are not padded
     expected, gradients = step(experience, config, with_pad)
     metrics, others = step(experience, config, without)
-    assert expected["padding_share"] > 0.2  # there is padding to go wrong in
+    assert expected["padding_share"] > 0.2  # there is padding that could matter
     assert metrics["loss"] == expected["loss"]
     assert all(torch.equal(others[name], gradients[name]) for name in gradients)

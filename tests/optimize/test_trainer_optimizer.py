@@ -16,7 +16,7 @@ from mugrpo.optimize.trainer import Trainer
 from tests.updates import assert_same_gradients, config_of, norm, part, step, weights
 
 
-def test_the_gradient_norm_is_told_before_it_is_clipped(experience):
+def test_the_gradient_norm_is_reported_before_clipping(experience):
     metrics, whole = step(experience, config_of())
     assert metrics["grad_norm"] == pytest.approx(norm(whole), rel=1e-5)
     limit = metrics["grad_norm"] / 3
@@ -26,7 +26,7 @@ def test_the_gradient_norm_is_told_before_it_is_clipped(experience):
 
 
 def test_weight_decay_shrinks_matrices_only(experience):
-    # No gradient, so that only the decay moves weights: by the factor 1 - lr x decay = 0.98.
+    # Without a gradient only the decay changes weights, by the factor 1 - lr x decay = 0.98.
     policy = load_policy(ModelOptions())
     before = {n: p.detach().clone() for n, p in policy.model.named_parameters()}
     still = part(experience, [0, 1], [1, 1])
@@ -37,7 +37,7 @@ def test_weight_decay_shrinks_matrices_only(experience):
     assert {p.ndim for p in policy.model.parameters()} == {1, 2}
 
 
-def test_each_update_uses_the_learning_rate_of_its_number(experience):
+def test_each_update_uses_its_own_learning_rate(experience):
     # With betas of 0 AdamW moves a weight by lr x g / (|g| + eps): by lr where |g| >> eps.
     optimizer = {
         "lr": 4e-3,
@@ -69,7 +69,7 @@ def poisoned(experience: Experience, value: float) -> Experience:
 
 
 def nan_policy(monkeypatch: pytest.MonkeyPatch, *updates: int) -> None:
-    """Make the policy's own logprobs NaN in the updates of these numbers, from 0."""
+    """Make the policy's own logprobs NaN in these updates, counted from 0."""
     logprobs = gradient.batch_logprobs
 
     def spoiled(policy: Policy, batch: MicroBatch, config: RunConfig) -> tuple[Any, Any]:
@@ -103,7 +103,7 @@ def test_a_nonfinite_update_touches_neither_weights_nor_moments(experience, monk
     assert trainer.policy.update == 4
 
 
-def test_an_update_after_a_skipped_one_is_as_if_that_had_not_been(experience, monkeypatch):
+def test_a_skipped_update_leaves_no_trace_in_the_next_one(experience, monkeypatch):
     skipping, plain = (Trainer(load_policy(ModelOptions()), config_of()) for _ in range(2))
     with monkeypatch.context() as patch:
         nan_policy(patch, 0)
@@ -114,10 +114,10 @@ def test_an_update_after_a_skipped_one_is_as_if_that_had_not_been(experience, mo
 
 
 def test_a_token_whose_ratio_is_beyond_e_80_has_no_gradient_and_the_update_is_applied(experience):
-    """A ratio of e^1000 would be infinite; held, it is a large loss and no gradient."""
+    """A ratio of e^1000 would be infinite; clamped, it gives a large loss and no gradient."""
     metrics, gradients = step(poisoned(experience, -1000.0), config_of())
     assert metrics["skipped"] == 0 and 1e30 < metrics["loss"] < math.inf
-    # Against the same token with a ratio that is clipped: dual clip takes its gradient.
+    # Compare with a ratio that dual clip clips, so that the token has no gradient either.
     objective = {"name": "grpo", "dual_clip": 5.0}
     _, expected = step(poisoned(experience, -20.0), config_of(objective))
     assert_same_gradients(gradients, expected)

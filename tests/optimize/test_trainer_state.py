@@ -34,7 +34,7 @@ def moments(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def assert_same(a: Trainer, b: Trainer) -> None:
-    """Bit for bit."""
+    """Assert that weights, moments and counts are equal, bit for bit."""
     for ours, theirs in ((weights(a), weights(b)), (moments(a), moments(b))):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -55,8 +55,8 @@ def saved(experience: Experience, tmp_path: Path) -> tuple[Trainer, Path]:
     return trainer, tmp_path
 
 
-@pytest.mark.parametrize("form", ["chain", "llama", "gpt2"])  # untied, tied, tied
-def test_a_loaded_trainer_goes_on_to_the_bit(experience, tmp_path, form):
+@pytest.mark.parametrize("form", ["chain", "llama", "gpt2"])  # embeddings untied, tied, tied
+def test_a_loaded_trainer_continues_bit_for_bit(experience, tmp_path, form):
     trainer = Trainer(policy_of(form), CONFIG)
     for _ in range(2):
         trainer.step(stale(experience))
@@ -65,13 +65,13 @@ def test_a_loaded_trainer_goes_on_to_the_bit(experience, tmp_path, form):
     resumed.load(tmp_path)
     assert_same(resumed, trainer)
     for _ in range(2):
-        expected, found = trainer.step(experience), resumed.step(experience)
+        expected, actual = trainer.step(experience), resumed.step(experience)
         assert_same(resumed, trainer)
-        timeless = [{k: v for k, v in m.items() if "time" not in k} for m in (expected, found)]
+        timeless = [{k: v for k, v in m.items() if "time" not in k} for m in (expected, actual)]
         assert timeless[0] == timeless[1]
 
 
-def test_loading_takes_a_trainer_back(experience, saved):
+def test_loading_returns_a_trainer_to_the_saved_state(experience, saved):
     trainer, folder = saved
     trainer.step(experience)
     trainer.nonfinite_in_a_row = 2
@@ -98,7 +98,7 @@ def test_the_count_of_nonfinite_updates_and_the_random_state_are_saved(saved):
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_a_trainer_saved_before_its_first_update_goes_on_to_the_bit(experience, tmp_path):
+def test_a_trainer_saved_before_its_first_update_continues_bit_for_bit(experience, tmp_path):
     trainer = Trainer(load_policy(ModelOptions()), CONFIG)
     trainer.save(tmp_path)
     trainer.step(experience)
@@ -106,7 +106,7 @@ def test_a_trainer_saved_before_its_first_update_goes_on_to_the_bit(experience, 
     resumed.load(tmp_path)
     resumed.step(experience)
     assert_same(resumed, trainer)
-    trainer.load(tmp_path)  # back from after an update: its moments must go
+    trainer.load(tmp_path)  # back to before the first update, when there are no moments
     assert moments(trainer) == {} and trainer.update == 0
     trainer.step(experience)
     assert_same(trainer, resumed)
@@ -116,7 +116,7 @@ def test_a_saved_trainer_holds_no_pickle(saved):
     files = list(saved[1].rglob("*"))
     assert {"model.safetensors", "optimizer.safetensors", "trainer.json"} <= {f.name for f in files}
     assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja"}
-    for file in files:  # neither a pickle's first byte nor a zip's, which torch.save writes
+    for file in files:  # not the start of a pickle, nor of a zip, which torch.save writes
         assert file.read_bytes()[:1] != b"\x80" and file.read_bytes()[:2] != b"PK"
 
 
@@ -139,4 +139,4 @@ def test_a_saved_trainer_is_an_ordinary_hugging_face_model(saved):
     logits = model(input_ids=ids).logits
     assert torch.equal(logits, trainer.policy.model(input_ids=ids).logits)
     before = load_policy(ModelOptions()).model(input_ids=ids).logits
-    assert not torch.allclose(logits, before)  # it is the trained one
+    assert not torch.allclose(logits, before)  # these are the trained weights

@@ -1,7 +1,8 @@
-"""Our parts against TRL 1.16, number by number: losses and gradients of GRPOTrainer's own code.
+"""Our losses and gradients, compared number by number with those of TRL 1.16's own code.
 
-Ours come from UpdateLoss under a config, TRL's from `_compute_loss`; what TRL computes before it
-(importance sampling ratios, advantages) is the code of its `_generate_and_score_completions`.
+Ours come from UpdateLoss under a config, TRL's from `GRPOTrainer._compute_loss`. What TRL computes
+before that (importance sampling ratios, advantages) comes from the code of its
+`_generate_and_score_completions`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NARROW, RELAXED, DAPO = (0.8, 1.2), (0.0, 5.0), (0.8, 1.28)
 REDUCTIONS = {
     "grpo": "sequence_mean",
     "dapo": "token_mean",
-    "bnpo": "token_mean",  # TRL's is over a micro-batch; the same where there is one
+    "bnpo": "token_mean",  # TRL averages over a micro-batch, here the only one
     "dr_grpo": "constant",
     "cispo": "token_mean",
 }
@@ -43,17 +44,18 @@ REDUCTIONS = {
 @dataclass(frozen=True)
 class Update:
     logprobs: torch.Tensor
-    trainer: torch.Tensor  # the behavior policy's, through the trainer: TRL's old_per_token_logps
-    engine: torch.Tensor  # and through the engine: its sampling_per_token_logps
+    trainer: torch.Tensor  # the behavior policy's, by the trainer: TRL's old_per_token_logps
+    engine: torch.Tensor  # the same by the engine: TRL's sampling_per_token_logps
     reference: torch.Tensor
     advantages: torch.Tensor
     mask: torch.Tensor
 
 
 def random_update(seed: int, dtype: torch.dtype = torch.float64) -> Update:
-    """Ragged; ratios pass every interval, advantages have both signs and a 0.
+    """Return a ragged update with ratios inside and outside every interval.
 
-    Padding holds arbitrary logprobs, so that it must be ignored.
+    Advantages have both signs, and one is 0. Padding holds arbitrary logprobs,
+    which must be ignored.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,7 +65,7 @@ def random_update(seed: int, dtype: torch.dtype = torch.float64) -> Update:
     behavior = -3 * torch.rand(8, 9, generator=generator, dtype=torch.float64)
     of_responses = torch.randn(8, generator=generator, dtype=torch.float64)
     of_responses[3] = 0.0
-    # Responses move by little and by much, so that means and products fall on both sides too.
+    # Some responses move little and some much, so means and products fall on both sides too.
     spread = torch.tensor([0.05, 0.3, 2.0, 1.0, 0.3, 0.05, 1.0, 2.0], dtype=torch.float64)[:, None]
     lengths = torch.tensor([9, 1, 4, 7, 2, 9, 5, 3])
     update = Update(
@@ -82,7 +84,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 
 
 def ours(update: Update, *, reduction: str, varied: Any = True, **groups: Any) -> Result:
-    """(loss, its gradient by the logprobs) of UpdateLoss under a config of `groups`."""
+    """Return UpdateLoss's loss and its gradient w.r.t. the logprobs, under a config of `groups`."""
     config = build_config({"preset": "grpo", "reduction": reduction, **groups}, "test")
     corrected = config.correction.name != "off"
     batch = hand_batch(
@@ -119,7 +121,10 @@ def theirs(
     clip: tuple[float | None, float | None] = (None, None),
     logged: dict[str, list[float]] | None = None,
 ) -> Result:
-    """(loss, its gradient by the logprobs) of TRL. It takes any object with what it reads."""
+    """Return TRL's loss and its gradient w.r.t. the logprobs.
+
+    TRL's method accepts any object as `self` that has the attributes it reads.
+    """
     from trl import GRPOTrainer
 
     logprobs = update.logprobs.clone().requires_grad_()
@@ -166,7 +171,7 @@ def theirs(
 
 @functools.cache
 def trl_branch(assigns: str) -> Any:
-    """The code of the first `if` in TRL's trainer that itself assigns the variable."""
+    """Compile the body of the first `if` in TRL's trainer that directly assigns the variable."""
     from trl.trainer import grpo_trainer
 
     for node in ast.walk(ast.parse(inspect.getsource(grpo_trainer))):
@@ -178,7 +183,7 @@ def trl_branch(assigns: str) -> Any:
 
 
 def trl_run(assigns: str, **variables: Any) -> dict[str, Any]:
-    """The variables after that code."""
+    """Run that body with `variables`; return the variables afterwards."""
     from trl.trainer import grpo_trainer
 
     scope = {**vars(grpo_trainer), **variables}
@@ -187,7 +192,7 @@ def trl_run(assigns: str, **variables: Any) -> dict[str, Any]:
 
 
 def trl_weights(update: Update, mode: str, clip: tuple[float | None, float | None]) -> torch.Tensor:
-    """TRL's vllm_importance_sampling_ratio, [B, T] or [B, 1]."""
+    """Return TRL's vllm_importance_sampling_ratio, [B, T] or [B, 1]."""
     scope = trl_run(
         "per_token_logps_diff",
         self=SimpleNamespace(
@@ -241,15 +246,15 @@ def test_cispo_equals_trl_with_low_0(high):
     assert "low = 0" in inspect.getdoc(cispo.loss)
 
 
-def test_cispo_s_lower_bound_is_ours_alone():
-    """Response 2 of seed 0 has ratios under .5: TRL has no bound there whatever epsilon is."""
+def test_only_our_cispo_has_a_lower_bound():
+    """TRL has none, whatever epsilon is. Response 2 of seed 0 has ratios below .5."""
     update = random_update(0)
     bounded, _ = ours(update, reduction="token_mean", objective=objective("cispo", (0.5, 5.0)))
     trl, _ = theirs(update, loss_type="cispo", interval=(0.5, 5.0))
     assert (bounded - trl).abs() > 1e-3
 
 
-def test_cispo_s_clipped_tokens_are_counted_for_both_signs_where_trl_counts_a_above_0():
+def test_cispo_counts_clipped_tokens_of_both_signs_and_trl_only_those_with_a_above_0():
     update = Update(
         logprobs=torch.tensor([[6.0, 1.0], [6.0, 1.0]]).log(),
         trainer=torch.zeros(2, 2),
@@ -270,7 +275,7 @@ def test_cispo_s_clipped_tokens_are_counted_for_both_signs_where_trl_counts_a_ab
 @pytest.mark.parametrize("interval", [NARROW, RELAXED, (1 - 3e-4, 1 + 4e-4)])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_sequence_level_equals_trl(loss_type, interval):
-    """GSPO: ours is straight-through per token, TRL's a number a response; summed they agree."""
+    """GSPO: ours is straight-through per token, TRL's has one number per response; sums agree."""
     for seed in SEEDS:
         update = random_update(seed)
         assert_same(
@@ -285,7 +290,7 @@ def test_sequence_level_equals_trl(loss_type, interval):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize(("interval", "c"), [(NARROW, 1.2), (NARROW, 3.0), (RELAXED, 6.0)])
-def test_dual_clip_equals_trl_s_delta_from_the_interval_upwards(level, interval, c):
+def test_dual_clip_equals_trls_delta_if_not_below_the_upper_bound(level, interval, c):
     for seed in SEEDS:
         update = random_update(seed)
         assert_same(
@@ -318,7 +323,7 @@ def test_fp32_is_within_1e_6():
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.5])
-def test_off_policy_mask_is_trl_s_inverted(delta):
+def test_off_policy_mask_is_the_inverse_of_trls(delta):
     from trl import GRPOTrainer
 
     kept = dropped = 0
@@ -356,7 +361,7 @@ def test_loss_under_the_off_policy_mask_equals_trl(loss_type, level):
         )
 
 
-def test_off_policy_mask_under_a_correction_measures_from_the_engine_as_trl():
+def test_off_policy_mask_under_a_correction_measures_from_the_engine_as_trls_does():
     for seed in range(10):
         update = random_update(seed)
         assert_same(
@@ -385,7 +390,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
-def test_weights_equal_trl_s(mode, correction, clip):
+def test_weights_equal_trls(mode, correction, clip):
     knobs = {k: v for k, v in correction.items() if k != "name"}
     reached = 0
     for seed in range(10):
@@ -404,7 +409,7 @@ def test_weights_equal_trl_s(mode, correction, clip):
 @pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
-    """The ratio is to the trainer's behavior logprobs in both: staleness counts once."""
+    """Both take the ratio to the trainer's behavior logprobs, so staleness counts once."""
     for seed in SEEDS:
         update = random_update(seed)
         assert_same(
@@ -418,7 +423,7 @@ def test_corrected_losses_equal_trl(loss_type, mode, correction, clip):
         )
 
 
-def test_truncation_has_no_lower_bound_where_trl_has_one_as_an_option():
+def test_truncation_has_no_lower_bound_and_trls_has_an_optional_one():
     update = random_update(0)
     trl = trl_weights(update, "token_truncate", (0.9, 1.3))[update.mask]
     weights = corrections.truncated(
@@ -431,8 +436,10 @@ def test_truncation_has_no_lower_bound_where_trl_has_one_as_an_option():
 
 @pytest.mark.parametrize(("mode", "correction", "clip"), MODES)
 def test_sequence_level_under_a_correction(mode, correction, clip):
-    """GSPO. Equal with a weight a response. With a weight a token the values are equal and the
-    gradients are not: TRL's token j has sum_t w_t / T times that of the mean, ours w_j.
+    """GSPO. With one weight per response, values and gradients are equal.
+
+    With one weight per token, only the values are: in the gradient, TRL gives every token the mean
+    weight sum_t w_t / T, and ours gives token j its own weight w_j.
     """
     for seed in SEEDS:
         update = random_update(seed)
@@ -498,7 +505,7 @@ def test_uncorrected_kl_is_the_same_at_both_levels_as_in_trl():
     )
 
 
-def test_at_the_sequence_level_trl_corrects_the_kl_by_the_response_s_ratio_and_we_by_the_token_s():
+def test_at_the_sequence_level_trl_corrects_kl_by_the_response_ratio_and_we_by_the_token_ratio():
     update = random_update(1)
     settings = {"reduction": "sequence_mean", "objective": objective("grpo", NARROW)}
     kl = {"name": "kl", "coefficient": 0.3}
@@ -513,8 +520,8 @@ def test_at_the_sequence_level_trl_corrects_the_kl_by_the_response_s_ratio_and_w
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_kl_term_is_neither_masked_nor_weighed_nor_bounded_in_both(corrected):
-    """Under mode token_mask, delta and clip: only the policy term has them."""
+def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
+    """With token_mask, delta and a clip, which apply to the policy term alone."""
     for seed in SEEDS:
         update = random_update(seed)
         assert_same(
@@ -578,7 +585,7 @@ def test_trl_corrects_the_kl_by_default():
     assert "use_bias_correction_kl" in inspect.getdoc(reference.kl)
 
 
-def test_what_the_option_says_of_trl_s_default():
+def test_the_option_does_not_contradict_trls_default():
     assert "does not by default" not in " ".join(
         KLReference.model_fields["corrected"].description.split()
     )
@@ -588,7 +595,7 @@ def test_what_the_option_says_of_trl_s_default():
 
 
 def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
-    """TRL's; a NaN is a reward that is not known."""
+    """Return TRL's advantages. A reward of NaN is unknown."""
     scope = trl_run(
         "mean_grouped_rewards",
         self=SimpleNamespace(reward_weights=torch.ones(1).double(), scale_rewards=scale),
@@ -601,16 +608,16 @@ def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("scale", "std"), [("group", "unbiased"), ("none", "none")])
-def test_advantages_equal_trl_also_where_rewards_are_not_known(scale, std):
+def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         rewards_PG = torch.randint(0, 3, (6, 5), generator=generator).double() / 2
         unknown_PG = torch.rand(6, 5, generator=generator) < 0.2
         unknown_PG[:, 0] = False
         expected = trl_advantages(rewards_PG.masked_fill(unknown_PG, math.nan), scale)
-        found = advantages.group(rewards_PG, ~unknown_PG, std=std)
+        actual = advantages.group(rewards_PG, ~unknown_PG, std=std)
         # TRL's n / (n - 1) is in fp32
-        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-12)
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-12)
 
 
 def test_docstring_of_grpo_names_the_switches_that_equal_trl():

@@ -1,4 +1,4 @@
-"""What a run that wants Ray is told where there is none. Runs on Ray: tests/targets/test_ray.py."""
+"""What a run that needs Ray is told without it. Runs on Ray are in tests/targets/test_ray.py."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from mugrpo.processes.cluster import connected
 from tests.runs import ENVIRONMENT
 
 
-def test_without_ray_the_install_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_ray_the_install_command_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"needs Ray: pip install 'mugrpo\[ray\]'"):
         connected(RayBackend())
 
 
-def test_where_nobody_listens_it_is_refused_at_once():
-    with socket.socket() as taken:  # and not listened to
+def test_an_address_where_nothing_listens_is_refused_at_once():
+    with socket.socket() as taken:  # nothing listens on it
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(UsageError, match=rf"no Ray answers at {address} \(Connection refused"):
+        message = rf"no Ray cluster answers at {address} \(Connection refused"
+        with pytest.raises(UsageError, match=message):
             connected(RayBackend(address=address))
 
 

@@ -1,4 +1,4 @@
-"""What a run and its workers say to each other arrives as it was said."""
+"""Messages between a run and its workers arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_messages_keep_every_character_and_arrive_in_pieces():
         assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
 
 
-def test_columns_that_json_has_no_name_for_come_back_as_they_were():
+def test_values_that_json_cannot_express_come_back_as_they_were_sent():
     columns = {
         "when": datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC),
         "day": datetime.date(2026, 1, 2),

@@ -1,4 +1,4 @@
-"""A report taken apart again, strictly: every element closed, nothing that is not expected."""
+"""A strict parser of reports: every element is closed, and nothing unexpected occurs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Parsed(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.source = path.read_bytes().decode("utf-8", errors="strict")
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []  # (element it is in, text)
+        self.texts: list[tuple[str, str]] = []  # (enclosing element, text)
         self.style = ""
         self.script = ""  # the one that runs
         self.data: list[str] = []
@@ -68,14 +68,14 @@ class Parsed(HTMLParser):
         raise AssertionError(f"an instruction: {data}")
 
     def count(self, tag: str, css: str) -> int:
-        """Elements `tag` that have the class `css`."""
+        """Count the elements `tag` that have the class `css`."""
         return sum(
             name == tag and css in (attributes.get("class") or "").split()
             for name, attributes in self.elements
         )
 
     def charts(self) -> dict[str, dict[str, Any]]:
-        """The charts' specs by what a screen reader calls them; of one name, the last."""
+        """Return the charts' specs by their aria-label; if several share one, the last."""
         names = [a["aria-label"] for _, a in self.elements if a.get("class") == "static"]
         return dict(zip(map(str, names), map(json.loads, self.data), strict=True))
 
@@ -87,7 +87,7 @@ class Parsed(HTMLParser):
         return "".join(text for _, text in self.texts)
 
     def rows(self) -> dict[str, list[str]]:
-        """Table rows: the heading, and its cells."""
+        """Return the cells of each table row by its heading."""
         rows: dict[str, list[str]] = {}
         heading = ""
         for inside, text in self.texts:
@@ -100,15 +100,15 @@ class Parsed(HTMLParser):
 
 
 def layer(spec: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The rows of the layer of a chart that is called `name`."""
+    """Return the data rows of the layer `name` of a chart."""
     (found,) = [one for one in spec["layer"] if one.get("name") == name]
-    data = found.get("data") or spec["data"]  # what all layers share stands above them
+    data = found.get("data") or spec["data"]  # data that all layers share are above them
     rows: list[dict[str, Any]] = spec["datasets"][data["name"]]
     return rows
 
 
 def check_safe(page: Parsed) -> None:
-    """Nothing in `page` can run, load or lead anywhere but its own script; nothing is unseen."""
+    """Check that only its own script runs in `page`, that it loads nothing, and hides nothing."""
     for tag, attributes in page.elements:
         assert tag in ELEMENTS, tag
         assert set(attributes) <= ATTRIBUTES, (tag, attributes)
@@ -124,7 +124,7 @@ def check_safe(page: Parsed) -> None:
 
 
 def report(*roots: Path) -> Parsed:
-    """The report of the runs at `roots`, found safe."""
+    """Return the report of the runs at `roots`, after checking that it is safe."""
     page = Parsed(write_report(roots, roots[0].parent / "out.html"))
     check_safe(page)
     return page

@@ -1,4 +1,4 @@
-"""Runs on disk that no training made: the files a report reads, with numbers of our choosing."""
+"""Synthetic runs: the files that a report reads, with chosen numbers and without training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedule: int) -> None:
-    """A run's config.json: 2 stages of 4 updates unless `schedule` says otherwise."""
+    """Write a run's config.json: 2 stages of 4 updates unless `schedule` says otherwise."""
     root.mkdir(parents=True, exist_ok=True)
     options = {
         "seed": 7,
@@ -66,7 +66,7 @@ def evaluation(number: int, accuracy: float | None, **values: Any) -> dict[str, 
 
 
 def write_lengths(root: Path, stage: int, lengths: Sequence[int], longest: int = 48) -> ShardSet:
-    """A stage's rollouts of these lengths in one shard; those of `longest` are cut by it."""
+    """Write a stage's rollouts of these lengths as one shard. Those of `longest` are truncated."""
     shards = ShardSet(RunDir(root).shards(stage, "rollouts"), "rollouts")
     write_rollouts(shards, 0, [_rollout(row, size, longest) for row, size in enumerate(lengths)])
     return shards
@@ -80,7 +80,7 @@ def write_samples(root: Path, number: int, samples: Sequence[dict[str, Any]], **
 
 
 def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dict[str, Any]:
-    """A sampled rollout whose tokens had probability 1/2 under the behavior policy."""
+    """Return a sample whose tokens had probability 1/2 under the behavior policy."""
     behavior = [math.log(0.5)] * len(tokens)
     return {
         "problem_id": "train-12",
@@ -100,7 +100,7 @@ def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dic
 
 
 def timed_run(root: Path, *, refresh_seconds: float | None = 2.0, updates: int = 8) -> None:
-    """Two stages of four updates: 2 x (10 + 1) s of rollouts, 8 x 3 s of updates."""
+    """Write a run of two stages of four updates: 2 x (10 + 1) s of rollouts, 8 x 3 s of updates."""
     write_config(root)
     lines = [evaluation(0, 0.25, problems=512, **{"time/evaluate": 5.0, "status/right": 128})]
     for number in range(1, updates + 1):
@@ -114,7 +114,7 @@ def timed_run(root: Path, *, refresh_seconds: float | None = 2.0, updates: int =
 
 
 def plausible_run(root: Path, *, stages: int, per_stage: int, seed: int = 0) -> None:
-    """A finished run that looks like one: for the eye, and for the size of a report."""
+    """Write a finished run with realistic numbers, to look at and to measure a report's size."""
     rng = np.random.default_rng(seed)
     write_config(root, stages=stages, batches_per_stage=per_stage)
     total, lines = stages * per_stage, []
@@ -242,7 +242,7 @@ def _plausible_update(
 
 def _plausible_samples(rng: np.random.Generator) -> list[dict[str, Any]]:
     texts = ["3", "+", "2", "=", "5", ",", "5", "-", "4", "=", "1", ",", "\n", "so", " 1", "<eos>"]
-    made = []
+    samples = []
     for index in range(4):
         tokens, sign = texts * 3, 1 if index % 2 else -1
         ratios = np.exp(rng.normal(0, 1.1, len(tokens))).clip(1e-3, 90)
@@ -252,7 +252,7 @@ def _plausible_samples(rng: np.random.Generator) -> list[dict[str, Any]]:
             "vetoed": list(range(trigger + 1, len(tokens))),
         }
         right = sign > 0
-        made.append(
+        samples.append(
             sample(
                 tokens,
                 ratios.tolist(),
@@ -264,4 +264,4 @@ def _plausible_samples(rng: np.random.Generator) -> list[dict[str, Any]]:
                 marks=marks,
             )
         )
-    return made
+    return samples

@@ -5,7 +5,7 @@ import pytest
 from mugrpo.report.axes import Axis, log_ticks, with_room
 
 
-def test_an_axis_leaves_room_around_its_values_and_has_some_for_a_single_one():
+def test_an_axis_leaves_room_around_its_values_even_if_there_is_one():
     assert with_room([0.0, 1.0]) == pytest.approx((-0.06, 1.06))
     assert with_room([5.0]) == pytest.approx((4.5, 5.5))
     low, high = with_room([1.0], log=True)

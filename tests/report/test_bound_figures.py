@@ -1,4 +1,4 @@
-"""What the report draws of the bound, and of the success probabilities behind it."""
+"""The report's charts of the bound, and of the success probabilities behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUCCESS = "Variance weight by success probability"
 
 
 def shares(stage: int, **groups: int) -> dict:
-    """A refresh whose groups have these shares right: p250=3 is three groups of 0.250."""
+    """Return a refresh with groups of these shares right: p250=3 is three groups of 0.250."""
     counts = {f"groups_right/{int(k[1:]) / 1000:.3f}": n for k, n in groups.items()}
     return refresh(4 * stage, stage, **counts)
 
@@ -81,7 +81,7 @@ def test_groups_by_success_probability_by_hand(tmp_path):
 
 
 def test_only_groups_all_right_or_all_wrong_stand_at_the_ends(tmp_path):
-    """Responses that do not count make shares of their own, 1/15 or 14/15 in groups of 8."""
+    """Responses that do not count give shares between those of groups of 8, such as 1/15."""
     write_config(tmp_path / "run", group_size=8)
     write_metrics(tmp_path / "run", [shares(0, p0=1, p10=1, p67=1, p990=1)])
     assert bars(report(tmp_path / "run")) == [
@@ -99,7 +99,7 @@ def test_one_stage_needs_no_lines(tmp_path):
 
 
 @pytest.mark.parametrize("right", [1, 2, 3])
-def test_the_weight_that_is_drawn_is_the_bound_s(tmp_path, right):
+def test_the_weight_in_the_chart_is_the_bounds(tmp_path, right):
     write_config(tmp_path / "run", group_size=4)
     write_metrics(tmp_path / "run", [shares(0, p500=2)])
     rewards = torch.tensor([[1.0] * right + [0.0] * (4 - right)])

@@ -1,4 +1,4 @@
-"""What charts are drawn from: points, gaps, logarithms, and what a reader can switch off."""
+"""The data of charts: points, gaps, logarithms, and what a reader can switch off."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def channel(chart: dict, name: str, of: str = "lines") -> dict:
     return found["encoding"][name]
 
 
-def test_a_line_has_its_points_and_gaps_are_gaps():
+def test_a_line_has_its_points_and_its_gaps():
     values = [1.0, 2.0, None, 4.0, math.nan, 6.0, math.inf]
     chart = spec(line_chart(Axis("x"), Axis("y"), [Trace(range(7), values)]))
     (row,) = layer(chart, "lines")
@@ -71,7 +71,7 @@ def test_long_lines_are_thinned_and_no_extreme_is_lost():
     assert all(value == pytest.approx(values[x], rel=1e-4) for x, value in points.items())
 
 
-def test_one_run_is_told_apart_by_series_and_a_click_switches_one_off():
+def test_series_of_one_run_have_colors_and_a_click_switches_one_off():
     traces = [Trace([0], [1.0], series="a"), Trace([0], [2.0], series="b", color="run-1")]
     chart = spec(line_chart(Axis("x"), Axis("y"), traces))
     color = channel(chart, "color")
@@ -102,22 +102,22 @@ def test_runs_have_colors_and_their_series_have_dashes():
     assert {one["name"] for one in chart["params"]} == {"shown_run", "shown_series"}
 
 
-def test_the_mouse_reads_every_point_and_a_picture_without_one_has_no_such_layer():
+def test_points_have_tooltips_and_a_still_picture_has_no_such_layer():
     picture = line_chart(Axis("updates"), Axis("nats"), [Trace([1, 2], [0.5, 0.25])])
-    told = channel(spec(picture), "tooltip", "points")
-    assert [one["title"] for one in told] == ["updates", "nats"]
+    tooltip = channel(spec(picture), "tooltip", "points")
+    assert [one["title"] for one in tooltip] == ["updates", "nats"]
     still = line_chart(Axis("updates"), Axis("nats"), [Trace([1, 2], [0.5, 0.25])], live=False)
     assert [one["name"] for one in spec(still)["layer"]] == ["lines"]
 
 
-def test_refreshes_stand_under_the_lines():
+def test_refreshes_are_drawn_under_the_lines():
     trace = Trace([0, 10], [0.0, 10.0])
     chart = spec(line_chart(Axis("x"), Axis("y"), [trace], under=[refresh_lines([5, 7])]))
     assert chart["layer"][0]["name"] == "refreshes"
     assert layer(chart, "refreshes") == [{"x": 5}, {"x": 7}]
 
 
-def test_rows_are_parts_one_after_another_with_the_text_that_has_room():
+def test_rows_stack_their_parts_with_the_text_that_fits():
     rows = [Row("stage 0", [Part(3.0, "a", "a: 3", "3"), Part(0.01, "b", "b: 0", "0")], "3.01")]
     chart = spec(stacked_rows(rows, {"a": "optimize", "b": "score"}))
     first, second = layer(chart, "parts")
@@ -154,6 +154,6 @@ def test_no_values_are_too_odd_for_a_chart(values, log):
 
 
 @pytest.mark.parametrize("xs", [[1e30], [1e99, 1e99], [0.0, 5e-324], [-1e30], [0.0]])
-def test_no_places_are_too_odd_for_a_chart(xs):
+def test_no_xs_are_too_odd_for_a_chart(xs):
     drawn = svg(spec(line_chart(Axis("x"), Axis("y"), [Trace(xs, [1.0] * len(xs))]))).lower()
     assert "nan" not in drawn and "infinity" not in drawn

@@ -1,4 +1,4 @@
-"""A run of two stages of two updates, whose times are added up by hand."""
+"""The times of a run of two stages of two updates, added up by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(tmp_path) -> RunData:
     return read_runs([tmp_path])[0]
 
 
-def test_the_order_is_that_in_which_things_were_done(run):
+def test_spans_are_in_the_order_in_which_things_happened(run):
     assert [(s.phase, s.stage, s.seconds) for s in spans(run)] == [
         ("evaluate", 0, 5.0),
         ("refresh", 0, 1.0),
@@ -102,7 +102,7 @@ def test_the_last_refresh_may_be_for_fewer_than_four_updates(tmp_path, updates, 
     assert cost.training_seconds == 12.0 + 3.5 * updates + refreshes * 1.0
 
 
-def test_without_a_measured_refresh_there_is_no_figure(tmp_path):
+def test_without_a_measured_refresh_there_is_no_cost(tmp_path):
     write_config(tmp_path)
     write_metrics(tmp_path, [refresh(0, 0, **{"time/generate": 1.0}), timed(1)])
     assert grpo_cost(read_runs([tmp_path])[0]) is None

@@ -14,7 +14,7 @@ def test_children_and_attributes_are_escaped_and_markup_is_not():
     assert tag("p", inner, class_='a"b') == f'<p class="a&quot;b">{inner}</p>'
 
 
-def test_what_is_none_is_left_out():
+def test_none_is_left_out():
     assert tag("p", None, "x", title=None) == "<p>x</p>"
     assert join(["a", None, "b"], ", ") == "a, b"
 
@@ -38,7 +38,7 @@ def test_names_of_attributes():
         ("\ufffe\U0001ffff", "⟨U+FFFE⟩⟨U+1FFFF⟩"),
     ],
 )
-def test_what_would_not_be_seen_is_shown(given, seen):
+def test_invisible_characters_are_shown(given, seen):
     assert visible(given) == seen
 
 

@@ -1,4 +1,4 @@
-"""Runs that are going on, and metrics that no run should have written."""
+"""Unfinished runs, and metrics that no run should have written."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def between_stages(root) -> None:
 
 
 @pytest.mark.parametrize("state", [begun, generating, evaluated, optimizing, between_stages])
-def test_a_run_that_is_going_on_has_a_report(tmp_path, state):
+def test_an_unfinished_run_has_a_report(tmp_path, state):
     state(tmp_path / "run")
     page = report(tmp_path / "run")
-    made = len([line for line in _lines(tmp_path / "run") if '"kind": "update"' in line])
-    assert page.rows()["updates made"] == [str(made)] and "of 8 planned" in page.text
+    updates = len([line for line in _lines(tmp_path / "run") if '"kind": "update"' in line])
+    assert page.rows()["updates made"] == [str(updates)] and "of 8 planned" in page.text
 
 
 def _lines(root) -> list[str]:

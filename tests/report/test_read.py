@@ -19,7 +19,7 @@ from tests.report.synthetic import (
 )
 
 
-def test_names_are_told_apart_by_as_many_parents_as_it_takes():
+def test_names_have_as_many_parents_as_it_takes_to_differ():
     roots = [Path("/a/x/run"), Path("/b/x/run"), Path("/b/other"), Path("/b/y/run")]
     assert unique_names(roots) == ["a/x/run", "b/x/run", "other", "y/run"]
 
@@ -29,27 +29,27 @@ def test_a_run_named_twice_is_read_once(tmp_path):
     assert len(read_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])) == 1
 
 
-@pytest.mark.parametrize("made", ["nothing", "empty", "file", "other", "broken"])
-def test_a_path_that_is_no_run_is_refused_in_one_sentence(tmp_path, made):
+@pytest.mark.parametrize("content", ["nothing", "empty", "file", "other", "broken"])
+def test_a_path_that_is_not_a_run_is_refused_in_one_sentence(tmp_path, content):
     path = tmp_path / "a"
-    if made == "file":
+    if content == "file":
         path.write_text("x")
-    elif made != "nothing":
+    elif content != "nothing":
         path.mkdir()
-    if made == "other":
+    if content == "other":
         (path / "notes.txt").write_text("x")
-    if made == "broken":
+    if content == "broken":
         (path / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"not (a run|the config)"):
         read_runs([path])
 
 
-def test_there_must_be_a_run():
+def test_no_runs_at_all_are_refused():
     with pytest.raises(UsageError):
         read_runs([])
 
 
-def test_a_torn_last_line_is_passed_over_and_a_bad_one_noted(tmp_path):
+def test_an_incomplete_last_line_is_skipped_and_a_bad_one_noted(tmp_path):
     write_config(tmp_path)
     write_metrics(tmp_path, [update(1), update(2)], torn='{"kind": "upd')
     run = read_runs([tmp_path])[0]
@@ -91,7 +91,7 @@ def test_a_manifest_that_cannot_be_read_becomes_a_note(tmp_path):
     assert run.lengths == {} and len(run.notes) == 1 and "stage 0" in run.notes[0]
 
 
-def test_a_token_knows_its_ratio_and_what_was_done_to_it(tmp_path):
+def test_a_token_has_its_ratio_and_its_marks(tmp_path):
     write_config(tmp_path)
     marks = {"clipped": [1], "vetoed": [1, 2]}
     entry = sample(["a", "b", "c"], [1.0, 4.0, 0.5], marks=marks)
@@ -130,7 +130,7 @@ def test_logprobs_that_do_not_fit_the_tokens_become_a_note(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], 10**400, float("nan"), float("inf")])
-def test_what_is_no_finite_number_is_not_measured(value):
+def test_a_value_that_is_not_a_finite_number_counts_as_missing(value):
     assert number({"a": value}, "a") is None and number({}, "a") is None
 
 
@@ -142,7 +142,7 @@ def test_options_are_under_dotted_names():
     }
 
 
-def test_few_of_many_are_evenly_spaced_with_both_ends():
+def test_a_selection_is_evenly_spaced_with_both_ends():
     assert evenly(range(3), 5) == [0, 1, 2]
     assert evenly(range(10), 4) == [0, 3, 6, 9]
 

@@ -64,7 +64,7 @@ def test_the_numbers_are_those_worked_out_by_hand(tmp_path):
     assert page.of("h1") == ["run"] and "before and after update 8, 512" in page.text
 
 
-def test_the_cost_under_grpo_is_said_with_what_it_is(tmp_path):
+def test_the_cost_under_grpo_is_given_as_arithmetic(tmp_path):
     timed_run(tmp_path / "run")
     write_config(tmp_path / "run", stages=1, batches_per_stage=8)
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
@@ -78,7 +78,7 @@ def test_the_cost_under_grpo_is_said_with_what_it_is(tmp_path):
     assert page.rows()["training time at GRPO's refreshes, μ = 4"] == ["39.0 s"]
 
 
-def test_without_a_measured_refresh_that_is_said_instead_of_a_number(tmp_path):
+def test_a_cost_without_a_measured_refresh_is_given_as_unknown(tmp_path):
     timed_run(tmp_path / "run", refresh_seconds=None)
     page = report(tmp_path / "run")
     assert "is unknown: no refresh of this run was measured" in page.text
@@ -106,15 +106,15 @@ def test_the_policy_allows_this_one_style_this_one_script_and_nothing_else(tmp_p
     assert tags.count("style") == 1 and tags.index("meta") < tags.index("style")
 
 
-def test_the_script_says_whose_it_is_and_makes_no_code_of_text(tmp_path):
+def test_the_script_names_its_authors_and_compiles_no_text(tmp_path):
     write_config(tmp_path / "run")
     script = report(tmp_path / "run").script
     assert script.startswith("/*!") and "University of Washington Interactive Data Lab" in script
-    assert "ast:true" in script  # Vega's interpreter, in the place of its compiler
+    assert "ast:true" in script  # Vega's interpreter, instead of its compiler
 
 
 def hostile_run(root) -> None:
-    """Hostile text wherever a model, a data set, a config or a key of the metrics can put it."""
+    """Write a run with hostile text wherever a model, data, config or metrics key can put it."""
     document = {
         "config": {
             "model": {"path": HOSTILE, HOSTILE: HOSTILE},
@@ -194,7 +194,7 @@ def test_tokens_carry_their_ratio_and_their_marks(tmp_path):
     assert page.count("span", "negative") == 1 and "advantage \u22120.7" in page.text
 
 
-def test_runs_are_laid_over_each_other_with_a_legend(tmp_path):
+def test_several_runs_share_charts_with_a_legend(tmp_path):
     timed_run(tmp_path / "a" / "run")
     timed_run(tmp_path / "b" / "run", refresh_seconds=1.0)
     write_config(tmp_path / "b" / "run", group_size=16)
@@ -213,7 +213,7 @@ def test_runs_are_laid_over_each_other_with_a_legend(tmp_path):
         assert shown["value"] == [{"run": "a/run"}, {"run": "b/run"}]
 
 
-def test_a_report_stands_in_its_run_or_for_several_here(tmp_path, monkeypatch):
+def test_a_report_is_written_into_its_run_or_for_several_runs_here(tmp_path, monkeypatch):
     write_config(tmp_path / "a")
     write_config(tmp_path / "b")
     monkeypatch.chdir(tmp_path)
@@ -228,14 +228,14 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     assert write_report([tmp_path / "run"], tmp_path / "2.html").read_bytes() == first
 
 
-def test_a_path_that_is_no_run_leaves_nothing(tmp_path):
+def test_a_path_that_is_not_a_run_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="is not a run"):
         write_report([tmp_path / "none"], tmp_path / "out.html")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("stages", "per_stage"), [(4, 1024), (1024, 4)])
-def test_4096_updates_are_a_file_of_sane_size(tmp_path, stages, per_stage):
+def test_4096_updates_make_a_file_of_reasonable_size(tmp_path, stages, per_stage):
     plausible_run(tmp_path / "run", stages=stages, per_stage=per_stage)
     page = report(tmp_path / "run")
     assert len(page.source.encode()) < 3_000_000
@@ -248,7 +248,7 @@ def layer_rows(spec):
     return [row for rows in spec["datasets"].values() for row in rows]
 
 
-def test_an_update_s_numbers_are_those_of_its_line_and_gaps_are_gaps(tmp_path):
+def test_an_updates_numbers_are_those_of_its_line_and_gaps_stay_gaps(tmp_path):
     write_config(tmp_path / "run")
     values = [0.5, 0.25, None, 0.123456, float("nan")]
     lines = [update(n, entropy=v, lr=n * 1e-4) for n, v in enumerate(values, 1)]

@@ -15,7 +15,7 @@ def test_thinning_keeps_every_extreme_and_at_most_two_points_a_column():
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
 
 
-def test_thinning_keeps_gaps_of_a_column_and_few_points_as_they_are():
+def test_thinning_keeps_columns_of_gaps_and_short_series():
     few = [(0.0, 1.0), (1.0, None), (2.0, 3.0)]
     assert thinned(few, 10) == few
     gap = [(float(x), None if 400 <= x < 600 else 1.0) for x in range(1000)]

@@ -1,4 +1,4 @@
-"""Answers that a verifier can hang on, run out of memory or stack by, or be fooled by.
+"""Answers on which a verifier can hang, run out of memory or stack, or be fooled.
 
 None of them is 12, except those in TRULY_12.
 """
@@ -108,7 +108,7 @@ HOSTILE: dict[str, str] = {
 }
 TRULY_12: frozenset[str] = frozenset({"braces", "tower minus itself"})
 
-# These hang as others do: tests leave them to `benchmarks/verification.py`, which has the time.
+# These hang like others, so tests leave them to `benchmarks/verification.py`, which has the time.
 LIKE_OTHERS: frozenset[str] = frozenset(
     {
         "tower without a box",

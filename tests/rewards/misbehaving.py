@@ -1,16 +1,16 @@
-"""Reward functions for tests: each completion says what is to be done about it.
+"""Reward functions for tests. `obeys` does what each completion says:
 
-5             the reward 5
-sleep 0.3 5   the same, later
+5             returns 5
+sleep 0.3 5   returns 5 after 0.3 s
 loop          never ends
 bomb          takes all memory
 exit 3        ends the process
 signal 11     ends it by a signal
 raise boom    ValueError("boom")
-child FILE    starts a process, writes both numbers to FILE, and never ends nor lets go of the
+child FILE    starts a process, writes the ids of both to FILE, and never ends nor releases the
               interpreter's lock
 say hello     prints
-where         the process's number
+where         returns the process id
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ACTS = {
 
 
 def length(completions):
-    """Takes nothing else, not even by **kwargs."""
+    """Take nothing else, not even by **kwargs."""
     return [len(text) for text in completions]
 
 
@@ -104,7 +104,7 @@ def as_numpy(completions, **_):
 
 
 def returns(completions, **_):
-    """What the first completion says, as Python would read it."""
+    """Return the value of the first completion as a Python expression."""
     return eval(completions[0])
 
 

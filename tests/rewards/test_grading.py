@@ -1,4 +1,4 @@
-"""Answers become scores: TRL's functions, several rewards, and every way that one can fail."""
+"""Scores of answers: functions as TRL calls them, several rewards, and every way to fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GRADERS: dict[int, Grader] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def _closed() -> Iterator[None]:
-    """Tests share graders of the same options: what one does must not touch the next."""
+    """Close the graders. Tests with the same options share one, and must not affect each other."""
     yield
     for grader in GRADERS.values():
         grader.close()
@@ -87,12 +87,12 @@ def test_the_sum_is_weighted_and_the_first_verifier_gives_the_status():
     [first, second] = scores(rewards, "half of 24 is 7 or 12", "12")
     parts = {"half": 0.5, "numeric": 1.0, "exact": 0.0, "regex": 0.0, "answer": "12"}
     assert first == Score(Status.RIGHT, 2.25, parts)
-    # a half has nothing to say: 2 x 1 - 1 x 1 + 1 x 0
+    # `half` returns None: 2 x 1 - 1 x 1 + 1 x 0
     parts = {"half": None, "numeric": 1.0, "exact": 1.0, "regex": 0.0, "answer": "12"}
     assert second == Score(Status.RIGHT, 1.0, parts)
 
 
-def test_functions_alone_are_right_from_a_reward_on():
+def test_functions_alone_are_right_from_the_reward_right_at():
     rewards = (function("half", weight=2.0), function("length", weight=0.25))
     assert scores(rewards, "halfhalf", "abc", right_at=2.0) == [
         Score(Status.RIGHT, 3.0, {"half": 0.5, "length": 8.0}),
@@ -100,7 +100,7 @@ def test_functions_alone_are_right_from_a_reward_on():
     ]
 
 
-def test_none_of_all_functions_is_skipped():
+def test_none_from_all_functions_is_skipped():
     assert scores((function("half"),), "a") == [Score(Status.SKIPPED, None, {"half": None})]
 
 
@@ -158,8 +158,8 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
         ]
 
 
-def test_trl_is_given_the_same_by_its_trainer():
-    """TRL's own call has the same keywords; environments are the one thing that is not here."""
+def test_trls_trainer_passes_the_same_keywords():
+    """TRL's own call has the same keywords, and `environments` as the only one more."""
     grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
     source = inspect.getsource(grpo_trainer.GRPOTrainer._calculate_rewards)
     assert 'key not in ["prompt", "completion", "completion_ids"]' in source
@@ -168,10 +168,12 @@ def test_trl_is_given_the_same_by_its_trainer():
     assert "prompts=prompts, completions=completions, completion_ids=completion_ids_list" in source
 
 
-def test_a_file_finds_its_neighbours_and_a_module_is_found_where_one_is(tmp_path, monkeypatch):
-    (tmp_path / "neighbour.py").write_text("VALUE = 0.125\n")
+def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_directory(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "neighbor.py").write_text("VALUE = 0.125\n")
     (tmp_path / "mine.py").write_text(
-        "from neighbour import VALUE\ndef value(completions, **_): return [VALUE]\n"
+        "from neighbor import VALUE\ndef value(completions, **_): return [VALUE]\n"
     )
     [score] = scores((function("value", file=tmp_path / "mine.py"),), "a")
     assert score.reward == 0.125
@@ -180,7 +182,7 @@ def test_a_file_finds_its_neighbours_and_a_module_is_found_where_one_is(tmp_path
     assert score.reward == 0.125
 
 
-# Row 11 of the faults, and 14 and 15: test_workers has the rest.
+# Rewards that fail: test_pool has more of them.
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,7 @@ def test_a_reward_that_fails_is_a_status_and_never_a_number(text, status, reason
     ]
 
 
-def test_a_reference_that_is_no_mathematics_is_an_error():
+def test_a_reference_that_is_not_mathematics_is_an_error():
     with Grader((MathOptions(),), ONE) as grader:
         [score] = grader.scores([answer("12", reference="$")])
     reason = "math: ValueError: math-verify cannot read the reference answer '$'"
@@ -234,7 +236,7 @@ def test_a_function_that_breaks_its_contract_stops_the_run(text, sentence):
     assert sentence in str(stopped.value)
 
 
-def test_the_index_that_is_named_is_the_batchs():
+def test_the_index_in_the_message_is_that_in_the_batch():
     workers = WorkerOptions(count=1, batch_size=8)
     with pytest.raises(RunStopped, match="got 7 rewards for 8 completions from `returns`"):
         scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
@@ -245,7 +247,7 @@ def test_the_index_that_is_named_is_the_batchs():
 @pytest.mark.parametrize(
     "text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"]
 )
-def test_numbers_of_numpy_are_numbers(text):
+def test_numbers_of_numpy_are_accepted(text):
     assert scores((function("returns"),), text)[0].reward == 0.5
 
 
@@ -265,7 +267,7 @@ def nothing_taken():
         ("import os; os._exit(4)", "f", "a reward worker died while it was loading (status 4)"),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused_before_any_answer(
+def test_a_function_that_cannot_be_loaded_is_refused_before_any_answer(
     content, name, sentence, tmp_path
 ):
     (tmp_path / "rewards.py").write_text(content)
@@ -278,7 +280,7 @@ def test_a_function_that_cannot_be_had_is_refused_before_any_answer(
     assert not grader._pool._workers
 
 
-def test_what_is_plainly_missing_is_refused_at_once(tmp_path, monkeypatch):
+def test_missing_files_rewards_and_packages_are_refused_at_once(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="there is no file"):
         Grader((function("f", file=tmp_path / "none.py"),), ONE)
     with pytest.raises(UsageError, match="no reward is named"):
@@ -294,7 +296,7 @@ def test_a_column_that_cannot_be_sent_is_named():
         list(grader.scores([answer("a", good=1, bad=object())]))
 
 
-def test_an_error_of_the_reader_leaves_no_process_at_work():
+def test_an_error_in_the_reader_leaves_no_process_at_work():
     with Grader((function("obeys"),), WorkerOptions(count=2)) as grader:
         with pytest.raises(ZeroDivisionError):
             for _ in grader.scores(map(answer, ["1", "loop", "3"])):
@@ -303,7 +305,7 @@ def test_an_error_of_the_reader_leaves_no_process_at_work():
     assert not grader._pool._workers
 
 
-def test_hostile_answers_all_get_a_status_and_none_is_right_that_is_not_12():
+def test_hostile_answers_all_get_a_status_and_only_12_is_right():
     texts = {name: text for name, text in HOSTILE.items() if name not in LIKE_OTHERS}
     with Grader((MathOptions(),), WorkerOptions(count=2, timeout=0.3)) as grader:
         grader.start()
@@ -344,9 +346,9 @@ def test_rewards_are_chosen_by_table_name_or_place():
     [
         ("maths", "no such reward 'maths': choose among exact, function, math, numeric, regex"),
         ("a.py:", 'write "module:function" or "path/to/file.py:function"'),
-        (("math", "math"), "'math' cannot name two things"),
-        (("a:f", "b:f"), "'f' cannot name two things"),
-        ("a:answer", "'answer' cannot name two things"),
+        (("math", "math"), "'math' cannot name two parts"),
+        (("a:f", "b:f"), "'f' cannot name two parts"),
+        ("a:answer", "'answer' cannot name two parts"),
         ({"name": "math", "weight": 0}, "every weight is 0"),
         ({"name": "math", "weight": float("inf")}, "finite number"),
         ({"name": "regex", "pattern": "("}, "it is not a regular expression: missing )"),

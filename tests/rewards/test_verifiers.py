@@ -136,12 +136,12 @@ def test_several_boxes_are_a_set_to_math_verify_and_the_last_one_to_strictness()
 
 
 @pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
-def test_no_answer_is_no_wrong_answer(verifier):
+def test_no_answer_is_not_a_wrong_answer(verifier):
     assert verifier("I do not know.", "12").status is Status.NO_ANSWER
     assert verifier("", "12").status is Status.NO_ANSWER
 
 
-def test_the_answer_that_was_read_is_told():
+def test_the_verdict_has_the_answer_that_was_read():
     assert STRICT(r"\boxed{7} or rather \boxed{ x = 12 }", "12").answer == "x = 12"
 
 
@@ -152,18 +152,18 @@ def test_only_the_end_of_a_text_is_read():
 
 @pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
 @pytest.mark.parametrize("reference", ["", "$", "$ $"])
-def test_a_reference_that_cannot_be_read_is_an_error_and_no_verdict(reference, verifier):
+def test_a_reference_that_cannot_be_read_is_an_error_and_not_a_verdict(reference, verifier):
     with pytest.raises(ValueError, match="cannot read the reference"):
         verifier(r"\boxed{12}", reference)
 
 
-def test_running_out_of_stack_while_parsing_is_no_verdict():
+def test_running_out_of_stack_while_parsing_is_an_error_and_not_a_verdict():
     with pytest.raises(RecursionError):
         STRICT(HOSTILE["powers"], "12")
 
 
 @pytest.mark.parametrize("swallowed", [MemoryError, RecursionError])
-def test_what_math_verify_swallows_while_comparing_is_no_verdict(swallowed, monkeypatch):
+def test_an_error_that_math_verify_swallows_while_comparing_is_raised(swallowed, monkeypatch):
     def fails(*_, **__):
         raise swallowed
 
@@ -234,7 +234,7 @@ def test_numeric(text, reference, tolerance, status):
     assert numeric(text, reference, tolerance=tolerance).status == status
 
 
-def test_numeric_needs_a_number_for_reference():
+def test_numeric_needs_a_number_as_reference():
     with pytest.raises(ValueError, match="'twelve' is not a number"):
         numeric("12", "twelve", tolerance=0.0)
 

@@ -1,4 +1,4 @@
-"""Several samplers over the missing shards: each shard once, and one end for all."""
+"""Several samplers share the missing shards: each shard is made once, and all stop together."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ NOTHING = Decoded((), 0)
 
 @dataclass
 class Fake:
-    """A sampler that makes an empty shard of each group list, and notes which."""
+    """A sampler that makes empty shards and records their numbers."""
 
     barrier: threading.Barrier | None = None
     fails_at: int | None = None
     endless: bool = False
-    made_of: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     ended: bool = False
 
     def sample_shard(
         self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
     ) -> SampledShard:
         (number,) = groups
-        self.made_of.append(number)  # type: ignore[arg-type]
+        self.numbers.append(number)  # type: ignore[arg-type]
         if self.barrier is not None:
             self.barrier.wait(timeout=30)
         if number == self.fails_at:
@@ -48,28 +48,28 @@ def missing(count: int) -> list:
     return [(number, [number]) for number in range(count)]
 
 
-def test_every_shard_is_made_once_and_by_whoever_is_free():
-    """Two samplers that wait for one another make a shard each at a time: three rounds of two."""
+def test_every_shard_is_made_once_by_whichever_sampler_is_free():
+    """Two samplers that wait for each other make six shards in three rounds of two."""
     barrier = threading.Barrier(2)
     samplers = [Fake(barrier), Fake(barrier)]
     heard: list[Decoded] = []
-    made = dict(sampled_shards(samplers, missing(6), heard.append))
-    assert {number: shard.slots for number, shard in made.items()} == {n: n for n in range(6)}
-    assert sorted(samplers[0].made_of + samplers[1].made_of) == list(range(6))
-    assert [len(s.made_of) for s in samplers] == [3, 3]
+    shards = dict(sampled_shards(samplers, missing(6), heard.append))
+    assert {number: shard.slots for number, shard in shards.items()} == {n: n for n in range(6)}
+    assert sorted(samplers[0].numbers + samplers[1].numbers) == list(range(6))
+    assert [len(s.numbers) for s in samplers] == [3, 3]
     assert heard == [NOTHING] * 6
 
 
 def test_one_sampler_makes_them_in_order_in_this_thread():
     threads: list[threading.Thread] = []
-    made = sampled_shards(
+    shards = sampled_shards(
         [Fake()], missing(3), lambda _: threads.append(threading.current_thread())
     )
-    assert [number for number, _ in made] == [0, 1, 2]
+    assert [number for number, _ in shards] == [0, 1, 2]
     assert set(threads) == {threading.current_thread()}
 
 
-def test_what_one_raises_ends_them_all():
+def test_an_error_in_one_ends_them_all():
     failing, other = Fake(fails_at=0), Fake(endless=True)
     barrier = threading.Barrier(2)
     failing.barrier = other.barrier = barrier
@@ -87,8 +87,8 @@ def test_a_signal_ends_them_all():
 
     with pytest.raises(Interrupted):
         list(sampled_shards(samplers, missing(6), interrupted))
-    assert all(s.ended or not s.made_of for s in samplers)
-    assert sum(len(s.made_of) for s in samplers) <= 2  # none began another
+    assert all(s.ended or not s.numbers for s in samplers)
+    assert sum(len(s.numbers) for s in samplers) <= 2  # none started another
 
 
 def test_two_samplers_and_one_shard():

@@ -1,4 +1,4 @@
-"""Long responses begin first, as far as earlier stages tell which these are."""
+"""The longest responses start first, as predicted from earlier stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def completion(length: int) -> Completion:
 
 
 def shard_of(folder: Path, lengths: Sequence[tuple[str, int, int]], shard: int = 0) -> ShardSet:
-    """Of rollouts by problem, tokens of the prompt and tokens of the response."""
+    """Return shards of rollouts, each with its problem and its tokens of prompt and response."""
     shards = ShardSet(folder, "rollouts")
     rows = [
         rollout(problem, sample, np.ones(prompt, np.int32), completion(response))
@@ -36,7 +36,7 @@ def shard_of(folder: Path, lengths: Sequence[tuple[str, int, int]], shard: int =
 
 
 class Recorder:
-    """Answers with the request's seed, as many tokens as it has asked requests before it."""
+    """An engine whose n-th answer is the last digits of the request's seed, n times."""
 
     def __init__(self) -> None:
         self.prompts: list[int] = []
@@ -47,8 +47,8 @@ class Recorder:
         for place, request in enumerate(requests):
             self.prompts.append(int(request.prompt_ids[0]))
             ids = np.array([request.seed % 1000] * (place + 1), np.int32)
-            made = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
-            yield Decoded([(place, made)], 1)
+            answer = Completion(ids, np.zeros(len(ids), np.float32), FinishReason.STOP)
+            yield Decoded([(place, answer)], 1)
 
 
 def sampler(engine: Recorder, expected: ExpectedLengths | None) -> Sampler:
@@ -65,7 +65,7 @@ def sampler(engine: Recorder, expected: ExpectedLengths | None) -> Sampler:
     )
 
 
-def test_a_problems_mean_and_for_new_ones_the_line_through_all(tmp_path):
+def test_a_problem_has_its_mean_and_a_new_one_lies_on_the_line_through_all(tmp_path):
     """Prompts of 1, 1, 3 tokens with responses of 2, 4, 8: means 3 and 8, a line of slope 2.5."""
     expected = ExpectedLengths()
     assert expected.of("a", 7) == 0
@@ -76,13 +76,13 @@ def test_a_problems_mean_and_for_new_ones_the_line_through_all(tmp_path):
     assert expected.of("c", 1) == pytest.approx(3)
 
 
-def test_prompts_of_one_length_suggest_the_mean(tmp_path):
+def test_if_all_prompts_have_one_length_a_new_one_has_the_mean(tmp_path):
     expected = ExpectedLengths()
     expected.learn(shard_of(tmp_path, [("a", 4, 2), ("b", 4, 5)]))
     assert expected.of("c", 4) == expected.of("c", 9) == 3.5
 
 
-def test_a_damaged_shard_is_done_without(tmp_path):
+def test_a_damaged_shard_is_skipped(tmp_path):
     shards = shard_of(tmp_path, [("a", 1, 2)])
     shard_of(tmp_path, [("b", 1, 6)], shard=1)
     shards = ShardSet(tmp_path, "rollouts")
@@ -93,7 +93,7 @@ def test_a_damaged_shard_is_done_without(tmp_path):
 
 
 def test_longest_first_and_every_rollout_in_its_place(tmp_path):
-    """Groups 1, 2, 3, 4 with responses of 5, 9, 7 tokens known, and 4 on their line: 5 + 2 x 1."""
+    """Problems 1, 2, 3 have known lengths 5, 9, 7; problem 4 is on their line: 7 + 2 x 1."""
     expected = ExpectedLengths()
     expected.learn(shard_of(tmp_path, [("1", 1, 5), ("2", 2, 9), ("3", 3, 7)]))
     assert expected.of("4", 4) == pytest.approx(9)
@@ -109,7 +109,7 @@ def test_longest_first_and_every_rollout_in_its_place(tmp_path):
     assert [r.response_ids[0] for r in rows] == [r.seed % 1000 for r in rows]
 
 
-def test_a_stage_goes_by_the_stages_before_it(reference: Path):
+def test_a_stage_learns_from_the_stages_before_it(reference: Path):
     with open_run(reference, progress=Progress()) as run:
         shards = ShardSet(run.folder.shards(0, "rollouts"), "rollouts")
         lengths: dict[str, list[int]] = {}

@@ -27,10 +27,10 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def long(length: int, sample: int = 0, *, cut: bool = False) -> Rollout:
-    """A response of `length` tokens, its end among them unless it is cut."""
-    made = response(0, sample, "5" * (length if cut else length - 1), cut=cut)
-    assert len(made.response_ids) == length
-    return made
+    """Return a response of `length` tokens, including the end-of-sequence token unless `cut`."""
+    result = response(0, sample, "5" * (length if cut else length - 1), cut=cut)
+    assert len(result.response_ids) == length
+    return result
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_last_four_of_ten_tokens_cost_a_quarter_each(length: int, penalty: f
     assert overlong_penalty(length, 10, 4) == penalty
 
 
-def test_a_buffer_of_all_tokens_costs_from_the_first_and_one_of_a_fraction_is_not_rounded():
+def test_a_buffer_may_be_all_tokens_or_a_number_of_them_that_is_not_whole():
     assert [overlong_penalty(n, 8, 8) for n in (1, 4, 8)] == [-0.125, -0.5, -1.0]
     # 48 tokens, a fifth of them: 9.6; 38.4 are free
     assert overlong_penalty(38, 48, 9.6) == 0.0
@@ -49,7 +49,7 @@ def test_a_buffer_of_all_tokens_costs_from_the_first_and_one_of_a_fraction_is_no
     assert overlong_penalty(48, 48, 9.6) == pytest.approx(-1.0)
 
 
-def test_a_score_loses_what_its_length_costs_and_says_so_and_keeps_its_status(folder: Folder):
+def test_the_penalty_lowers_the_reward_is_reported_and_keeps_the_status(folder: Folder):
     folder.write(*(long(n, i) for i, n in enumerate((6, 8, 8, 9))))
     right, wrong = Score(Status.RIGHT, 1.0, {"a": 5}), Score(Status.WRONG, 0.25, {"a": 7})
     assert folder.score(Fixed(right, right, wrong, wrong), overlong_buffer=SHARE) == [
@@ -64,7 +64,7 @@ def test_a_score_loses_what_its_length_costs_and_says_so_and_keeps_its_status(fo
 
 
 @pytest.mark.parametrize("truncated", ["zero", "masked"])
-def test_a_cut_response_is_as_long_as_any_and_loses_1(folder: Folder, truncated: str):
+def test_a_cut_response_is_of_the_largest_length_and_loses_1(folder: Folder, truncated: str):
     folder.write(long(10, cut=True))
     expected = Score(Status.TRUNCATED, -1.0, {"overlong": -1.0})
     assert folder.score(Fixed(), truncated=truncated, overlong_buffer=SHARE) == [expected]
@@ -77,7 +77,7 @@ def test_a_cut_response_that_is_scored_can_be_right_and_still_loses_1(folder: Fo
     ) == [Score(Status.RIGHT, 0.0, {"overlong": -1.0})]
 
 
-def test_what_has_no_reward_loses_none(folder: Folder):
+def test_responses_without_a_reward_have_no_penalty(folder: Folder):
     verdicts = [failure("boom"), failure("slow", Status.TIMEOUT), Score(Status.SKIPPED, None)]
     folder.write(*(long(9, i) for i in range(3)))
     assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
@@ -93,9 +93,9 @@ def test_right_responses_of_different_lengths_vary_in_reward_and_not_in_correctn
     folder: Folder,
 ):
     folder.write(long(6, 0), long(8, 1))
-    made = folder.score(Fixed(*[Score(Status.RIGHT, 1.0)] * 2), overlong_buffer=SHARE)
+    scores = folder.score(Fixed(*[Score(Status.RIGHT, 1.0)] * 2), overlong_buffer=SHARE)
     assert folder.scores.entry(0)["zero_variance_groups"] == 0
-    statuses = [score.status for score in made]
+    statuses = [score.status for score in scores]
     assert not correctness_varies(statuses, RewardOptions(overlong_buffer=SHARE))
 
 
@@ -104,14 +104,14 @@ def test_right_responses_of_different_lengths_vary_in_reward_and_not_in_correctn
 
 def rows(run_dir: Path, stage: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The rollouts of a stage and their scores."""
-    made: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
     for kind in ("rollouts", "scores"):
         paths = sorted((run_dir / f"stages/{stage:03d}/{kind}").glob("*.parquet"))
-        made[kind] = [row for path in paths for row in pq.read_table(path).to_pylist()]
-    return list(zip(made["rollouts"], made["scores"], strict=True))
+        tables[kind] = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    return list(zip(tables["rollouts"], tables["scores"], strict=True))
 
 
-def test_a_forced_change_scores_the_stage_under_way_anew_and_no_other(
+def test_a_forced_change_rescores_the_current_stage_and_no_other(
     run_dir: Path, command: Command, reference: Path
 ):
     """Half of 8 tokens: a response of n loses (n - 4) / 4 of its reward."""
@@ -127,8 +127,8 @@ def test_a_forced_change_scores_the_stage_under_way_anew_and_no_other(
 
 
 @pytest.mark.parametrize("tokens", [9, 48])
-def test_other_longest_responses_are_another_judge(run_dir: Path, command: Command, tokens: int):
-    """What length costs depends on them; with no buffer the scores come out the same."""
+def test_another_max_new_tokens_is_another_judge(run_dir: Path, command: Command, tokens: int):
+    """The penalty depends on max_new_tokens. Without a buffer the new scores are the same."""
     before = rows(run_dir, 1)
     shards = sorted(run_dir.glob("stages/001/scores/*.parquet"))
     written = [path.stat().st_mtime_ns for path in shards]
@@ -138,17 +138,17 @@ def test_other_longest_responses_are_another_judge(run_dir: Path, command: Comma
     assert rows(run_dir, 1) == before
 
 
-def test_accuracy_is_what_it_was_and_reward_is_less(
+def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(
     run_dir: Path, tmp_path: Path, command: Command
 ):
-    """An evaluation of the same checkpoint, with and without."""
+    """Evaluate the same checkpoint with and without the penalty."""
     lines = {}
     for share in ("0", "0.5"):
         folder = Path(shutil.copytree(run_dir, tmp_path / share))
         words = ("--update", 2, "--rewards.overlong_buffer", share, "--force")
         assert command("evaluate", folder, *words).status == 0
-        made = {(line["kind"], line["update"]): line for line in read_metrics(folder)}
-        lines[share] = made["evaluation", 2]
+        metrics = {(line["kind"], line["update"]): line for line in read_metrics(folder)}
+        lines[share] = metrics["evaluation", 2]
         scores = folder / "evaluations/update-000002"
         lengths = [
             len(ids)
@@ -160,7 +160,7 @@ def test_accuracy_is_what_it_was_and_reward_is_less(
     assert lines["0.5"] == lines["0"]
 
 
-# ---- defects ----
+# ---- bounds ----
 
 
 def test_nothing_loses_more_than_1(folder: Folder):

@@ -1,4 +1,4 @@
-"""Problems become prompt ids, within the room that responses leave. One character is one token."""
+"""Encoding problems in the room that responses leave. Here one character is one token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_longer_prompts_are_refused_with_their_count_and_the_longest():
     )
 
 
-def test_longer_prompts_are_left_out_where_so_chosen():
+def test_longer_prompts_are_left_out_if_chosen():
     encode = encoder(6, overlong="drop")
     assert encode.fitting([EIGHT, SIX, TWO]) == [SIX, TWO]
     assert refusal(encode, EIGHT).startswith("1 of 1 prompts are longer than the 6 tokens")
@@ -58,7 +58,7 @@ def test_longer_prompts_are_left_out_where_so_chosen():
 
 
 @pytest.mark.parametrize("overlong", ["error", "drop"])
-def test_dropping_every_prompt_is_not_answered_by_dropping(overlong):
+def test_if_no_prompt_fits_dropping_is_not_suggested(overlong):
     assert refusal(encoder(6, overlong=overlong), EIGHT, EIGHT) == (
         "2 of 2 prompts are longer than the 6 tokens that rollouts.max_new_tokens leaves of the "
         "model's context (the longest has 8); lower rollouts.max_new_tokens, or choose "
@@ -67,7 +67,7 @@ def test_dropping_every_prompt_is_not_answered_by_dropping(overlong):
     assert encoder(6, overlong="truncate").fitting([EIGHT, EIGHT]) == [EIGHT, EIGHT]
 
 
-def test_of_a_longer_prompt_the_last_tokens_are_used_where_so_chosen():
+def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
     encode = encoder(6, overlong="truncate")
     assert encode.fitting([EIGHT, SIX]) == [EIGHT, SIX]
     assert encode(EIGHT).tolist() == SIX_IDS  # "1+" is cut from "1+3+2-1="
@@ -80,11 +80,11 @@ def test_of_a_longer_prompt_the_last_tokens_are_used_where_so_chosen():
 def test_tokens_are_counted_and_not_bytes():
     merged = chain_tokenizer()
     merged.add_tokens(["3+2-"])
-    assert encoder(6, merged).fitting([EIGHT]) == [EIGHT]  # 1 + "3+2-" 1 =, five tokens
+    assert encoder(6, merged).fitting([EIGHT]) == [EIGHT]  # five tokens: 1, +, 3+2-, 1, =
 
 
 def with_ends(both: bool) -> Any:
-    """A tokenizer that puts <pad> before every text, and <eos> after it where `both`."""
+    """A tokenizer that puts <pad> before every text, and <eos> after it if `both`."""
     tokenizer = chain_tokenizer()
     form = "<pad> $A <eos>" if both else "<pad> $A"
     tokens = [("<pad>", 0), ("<eos>", 1)]
@@ -156,7 +156,7 @@ def test_a_conversation_in_plain_form_is_refused_with_the_option():
         encoder(None)(problem)
 
 
-FREE = [(None, "error"), (None, "drop"), (100, "truncate")]  # where no length matters
+FREE = [(None, "error"), (None, "drop"), (100, "truncate")]  # no length is checked
 
 
 @pytest.mark.parametrize(("limit", "overlong"), FREE)
@@ -166,7 +166,7 @@ def test_a_conversation_in_plain_form_is_refused_before_anything_is_sampled(limi
 
 
 @pytest.mark.parametrize(("limit", "overlong"), [*FREE, (100, "error")])
-def test_a_template_that_fails_on_a_prompt_is_told_before_anything_is_sampled(limit, overlong):
+def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sampled(limit, overlong):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = (
         "{% if messages | length > 1 %}{{ raise_exception('one turn only') }}{% endif %}1"
@@ -187,7 +187,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
-    tokenizer = with_ends(True)  # which a template must not get twice
+    tokenizer = with_ends(True)  # the template writes them itself, so they must not be added
     tokenizer.chat_template = TEMPLATE
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     expected = tokenizer.apply_chat_template(
@@ -200,10 +200,10 @@ def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any
 def test_a_conversation_in_chat_form_by_hand():
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    made = encoder(None, tokenizer, form="chat")(Problem("c", TURNS, "4")).tolist()
+    ids = encoder(None, tokenizer, form="chat")(Problem("c", TURNS, "4")).tolist()
     system, assistant = [8, 2, 1], [11, 7, 1]  # "6" "0" <eos>; "9" "5" <eos>
     first, second = [6, 5, 12, 4, 14, 1], [6, 7, 13, 3, 14, 1]  # "4" 3+2= <eos>; "4" 5-1= <eos>
-    assert made == [*system, *first, *assistant, *second, 11]
+    assert ids == [*system, *first, *assistant, *second, 11]
 
 
 def test_of_several_templates_the_default_one_is_used():

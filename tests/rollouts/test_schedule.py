@@ -93,7 +93,7 @@ def test_every_group_key_is_unique_in_the_run(problems):
 
 def test_an_epoch_visits_every_problem_once_and_each_epoch_in_another_order():
     plan = schedule(problems=12, stages=2, batches_per_stage=9, problems_per_update=4)
-    groups = run_groups(plan)  # 72 groups: 6 epochs of 12, the borders within the stages
+    groups = run_groups(plan)  # 72 groups: 6 epochs of 12, which end within stages
     epochs = [groups[start : start + 12] for start in range(0, 72, 12)]
     for number, epoch in enumerate(epochs):
         assert sorted(epoch) == [(problem, number) for problem in range(12)]
@@ -166,7 +166,7 @@ def test_rollout_seed_differs_in_every_component():
 
 
 def test_rollout_seed_keeps_neighboring_components_apart():
-    """Joined without a border, each of these pairs would be one text."""
+    """Without a separator, each of these pairs would be the same text."""
     assert rollout_seed(1, "11", "p", 0, 0) != rollout_seed(11, "1", "p", 0, 0)
     assert rollout_seed(1, "1", "p1", 2, 3) != rollout_seed(1, "1", "p", 12, 3)
     assert rollout_seed(1, "1", "p", 1, 23) != rollout_seed(1, "1", "p", 12, 3)
@@ -185,7 +185,7 @@ def test_rollout_seeds_of_a_run_are_distinct_and_fill_64_bits():
 
 
 class EchoEngine:
-    """Answers every request with one token."""
+    """An engine that answers every request with one token."""
 
     def generate(
         self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int

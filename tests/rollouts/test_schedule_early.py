@@ -80,7 +80,7 @@ def test_the_stream_goes_on_where_the_groups_of_the_stage_end():
     both = list(plan.groups(0)) + list(plan.groups(1))
     assert list(islice(plan.stream(0), 64)) == both
     far = list(islice(plan.stream(1), 400))
-    assert len(set(far)) == 400  # a group is drawn once, in however many epochs
+    assert len(set(far)) == 400  # no group is drawn twice, in any number of epochs
 
 
 @settings(derandomize=True, deadline=None)
@@ -97,9 +97,9 @@ def test_however_stages_end_every_update_is_made_once_in_order(lengths, batches,
             plan = plan.ending_at(update)
     stages = range(plan.stages)
     assert plan.first_update(plan.stages) == total > plan.first_update(plan.stages - 1)
-    made = [u for s in stages for u in range(plan.first_update(s), plan.first_update(s + 1))]
-    assert made == list(range(total))
-    for u in made:
+    updates = [u for s in stages for u in range(plan.first_update(s), plan.first_update(s + 1))]
+    assert updates == list(range(total))
+    for u in updates:
         stage = plan.stage_of(u)
         assert plan.first_update(stage) + plan.staleness(u) == u
         assert plan.batch_of(u) < plan.batches(stage) <= batches

@@ -1,4 +1,4 @@
-"""Rollouts become scores: what the task sees, what stops, and what the manifest counts."""
+"""Scoring rollouts: what the task sees, what stops the run, and what the manifest counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failure(reason: str, status: Status = Status.ERROR) -> Score:
 
 
 class Fixed:
-    """A task whose verdicts are given beforehand; notes what it is asked."""
+    """A task with given verdicts, which records what it is asked."""
 
     def __init__(self, *verdicts: Score, ahead: bool = False) -> None:
         self.verdicts = iter(verdicts)
@@ -49,8 +49,8 @@ class Folder:
         self.rollouts = ShardSet(root / "rollouts", "rollouts")
         self.scores = ShardSet(root / "scores", "scores")
 
-    def write(self, *made: Rollout, shard: int = 0, **notes: Any) -> None:
-        write_rollouts(self.rollouts, shard, made, **notes)
+    def write(self, *responses: Rollout, shard: int = 0, **notes: Any) -> None:
+        write_rollouts(self.rollouts, shard, responses, **notes)
 
     def score(self, task: Fixed, shard: int = 0, **options: Any) -> list[Score]:
         named = {name: options.pop(name) for name in ("judge", "check") if name in options}
@@ -69,16 +69,16 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def response(problem: int, sample: int, text: str = "5", *, cut: bool = False) -> Rollout:
-    """A response of the characters of `text`, and an end-of-sequence token unless it is cut."""
+    """Return a response of the characters of `text`, and an end-of-sequence token unless `cut`."""
     ids = chain_tokenizer()(text)["input_ids"] + ([] if cut else [1])
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     logprobs = np.zeros(len(ids), np.float32)
-    made = Completion(np.array(ids, np.int32), logprobs, reason)
-    return rollout(f"p{problem}", sample, np.array([5, 12, 4, 14], np.int32), made)
+    completion = Completion(np.array(ids, np.int32), logprobs, reason)
+    return rollout(f"p{problem}", sample, np.array([5, 12, 4, 14], np.int32), completion)
 
 
 def groups(*sizes: int) -> list[Rollout]:
-    """Groups of the problems p0, p1, ... of these sizes."""
+    """Return groups of these sizes, for the problems p0, p1, ..."""
     return [response(p, sample) for p, size in enumerate(sizes) for sample in range(size)]
 
 
@@ -151,7 +151,7 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
         "allows; 2 of them: error: boom. "
     )
     assert sentence.endswith(
-        "Fix the reward, or raise --rewards.failure_limit; shards of rollouts stay (add --force "
+        "Fix the reward, or raise --rewards.failure_limit; the rollouts are kept (add --force "
         "if a reward's file or options change)"
     )
     assert "\n" not in sentence
@@ -222,7 +222,7 @@ def test_two_draws_of_one_problem_are_two_groups(folder):
 
 @pytest.mark.parametrize(("truncated", "unvaried"), [("masked", 2), ("zero", 1), ("scored", 2)])
 def test_a_masked_response_gives_its_group_no_variance(folder, truncated, unvaried):
-    """Groups: two right and one cut; right and wrong; all cut, which has no variance ever."""
+    """Groups: two right and one cut; right and wrong; all cut, which never has variance."""
     right = [response(0, 0), response(0, 1), response(0, 2, cut=True)]
     mixed, nothing = groups(0, 2), [response(2, n, cut=True) for n in (0, 1)]
     folder.write(*right, *mixed, *nothing)
@@ -232,7 +232,7 @@ def test_a_masked_response_gives_its_group_no_variance(folder, truncated, unvari
     assert (entry["groups"], entry["zero_variance_groups"]) == (3, unvaried)
 
 
-def test_a_shard_is_scored_where_its_scores_are_of_these_very_rollouts(folder):
+def test_a_shard_is_scored_if_its_scores_are_of_exactly_these_rollouts(folder):
     assert not scored(folder.rollouts, folder.scores, 0)
     folder.write(*groups(2))
     assert not scored(folder.rollouts, folder.scores, 0)
@@ -256,7 +256,7 @@ def test_a_shard_names_its_judge_and_is_not_scored_by_another(folder):
 
 
 def test_scores_that_name_no_judge_are_taken_as_they_are(folder):
-    """Those of a run begun before scores named one, and those made elsewhere."""
+    """As in runs begun before scores named a judge, and in scores made elsewhere."""
     folder.write(*groups(2))
     folder.score(Fixed(RIGHT, WRONG))
     del folder.scores.entry(0)["judge"]
@@ -273,9 +273,9 @@ def test_a_stages_metrics_by_hand(folder):
     folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
     folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED))
     folder.score(Fixed(WRONG), shard=1)
-    made = refresh_metrics(folder.rollouts, folder.scores)
-    assert made.pop("time/score") >= 0
-    assert made == {
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert metrics.pop("time/score") >= 0
+    assert metrics == {
         "rollouts": 6,
         "tokens": 12,
         "mean_length": 2.0,
@@ -297,10 +297,10 @@ def test_a_stages_metrics_by_hand(folder):
 def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
     folder.write(*groups(2))
     folder.score(Fixed(SKIPPED, SKIPPED))
-    made = refresh_metrics(folder.rollouts, folder.scores)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
     unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
-    assert [made[name] for name in unknown] == [None] * 4
-    assert (made["zero_variance_share"], made["time/generate"]) == (1.0, 0.0)
+    assert [metrics[name] for name in unknown] == [None] * 4
+    assert (metrics["zero_variance_share"], metrics["time/generate"]) == (1.0, 0.0)
 
 
 def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
@@ -311,18 +311,18 @@ def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folde
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
 
 
-def test_a_masked_truncated_response_counts_for_no_share(folder):
+def test_a_masked_truncated_response_does_not_count_in_the_share(folder):
     folder.write(response(0, 0), response(0, 1, cut=True), response(0, 2))
     folder.score(Fixed(RIGHT, WRONG), truncated="masked")
     assert folder.scores.entry(0)["groups_right"] == {"0.500": 1}
 
 
-def test_scores_of_an_older_run_say_nothing_of_shares(folder):
+def test_scores_of_an_older_run_have_no_shares(folder):
     folder.write(*groups(2))
     folder.score(Fixed(RIGHT, WRONG))
     del folder.scores.entry(0)["groups_right"]
-    made = refresh_metrics(folder.rollouts, folder.scores)
-    assert not any(key.startswith("groups_right/") for key in made)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert not any(key.startswith("groups_right/") for key in metrics)
 
 
 def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def test_a_stages_statuses_are_one_line():
 
 
 @pytest.mark.parametrize(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
-def test_hardly_any_group_with_a_gradient_is_a_warning_with_their_share(share, shown):
+def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
     said, warning = described(line(share, wrong=8)).split("\n")
     assert said == "  8 rollouts: wrong 8 (100.0%)"
     assert warning == (

@@ -1,4 +1,4 @@
-"""Dynamic sampling by hand: which groups vary, which batches they make, how many are missing."""
+"""Dynamic sampling by hand: which groups vary, which batches they fill, how many are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Stat
         ([], False),
     ],
 )
-def test_a_group_varies_where_some_are_right_and_some_are_not(statuses, varies):
+def test_a_group_varies_if_some_are_right_and_some_are_not(statuses, varies):
     assert correctness_varies(statuses, RewardOptions()) is varies
 
 
@@ -46,24 +46,24 @@ def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
 
 
 def numbered(*problems: int) -> list[Group]:
-    """Groups of these problems; the row of each is its place in the order."""
+    """Return groups of these problems. The row of each is its place in the order."""
     return [Group(problem, [(0, row)]) for row, problem in enumerate(problems)]
 
 
-def rows(made: list[list[Group]]) -> list[list[int]]:
-    return [[group.places[0][1] for group in batch] for batch in made]
+def rows(result: list[list[Group]]) -> list[list[int]]:
+    return [[group.places[0][1] for group in batch] for batch in result]
 
 
 def test_different_problems_fill_batches_in_order_and_the_rest_is_left_out():
     assert rows(batches(numbered(4, 1, 3, 0, 2), 2)) == [[0, 1], [2, 3]]
 
 
-def test_a_problem_that_a_batch_has_waits_for_the_next():
+def test_a_problem_that_a_batch_already_has_waits_for_the_next():
     assert rows(batches(numbered(7, 7, 8, 8), 2)) == [[0, 2], [1, 3]]
 
 
 def test_an_earlier_batch_is_filled_before_a_later_one():
-    # 5 opens a second batch, 6 and 8 go to the first again, 9 to the second
+    # the second 5 opens a batch; the first 6 and 8 fill the first one, 9 and 6 the second
     assert rows(batches(numbered(5, 5, 6, 8, 9, 6), 3)) == [[0, 2, 3], [1, 4, 5]]
 
 
@@ -80,12 +80,12 @@ def test_the_groups_of_one_problem_alone_make_no_batch_of_two():
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=40), st.integers(1, 5))
 def test_every_batch_is_full_of_different_problems_and_no_group_is_used_twice(problems, size):
-    made = batches(numbered(*problems), size)
-    assert all(len({group.problem for group in batch}) == len(batch) == size for batch in made)
-    used = [row for batch in rows(made) for row in batch]
+    result = batches(numbered(*problems), size)
+    assert all(len({group.problem for group in batch}) == len(batch) == size for batch in result)
+    used = [row for batch in rows(result) for row in batch]
     assert len(set(used)) == len(used)
-    assert all(problems[group.places[0][1]] == group.problem for b in made for group in b)
-    # What is left over could not make one more batch by itself.
+    assert all(problems[group.places[0][1]] == group.problem for b in result for group in b)
+    # The groups that are left over could not fill another batch.
     left = Counter(problems[row] for row in set(range(len(problems))) - set(used))
     assert len(left) < size
 
@@ -98,7 +98,7 @@ def test_further_groups_never_take_a_full_batch_away(problems, more):
     assert len(after) >= len(before)
 
 
-def test_groups_that_can_be_dealt_into_full_batches_are():
+def test_groups_are_dealt_into_full_batches_if_possible():
     """Problems 0, 1, 2, 2 make [0, 2] and [1, 2]."""
     assert len(batches(numbered(0, 1, 2, 2), 2)) == 2
 
@@ -107,7 +107,7 @@ def more(*, kept: int, sampled: int, needed: int = 12, least: int = 1, most: int
     return further_groups(needed=needed, kept=kept, sampled=sampled, least=least, most=most)
 
 
-def test_as_many_more_groups_as_the_share_so_far_asks_for_and_a_tenth():
+def test_further_groups_follow_from_the_share_kept_so_far_plus_a_tenth():
     # 7 missing, (5 + 1) of (11 + 1) kept: 7 / 0.5 x 1.1 = 15.4
     assert more(kept=5, sampled=11) == 16
     # 12 missing, (0 + 1) of (12 + 1): 12 x 13 x 1.1 = 171.6
@@ -120,6 +120,6 @@ def test_never_fewer_than_an_update_needs_nor_more_than_is_left():
     assert more(kept=11, sampled=11, least=4) == 4
     assert more(kept=0, sampled=12, most=8) == 8
     assert more(kept=11, sampled=11, least=4, most=3) == 3
-    # as many as are needed, but several of one problem, so that a batch is still missing
+    # enough groups, but several of one problem, so a batch is still missing
     assert more(kept=12, sampled=12, least=4) == 4
     assert more(kept=15, sampled=20, least=4) == 4

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_phase_stands_still_while_another_runs_aside_it(clock):
+def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     """10 of 40 updates in 20 s, an evaluation of 100 s between, 10 more in 20 s."""
     out = io.StringIO()
     progress = Progress(Console(file=out, soft_wrap=True))
@@ -43,7 +43,7 @@ def test_a_phase_stands_still_while_another_runs_aside_it(clock):
     assert progress.line() == "stage 1/4  optimize  20/40 updates  50 tokens/s  0:40 left"
 
 
-def test_a_phase_aside_of_nothing_leaves_nothing(clock):
+def test_a_phase_beside_no_other_leaves_nothing_to_print(clock):
     progress = Progress(Console(file=io.StringIO()))
     with progress.aside():
         progress.begin("update 0  evaluate", "rollouts", 2)

@@ -1,4 +1,4 @@
-"""What a run's numbers rest on: the code that decides them, and nothing else."""
+"""The hash of the code covers what decides a run's numbers, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(copy: Path, file: str, old: str, new: str) -> bool:
-    """Whether the hash tells that `old` became `new` in `file`."""
+    """Return whether the hash changes if `old` becomes `new` in `file`."""
     path = copy / file
     text = path.read_text()
     assert text.count(old) >= 1, file
@@ -62,7 +62,9 @@ def test_code_that_decides_numbers_counts(copy: Path, file: str, old: str, new: 
         ("config/run.py", '    """', '    """Meaning: '),
     ],
 )
-def test_charts_words_and_what_only_shows_numbers_do_not(copy: Path, file: str, old: str, new: str):
+def test_charts_docstrings_and_what_only_shows_numbers_do_not_count(
+    copy: Path, file: str, old: str, new: str
+):
     assert not changed(copy, file, old, new)
 
 

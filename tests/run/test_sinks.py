@@ -14,7 +14,7 @@ from mugrpo.run.sinks import Sinks
 
 
 class Recorder(ModuleType):
-    """Stands in for wandb or trackio: their calls in order."""
+    """A stand-in for wandb or trackio that records calls in order."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ def test_a_resumed_run_goes_on_under_the_same_name_in_its_project(recorder, tmp_
     assert recorder.calls[-2][1]["name"] != first["name"]  # the same last name, another run
 
 
-def test_a_sink_that_fails_is_told_once_and_dropped(recorder, tmp_path, monkeypatch):
+def test_a_sink_that_fails_is_reported_once_and_dropped(recorder, tmp_path, monkeypatch):
     said: list[str] = []
     sinks = sinks_of(recorder, tmp_path, said)
 
@@ -87,13 +87,13 @@ def test_a_missing_package_is_one_sentence_with_the_way_to_install_it(
         Sinks(SinkOptions(**{package: "p"}), tmp_path, {}, 0, print)
 
 
-def test_tensorboard_is_missed_in_the_same_words(tmp_path, monkeypatch):
+def test_missing_tensorboard_is_reported_in_the_same_words(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match=r"pip install 'mugrpo\[tensorboard\]'"):
         Sinks(SinkOptions(tensorboard=True), tmp_path, {}, 0, print)
 
 
-def test_tensorboard_shows_what_was_made_again_after_a_resume_and_not_what_was_cut(tmp_path):
+def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_replace(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # The first process makes updates 1 to 3 and dies with a checkpoint of update 1.

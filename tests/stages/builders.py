@@ -21,7 +21,7 @@ PROBLEMS = 24
 
 
 def stage_of(folder: Path, number: int = 0, **groups: Any) -> Stage:
-    """Stage `number` of a run in `folder`: 3 batches of 2 groups of 4, 8 rollouts a shard."""
+    """Return stage `number` of a run: 3 batches of 2 groups of 4, 8 rollouts a shard."""
     schedule = {
         "stages": 2,
         "batches_per_stage": 3,

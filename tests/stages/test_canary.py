@@ -1,4 +1,4 @@
-"""The canary: engine against trainer, on values."""
+"""The canary compares logprobs of engine and trainer, here on values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.updates import config_of
 
 
 def rollout(*logprobs: float) -> Rollout:
-    """A response whose tokens the engine gave these logprobs."""
+    """Return a rollout with these behavior logprobs."""
     ids = np.arange(len(logprobs), dtype=np.int32)
     behavior = np.array(logprobs, np.float32)
     return Rollout("1", 0, 0, 0, ids, ids, behavior, FinishReason.LENGTH, 1.0, 0)
@@ -47,7 +47,7 @@ def test_the_gap_in_fp32_is_the_largest_and_in_bf16_the_mean():
     assert logprob_gap(TRAINER, ENGINE, "bf16") == pytest.approx((0 + 0.25 + 0.125) / 3)
 
 
-def test_a_gap_within_the_tolerance_passes_and_from_half_of_it_is_told():
+def test_a_gap_within_the_tolerance_passes_and_above_half_of_it_is_reported():
     said: list[str] = []
     assert checked(0.6, said) == 0.25 and said == []
     assert checked(0.4, said) == 0.25
@@ -62,7 +62,7 @@ def test_a_gap_above_the_tolerance_stops_the_run():
         checked(0.2)
 
 
-def test_a_gap_that_is_no_number_stops_the_run():
+def test_a_gap_of_nan_stops_the_run():
     broken = [replace(ENGINE[0], behavior_logprobs=np.array([np.nan, 0], np.float32)), ENGINE[1]]
     with pytest.raises(RunStopped, match="differ by nan"):
         checked(0.2, rollouts=broken)

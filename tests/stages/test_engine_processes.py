@@ -1,4 +1,4 @@
-"""Runs whose engines have processes of their own come to the bits of one in process."""
+"""Runs with engines in processes of their own give the same bits as with one in process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest_plugins = ["tests.run_fixtures"]
 TWO = ("--engine.processes", "2", "--engine.threads", "1")
 
 
-def test_two_engines_come_to_the_same_bits(tmp_path: Path, reference: Path):
+def test_two_engines_give_the_same_bits(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     finished(run_dir, *TWO)
     assert_same(run_dir, reference)
@@ -35,8 +35,8 @@ def test_two_engines_come_to_the_same_bits(tmp_path: Path, reference: Path):
 
 
 @pytest.mark.long
-def test_a_run_whose_engine_is_killed_comes_to_the_same_bits(tmp_path: Path, reference: Path):
-    """Killed as soon as it is seen, in its start or in its work."""
+def test_a_run_whose_engine_is_killed_ends_in_the_same_bits(tmp_path: Path, reference: Path):
+    """The engine is killed as soon as it is seen, while it starts or works."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
     killed = None
@@ -54,7 +54,7 @@ def test_a_run_whose_engine_is_killed_comes_to_the_same_bits(tmp_path: Path, ref
 
 
 def engines_of(pid: int) -> list[int]:
-    """The workers among the children of a process."""
+    """Return the workers among the children of a process."""
     try:
         children = [
             int(child)
@@ -67,7 +67,7 @@ def engines_of(pid: int) -> list[int]:
     return [child for child, line in lines.items() if b"engines/worker.py" in line]
 
 
-def test_generation_alone_makes_no_trainer_and_with_engines_elsewhere_reads_no_weights(
+def test_generation_in_separate_engines_makes_no_trainer_and_reads_no_weights(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     loads, trainers = list[Any](), list[Any]()
@@ -80,9 +80,11 @@ def test_generation_alone_makes_no_trainer_and_with_engines_elsewhere_reads_no_w
     assert (loads, trainers) == ([], [])
 
 
-def test_what_is_handed_over_is_the_model_alone(tmp_path: Path, reference: Path):
-    """An engine may load every .safetensors file it sees: a link to the checkpoint's model, and
-    what there is no checkpoint of is written."""
+def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
+    """An engine may load every .safetensors file it sees, so it must not see the optimizer's.
+
+    The model is a link to the checkpoint's, or is written if there is no checkpoint.
+    """
     copy = tmp_path / "run"
     copy.mkdir()
     (copy / "checkpoints").symlink_to(reference / "checkpoints")

@@ -16,8 +16,8 @@ from tests.runs import Command
 pytest_plugins = ["tests.run_fixtures"]
 
 
-def test_accuracy_is_the_share_right_and_the_reward_is_told_beside_it(tmp_path: Path):
-    """Every right response has 3 x 1, so the mean reward is three times the accuracy."""
+def test_accuracy_is_the_share_right_and_the_mean_reward_is_separate(tmp_path: Path):
+    """Every right response has the reward 3 x 1, so the mean is three times the accuracy."""
     prompts = [f"{a}+{b}-1+{b}=" for a in range(1, 4) for b in range(1, 4)]
     rows = [{"prompt": p, "answer": str(running_states(p)[-1])} for p in prompts]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Stages that are trained on while they are generated: the weights of those that are not."""
+"""Stages that are trained on while they are generated give the weights of a sequential run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--engine.threads", "
 
 
 def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
-    """The same files; a stage's line comes after its updates, which do not know its reward yet."""
+    """Check that files are the same, and metrics lines except for their order.
+
+    A stage's line comes after its updates, which do not know the stage's reward yet.
+    """
     assert shards(run_dir) == shards(reference)
     assert final_weights(run_dir) == final_weights(reference)
 
@@ -45,7 +48,7 @@ def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:
 
 
 def held(run_dir: Path, nth: int, *options: object) -> Started:
-    """A run that waits before it publishes its `nth` shard of rollouts; see `go_on`."""
+    """Start a run that waits for `go_on` before it publishes its `nth` shard of rollouts."""
     gate = run_dir.parent / "gate"
     words = (*OVERLAP, *options)
     started = start_train(run_dir, *words, at="manifest of rollouts", nth=nth, act=f"hold {gate}")
@@ -69,8 +72,10 @@ def updates(run_dir: Path) -> list[int]:
     return [line["update"] for line in read_metrics(run_dir) if line["kind"] == "update"]
 
 
-def test_weights_are_the_sequential_runs_and_updates_do_not_wait(tmp_path: Path, reference: Path):
-    """Held before the third shard of the first stage: two updates are made meanwhile, not three."""
+def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
+    tmp_path: Path, reference: Path
+):
+    """The run is held before its third shard: it makes two updates meanwhile, not three."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
     wait_until(lambda: updates(run_dir) == [1, 2])
@@ -86,7 +91,7 @@ def test_weights_are_the_sequential_runs_and_updates_do_not_wait(tmp_path: Path,
 @pytest.mark.long
 @pytest.mark.parametrize("options", [OVERLAP, pytest.param((), marks=pytest.mark.long)])
 def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, options: tuple):
-    """With a checkpoint in the middle of a stage that is not generated yet, with and without."""
+    """It is killed after a checkpoint within a stage, and resumed with and without overlap."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
     wait_until(lambda: state(run_dir).checkpoints == (2,))
@@ -98,7 +103,7 @@ def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, op
     assert_same_but_for_order(run_dir, reference)
 
 
-def test_a_signal_stops_both_and_saves(tmp_path: Path, reference: Path):
+def test_a_signal_stops_generation_and_updates_and_saves(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
     wait_until(lambda: updates(run_dir) == [1, 2])
@@ -112,7 +117,7 @@ def test_a_signal_stops_both_and_saves(tmp_path: Path, reference: Path):
 
 
 @pytest.mark.long
-def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, reference: Path):
+def test_the_loss_of_the_engine_stops_the_updates_that_wait(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     started = held(run_dir, 2, "--engine.restarts", "0")
     os.kill(engines_of(started.pid)[0], signal.SIGKILL)
@@ -132,7 +137,7 @@ def test_what_stops_the_engine_stops_the_updates_that_wait(tmp_path: Path, refer
     ],
     ids=["reference", "proximal"],
 )
-def test_logprobs_of_other_policies_are_made_as_shards_come(tmp_path: Path, options: tuple):
+def test_logprobs_of_other_policies_are_made_as_shards_arrive(tmp_path: Path, options: tuple):
     finished(tmp_path / "plain", *options)
     finished(tmp_path / "run", *options, *OVERLAP)
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
@@ -141,10 +146,12 @@ def test_logprobs_of_other_policies_are_made_as_shards_come(tmp_path: Path, opti
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["SIGTERM", "engine"])
 def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
-    """By a signal, or because the engine is lost: every update that is made is kept."""
+    """They are asked after a signal or the loss of the engine. Every update made is kept."""
     run_dir = tmp_path / "run"
     two = ("--distributed.processes", "2")
-    started = held(run_dir, 2, *two, "--engine.restarts", "0")  # the third is not asked for yet
+    started = held(
+        run_dir, 2, *two, "--engine.restarts", "0"
+    )  # the third shard is not requested yet
     wait_until(lambda: updates(run_dir) == [1])
     if what == "engine":
         os.kill(engines_of(started.pid)[0], signal.SIGKILL)
@@ -162,7 +169,7 @@ def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
 
 @pytest.mark.long
 def test_two_ranks_wait_for_shards_too(tmp_path: Path):
-    """They read what the run publishes meanwhile; evaluations fall between two starts of them."""
+    """They read what the run publishes meanwhile. Evaluations come between two starts of ranks."""
     two = ("--distributed.processes", "2")
     finished(tmp_path / "plain", *two)
     finished(tmp_path / "run", *two, *OVERLAP)
@@ -170,7 +177,7 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_one_shard_is_told_of(tmp_path: Path):
+def test_a_stage_of_one_shard_is_reported(tmp_path: Path):
     ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
     assert "the stage is one shard, which all updates wait for" in ended.out
 
@@ -191,7 +198,7 @@ def test_one_shard_is_told_of(tmp_path: Path):
         ),
     ],
 )
-def test_what_overlap_wants(raw: dict, words: str):
+def test_overlap_without_what_it_needs_is_refused(raw: dict, words: str):
     with pytest.raises(UsageError, match="overlap = true needs") as refused:
         build_config({"overlap": True, **raw}, "test.toml")
     assert words in str(refused.value)

@@ -43,26 +43,26 @@ def table(run_dir: Path, stage: int, kind: str, shard: int = 0) -> list[dict[str
 
 
 def planned(run_dir: Path, stage: int, size: int = 4) -> list[list[Planned]]:
-    """The groups of each batch of a stage, read from the plan's, rollouts' and scores' files."""
+    """Return the groups of each batch of a stage, from the files of plan, rollouts and scores."""
     batches: dict[int, list[dict[str, Any]]] = {}
     for place in table(run_dir, stage, "plan"):
         both = (table(run_dir, stage, kind, place["shard"]) for kind in ("rollouts", "scores"))
         rollout, score = (rows[place["row"]] for rows in both)
         batches.setdefault(place["batch"], []).append(rollout | score)
-    made = []
+    planned_batches = []
     for rows in batches.values():
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
         for group in groups:
             assert len({(row["problem_id"], row["occurrence"]) for row in group}) == 1
             assert [row["sample"] for row in group] == list(range(size))
-        made.append(
+        planned_batches.append(
             [(g[0]["problem_id"], g[0]["occurrence"], [r["status"] for r in g]) for g in groups]
         )
-    return made
+    return planned_batches
 
 
 def assert_good(batches: list[list[Planned]], count: int) -> None:
-    """So many batches of two different problems; every group has right and wrong responses."""
+    """Check for `count` batches of two problems, all groups with right and wrong responses."""
     assert [len({problem for problem, _, _ in batch}) for batch in batches] == [2] * count
     groups = [group for batch in batches for group in batch]
     assert len({group[:2] for group in groups}) == 2 * count
@@ -70,7 +70,7 @@ def assert_good(batches: list[list[Planned]], count: int) -> None:
 
 
 def sampled(run_dir: Path, stage: int) -> list[int]:
-    """Rollouts of each shard of a stage."""
+    """Return the number of rollouts in each shard of a stage."""
     manifest = json.loads((run_dir / f"stages/{stage:03d}/rollouts/manifest.json").read_text())
     return [manifest["shards"][number]["rows"] for number in sorted(manifest["shards"], key=int)]
 
@@ -105,13 +105,13 @@ def test_the_groups_are_those_that_vary_in_the_order_they_were_sampled(dynamic: 
     assert len(varied) == 7 and made == varied[:6]
 
 
-def test_one_line_tells_of_all_rounds(dynamic: Path):
+def test_one_refresh_line_covers_all_rounds(dynamic: Path):
     refreshes = [line for line in read_metrics(dynamic) if line["kind"] == "refresh"]
     assert [(line["update"], line["rollouts"]) for line in refreshes] == [(0, 48), (3, 24)]
     assert refreshes[0]["zero_variance_share"] == pytest.approx(5 / 12)
 
 
-# A shard is two engine batches; the first round of stage 0 is three shards, each further one more.
+# A shard is two engine batches. The first round of stage 0 is three shards, each later one is one.
 @pytest.mark.parametrize(
     ("place", "nth", "have"),
     [
@@ -122,12 +122,12 @@ def test_one_line_tells_of_all_rounds(dynamic: Path):
         pytest.param("score shard without manifest", 4, (4, 3), marks=pytest.mark.long),
         pytest.param(
             "cut metrics", 3, (5, 5), marks=pytest.mark.long
-        ),  # before the line that tells of two rounds more
+        ),  # before the line that covers two more rounds
         pytest.param("plan without manifest", 1, (6, 6), marks=pytest.mark.long),
         ("gradient", 5, (6, 6)),
     ],
 )
-def test_killed_between_and_within_rounds_ends_in_the_same_bits(
+def test_a_run_killed_between_or_within_rounds_ends_in_the_same_bits(
     dynamic: Path, tmp_path: Path, command: Command, place: str, nth: int, have: tuple[int, int]
 ):
     run_dir = tmp_path / "run"
@@ -159,7 +159,7 @@ def test_phase_by_phase_gives_the_bits_of_train(dynamic: Path, tmp_path: Path, c
     assert ours == theirs
 
 
-def test_a_lost_shard_of_a_past_stages_further_round_is_made_again(
+def test_a_lost_shard_of_a_later_round_of_a_past_stage_is_made_again(
     dynamic: Path, tmp_path: Path, command: Command
 ):
     run_dir = Path(shutil.copytree(dynamic, tmp_path / "run"))
@@ -173,7 +173,7 @@ def test_a_lost_shard_of_a_past_stages_further_round_is_made_again(
 # ---- too few groups ----
 
 
-def test_a_stage_that_has_sampled_its_share_stops_with_the_ways_out(
+def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     tmp_path: Path, command: Command
 ):
     run_dir = tmp_path / "run"
@@ -181,7 +181,7 @@ def test_a_stage_that_has_sampled_its_share_stops_with_the_ways_out(
     for _ in range(2):  # the second time nothing is sampled
         stopped(
             command("train", *words),
-            "stage 0: of 9 sampled groups 5 have right and wrong responses, enough for 2 of 3 ",
+            "stage 0: 5 of 9 sampled groups have both right and wrong responses, enough for 2 of ",
             "sampling.max_oversampling = 1.5",
             "raise --sampling.max_oversampling",
             "--sampling.when_short fill",
@@ -193,16 +193,19 @@ def test_a_stage_that_has_sampled_its_share_stops_with_the_ways_out(
     every = Path(shutil.copytree(run_dir, tmp_path / "every"))
     ended = command("train", run_dir, "--sampling.when_short", "fill", "--force")
     assert ended.status == 0
-    assert "enough for 2 of 3 batches; the others are filled with other groups" in ended.out
+    assert "enough for 2 of 3 batches; the rest are filled with other groups" in ended.out
     first, second, third = planned(run_dir, 0)
     assert_good([first, second], 2)
-    assert [len(set(seen)) for _, _, seen in third] == [2, 1]  # the fifth, and another
+    assert [len(set(seen)) for _, _, seen in third] == [
+        2,
+        1,
+    ]  # the fifth, and one that does not vary
     assert command("train", every, "--sampling.name", "every", "--force").status == 0
     finished(tmp_path / "never dynamic", "--optimizer.lr", "3e-4")
     assert final_weights(every) == final_weights(tmp_path / "never dynamic")
 
 
-def test_filled_up_without_sampling_more_every_own_group_is_used_once(tmp_path: Path):
+def test_filling_up_without_sampling_more_uses_every_group_once(tmp_path: Path):
     run_dir = tmp_path / "run"
     share = ("--sampling.max_oversampling", "1", "--sampling.when_short", "fill")
     finished(run_dir, *DYNAMIC, *share)
@@ -217,7 +220,7 @@ def test_filled_up_without_sampling_more_every_own_group_is_used_once(tmp_path: 
 
 
 def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second response is right."""
+    """Install a judge: every second response is right."""
 
     def score(_: Chain, answers: Any) -> Any:
         for number, _answer in enumerate(answers):
@@ -226,7 +229,7 @@ def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
-def test_where_all_groups_vary_it_is_the_run_that_trains_on_every_group(
+def test_if_all_groups_vary_the_run_is_the_one_that_trains_on_every_group(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     alternating(monkeypatch)
@@ -239,8 +242,10 @@ def test_where_all_groups_vary_it_is_the_run_that_trains_on_every_group(
 
 @pytest.mark.long
 @pytest.mark.long
-def test_with_stages_that_end_early_killed_and_not(tmp_path: Path, command: Command):
-    """Two stages of 4 updates become four, of two each; the last needs 4 groups only."""
+def test_dynamic_sampling_works_with_stages_that_end_early_killed_or_not(
+    tmp_path: Path, command: Command
+):
+    """Two stages of 4 updates become four of two each. The last needs only 4 groups."""
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
     until = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.002")
     options = (*DYNAMIC, *until, "--schedule.batches_per_stage", "4", "--checkpoint.every", "3")

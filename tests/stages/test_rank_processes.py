@@ -1,4 +1,4 @@
-"""Runs whose updates two processes make together: a dead rank, signals, other counts of ranks."""
+"""Runs with two ranks: a dead rank, signals, and another number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# One stage, checkpoints after every second update: the ranks are started once a run.
+# One stage, a checkpoint after every second update: the ranks are started once in a run.
 LONG = ("--schedule.stages", "1", "--schedule.batches_per_stage", "24", "--evaluation.every", "0")
 TWO = (*LONG, "--distributed.processes", "2")
 LAST = 24
@@ -39,14 +39,14 @@ LAST = 24
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run of two ranks: to be read."""
+    """An uninterrupted run of two ranks. Tests only read it."""
     run_dir = tmp_path_factory.mktemp("together") / "run"
     finished(run_dir, *TWO)
     return run_dir
 
 
 def ranks_of(started: Started) -> list[int]:
-    """The processes of the updates under way, by rank."""
+    """Return the process ids of the running ranks, by rank."""
     found = {}
     for status in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -60,7 +60,7 @@ def ranks_of(started: Started) -> list[int]:
 
 
 def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
-    """The ranks, once a metrics line tells of `update`."""
+    """Wait for the metrics line of `update` or a later one, and return the ranks' process ids."""
     for _ in range(18000):
         lines = read_metrics(run_dir)
         there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
@@ -71,7 +71,7 @@ def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
 
 
 class Others(Ranks):
-    """Another rank that sees updates as `theirs` tells, look by look."""
+    """Two ranks. The other one reports the updates in `theirs`, one each time it is asked."""
 
     def __init__(self, theirs: list[int]) -> None:
         super().__init__(0, 2)
@@ -81,7 +81,9 @@ class Others(Ranks):
         return [value, self.theirs.pop(0)]
 
 
-def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: Path, monkeypatch):
+def test_ranks_wait_for_a_checkpoint_that_shared_storage_shows_to_some_of_them_later(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     folder = RunDir(tmp_path)
     folder.checkpoint(8).mkdir(parents=True)
@@ -91,7 +93,7 @@ def test_what_shared_storage_shows_to_some_ranks_later_is_waited_for(tmp_path: P
 
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
-    """The weights after a few updates; AdamW makes much of the rounding of small gradients."""
+    """Compare weights after a few updates. AdamW enlarges the rounding of small gradients."""
     name = f"checkpoints/update-{update:06d}/model.safetensors"
     ours, theirs = load_file(run_dir / name), load_file(other / name)
     for key, tensor in ours.items():
@@ -99,8 +101,8 @@ def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
 
 
 @pytest.mark.long
-def test_two_ranks_make_the_run_of_one(together: Path, tmp_path: Path):
-    """The shards to the bit, the first updates' weights but for rounding."""
+def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
+    """Shards agree to the bit, the weights after two updates up to rounding."""
     alone = tmp_path / "run"
     finished(alone, *LONG)
     ours, theirs = shards(together), shards(alone)
@@ -125,7 +127,7 @@ def test_a_dead_rank_ends_the_others_and_is_named(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_a_dead_rank_changes_no_bit_of_what_comes(together: Path, tmp_path: Path):
+def test_a_run_resumed_after_a_dead_rank_ends_in_the_same_bits(together: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
     os.kill(wait_for(started, run_dir, 3)[0], signal.SIGKILL)
@@ -165,8 +167,8 @@ def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path
 
 
 @pytest.mark.long
-def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
-    """Begun by two, resumed by one, which says so."""
+def test_another_number_of_ranks_can_resume_a_run(together: Path, tmp_path: Path):
+    """Two ranks begin the run. One resumes it and says so."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
     wait_for(started, run_dir, 3)
@@ -179,7 +181,9 @@ def test_another_number_of_ranks_goes_on(together: Path, tmp_path: Path):
     assert max(checkpoints(run_dir)) == LAST
 
 
-def test_torchrun_is_for_updates_alone(reference: Path, monkeypatch: pytest.MonkeyPatch, command):
+def test_torchrun_is_refused_for_anything_but_updates(
+    reference: Path, monkeypatch: pytest.MonkeyPatch, command
+):
     monkeypatch.setenv("WORLD_SIZE", "2")
     ended = command("generate", reference)
     assert ended.status == 2

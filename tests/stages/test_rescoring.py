@@ -1,4 +1,4 @@
-"""Scores made anew, by `mugrpo score --again` or as another judge's, and nothing else is."""
+"""Rescoring, by `mugrpo score --again` or for another judge. Nothing else is made again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AGAIN = ("--stage", 0, "--again")
 
 @pytest.fixture(scope="module")
 def scored_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed before its first update: to be copied."""
+    """A run that was killed before its first update. Tests copy it."""
     run_dir = tmp_path_factory.mktemp("scored") / "run"
     killed(run_dir, "gradient", 1)
     assert state(run_dir).scores == (3, 0)
@@ -47,7 +47,7 @@ def begun(scored_run: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stricter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another judge: a wrong answer gets -1 instead of 0."""
+    """Install another judge, which gives a wrong answer -1 instead of 0."""
     before = Chain.score
 
     def score(task: Chain, answers: Any) -> Any:
@@ -61,20 +61,20 @@ Files = dict[str, tuple[int, bytes]]
 
 
 def files(run_dir: Path, kind: str, stage: int = 0) -> Files:
-    """When it was written and the bytes, of what a stage has of `kind`."""
+    """Return the modification time and the bytes of each of a stage's files of `kind`."""
     found = sorted((run_dir / "stages" / f"{stage:03d}" / kind).iterdir())
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
 
 
 def written(before: Files, after: Files) -> list[int]:
-    """Numbers of the shards that were written between, be it with the same bytes."""
+    """Return the numbers of the shards that were written in between, even with the same bytes."""
     assert before.keys() == after.keys()
     names = sorted(name for name in before if name.startswith("shard-"))
     return [n for n, name in enumerate(names) if after[name][0] > before[name][0]]
 
 
 def entries(run_dir: Path, stage: int = 0) -> list[dict[str, Any]]:
-    """What a stage's manifest tells of its shards of scores, in order."""
+    """Return the manifest's entries for a stage's shards of scores, in order."""
     path = run_dir / "stages" / f"{stage:03d}" / "scores" / "manifest.json"
     shards = json.loads(path.read_text())["shards"]
     return [shards[number] for number in sorted(shards)]
@@ -89,18 +89,18 @@ def refreshes(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def rewards(run_dir: Path) -> float:
-    """The sum of the rewards that stage 0's manifest of scores tells."""
+    """Return the sum of the rewards by stage 0's manifest of scores."""
     return sum(entry["reward_sum"] for entry in entries(run_dir))
 
 
-def test_without_again_what_is_scored_stays(begun: Path, command: Command, stricter: None):
+def test_without_again_existing_scores_stay(begun: Path, command: Command, stricter: None):
     scores, lines = files(begun, "scores"), read_metrics(begun)
     assert command("score", begun, "--stage", 0).status == 0
     assert files(begun, "scores") == scores
     assert read_metrics(begun) == lines
 
 
-def test_scores_are_made_anew_and_no_rollout_is_touched(
+def test_scores_are_made_again_and_no_rollout_is_touched(
     begun: Path, command: Command, stricter: None
 ):
     rollouts, scores, (old,) = files(begun, "rollouts"), files(begun, "scores"), refreshes(begun)
@@ -139,7 +139,7 @@ def test_training_goes_on_with_the_new_scores(
     assert len(refreshes(begun)) == 2
 
 
-def test_of_a_stage_that_is_trained_on_the_old_updates_stay_and_that_is_said(
+def test_rescoring_a_stage_that_was_trained_on_keeps_its_updates_and_says_so(
     run_dir: Path, command: Command, stricter: None
 ):
     weights = final_weights(run_dir, 4)
@@ -152,7 +152,7 @@ def test_of_a_stage_that_is_trained_on_the_old_updates_stay_and_that_is_said(
     assert [line["update"] for line in sorted(refreshes(run_dir), key=_update)] == [0, 3]
 
 
-def test_the_new_refresh_line_stands_where_the_old_one_stood(
+def test_the_new_refresh_line_takes_the_place_of_the_old_one(
     run_dir: Path, command: Command, stricter: None
 ):
     before = read_metrics(run_dir)
@@ -179,7 +179,7 @@ def _update(line: dict[str, Any]) -> int:
         ("after a publish", 4, [0, 1]),  # a shard and its manifest are two
     ],
 )
-def test_killed_in_the_middle_the_rest_keeps_its_scores_and_again_once_more_makes_all(
+def test_after_a_kill_the_rest_keeps_its_scores_and_another_again_makes_all(
     begun: Path, command: Command, reference: Path, place: str, nth: int, made: list[int]
 ):
     rollouts, scores, lines = files(begun, "rollouts"), files(begun, "scores"), read_metrics(begun)
@@ -195,7 +195,7 @@ def test_killed_in_the_middle_the_rest_keeps_its_scores_and_again_once_more_make
     assert_same(begun, reference)
 
 
-def test_killed_between_a_shard_and_its_manifest_that_shard_is_the_one_to_be_made_again(
+def test_after_a_kill_between_a_shard_and_its_manifest_another_again_makes_all(
     begun: Path, command: Command, reference: Path
 ):
     place = "score shard without manifest"
@@ -208,7 +208,7 @@ def test_killed_between_a_shard_and_its_manifest_that_shard_is_the_one_to_be_mad
 
 @pytest.fixture
 def stricter_twice(monkeypatch: pytest.MonkeyPatch, stricter: None) -> None:
-    """The stricter judge, which breaks down in the third shard."""
+    """Install the stricter judge, which fails in the third shard."""
     before, calls = Chain.score, iter(range(3))
 
     def score(task: Chain, answers: Any) -> Any:
@@ -219,7 +219,7 @@ def stricter_twice(monkeypatch: pytest.MonkeyPatch, stricter: None) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
-def test_stopped_in_the_middle_the_shards_have_the_judges_that_made_them(
+def test_after_a_stop_each_shard_has_the_scores_of_one_judge(
     begun: Path, command: Command, stricter_twice: None
 ):
     old = entries(begun)
@@ -235,7 +235,7 @@ def test_stopped_in_the_middle_the_shards_have_the_judges_that_made_them(
     assert line["behavior_reward"] == pytest.approx(rewards(begun) / 24)
 
 
-def test_stopped_in_the_middle_the_sentence_names_the_command_that_does_the_rest(
+def test_after_a_stop_the_message_names_the_command_that_does_the_rest(
     begun: Path, command: Command, stricter_twice: None
 ):
     ended = command("score", begun, *AGAIN)
@@ -245,7 +245,7 @@ def test_stopped_in_the_middle_the_sentence_names_the_command_that_does_the_rest
     assert 2 in written(before, files(begun, "scores"))
 
 
-def test_stopped_in_the_middle_the_line_that_training_goes_on_with_is_of_the_scores_there_are(
+def test_after_a_stop_training_writes_the_refresh_line_of_the_scores_on_disk(
     begun: Path, command: Command, stricter_twice: None
 ):
     stopped(command("score", begun, *AGAIN), "the judge broke down")
@@ -259,7 +259,7 @@ def test_stopped_in_the_middle_the_line_that_training_goes_on_with_is_of_the_sco
 ANOTHER = ("--rewards.truncated", "scored", "--force")
 
 
-def test_in_a_current_stage_scores_of_another_judge_are_made_again(begun: Path, command: Command):
+def test_scores_of_another_judge_are_made_again_in_the_current_stage(begun: Path, command: Command):
     rollouts, scores, old = files(begun, "rollouts"), files(begun, "scores"), judges(begun)
     assert len(set(old)) == 1 and old[0]
     assert command("score", begun, "--stage", 0, *ANOTHER).status == 0
@@ -269,14 +269,14 @@ def test_in_a_current_stage_scores_of_another_judge_are_made_again(begun: Path, 
     assert len(refreshes(begun)) == 1
     scores = files(begun, "scores")
     assert command("score", begun, "--stage", 0).status == 0
-    assert files(begun, "scores") == scores  # once
+    assert files(begun, "scores") == scores  # only once
 
 
 def test_only_the_shards_of_another_judge_are_made_again(begun: Path, command: Command):
     path, own = begun / "stages/000/scores/manifest.json", judges(begun)
     shards = json.loads(path.read_text())["shards"]
     shards["1"]["judge"] = "another"
-    del shards["2"]["judge"]  # of a run begun before scores named one
+    del shards["2"]["judge"]  # as in a run begun before scores named a judge
     edited(path, shards=shards)
     scores = files(begun, "scores")
     assert command("score", begun, "--stage", 0).status == 0
@@ -284,10 +284,8 @@ def test_only_the_shards_of_another_judge_are_made_again(begun: Path, command: C
     assert [entry.get("judge") for entry in entries(begun)] == [*own[:2], None]
 
 
-def test_train_makes_them_again_in_the_stage_it_is_in_and_leaves_those_of_past_stages(
-    run_dir: Path, command: Command
-):
-    """Four updates are made: stage 0 is past, stage 1 under way with cut responses."""
+def test_train_rescores_the_current_stage_and_leaves_past_ones(run_dir: Path, command: Command):
+    """Four updates are made: stage 0 is past, and stage 1 is current with truncated responses."""
     old, past = judges(run_dir, 0), files(run_dir, "scores", 0)
     lines, current = read_metrics(run_dir), files(run_dir, "scores", 1)
     assert judges(run_dir, 1) == old
@@ -303,9 +301,7 @@ def test_train_makes_them_again_in_the_stage_it_is_in_and_leaves_those_of_past_s
     assert "status/truncated" not in second and second["update"] == 3
 
 
-def test_score_too_leaves_those_of_a_past_stage_unless_again_is_asked(
-    run_dir: Path, command: Command
-):
+def test_score_leaves_a_past_stage_unless_again_is_given(run_dir: Path, command: Command):
     old, scores = judges(run_dir), files(run_dir, "scores")
     ended = command("score", run_dir, "--stage", 0, *ANOTHER)
     assert ended.status == 0 and files(run_dir, "scores") == scores
@@ -315,7 +311,7 @@ def test_score_too_leaves_those_of_a_past_stage_unless_again_is_asked(
 
 
 def test_optimize_alone_does_not_train_on_the_scores_of_two_judges(begun: Path, command: Command):
-    """Another judge scored all but the last shard when it was killed."""
+    """Another judge is killed after it has scored all shards but the last."""
     words = ("score", begun, "--stage", 0, *ANOTHER)
     assert mugrpo(*words, at="half a score shard", nth=3).status == -signal.SIGKILL
     assert len(set(judges(begun))) == 2
@@ -323,9 +319,7 @@ def test_optimize_alone_does_not_train_on_the_scores_of_two_judges(begun: Path, 
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-def test_killed_in_the_middle_the_rest_is_made_by_whatever_goes_on(
-    run_dir: Path, command: Command, nth: int
-):
+def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, nth: int):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
     assert mugrpo(*words, at="half a score shard", nth=nth).status == -signal.SIGKILL
     assert state(run_dir).scores == (3, 3)
@@ -337,9 +331,7 @@ def test_killed_in_the_middle_the_rest_is_made_by_whatever_goes_on(
     assert "status/truncated" not in refreshes(run_dir)[1]
 
 
-def test_killed_before_the_new_refresh_line_it_is_written_by_whatever_goes_on(
-    run_dir: Path, command: Command
-):
+def test_after_a_kill_before_the_new_refresh_line_train_writes_it(run_dir: Path, command: Command):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
     # The metrics file is published when it is opened, and with the new line.
     assert mugrpo(*words, at="cut metrics", nth=2).status == -signal.SIGKILL
@@ -348,7 +340,7 @@ def test_killed_before_the_new_refresh_line_it_is_written_by_whatever_goes_on(
     assert "status/truncated" not in refreshes(run_dir)[1]
 
 
-def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_mended(
+def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_fixed(
     begun: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(_: Chain, answers: Any) -> Any:
@@ -360,7 +352,7 @@ def test_a_judge_that_fails_leaves_a_run_that_goes_on_once_it_is_mended(
         ended = command("score", begun, *AGAIN)
     assert ended.status == 3 and "could not be judged" in ended.err
     assert f"resume with: mugrpo score {begun} --stage 0" in ended.err
-    assert files(begun, "scores") == scores  # the old ones, all of them
+    assert files(begun, "scores") == scores  # still the old ones
     assert command("score", begun, *AGAIN).status == 0
     assert written(scores, files(begun, "scores")) == [0, 1, 2]
     assert command("train", begun).status == 0
@@ -374,7 +366,7 @@ def test_again_before_anything_is_generated_names_the_command_to_run_first(
     refused(command("score", *words), "stage 0 has 0 of 3 shards of rollouts", "mugrpo generate ")
 
 
-def test_only_score_takes_again(tmp_path: Path, command: Command):
+def test_only_score_accepts_again(tmp_path: Path, command: Command):
     words = [write_config(tmp_path), "--run-dir", tmp_path / "run"]
     refused(command("generate", *words, "--again"), "--again")
     assert not (tmp_path / "run").exists()

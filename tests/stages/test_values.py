@@ -1,4 +1,4 @@
-"""What the phases of a stage decide, on values and shards written by hand: no model, no process."""
+"""Decisions in the phases of a stage, on values and hand-written shards: no model, no process."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_every_group_is_planned_in_the_order_of_its_draws(tmp_path: Path):
 
 
 def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_path: Path):
-    """6 groups are needed; of the first 6 one varies: (1 + 1) / (6 + 1) of 5 x 1.1, so 20 more.
+    """One of the first 6 groups varies, so 5 more take 5 x 1.1 / ((1 + 1) / (6 + 1)) or 20 groups.
 
-    A shard holds 2, and 12 groups are the most that may be sampled.
+    They come one shard of 2 at a time, and at most 12 groups may be sampled.
     """
     stage = stage_of(tmp_path, sampling=DYNAMIC)
     write_shard(stage, 0, [EASY, MIXED])
@@ -67,18 +67,18 @@ def test_dynamic_sampling_that_finds_too_few_stops_with_the_ways_out(tmp_path: P
     for shard in range(6):
         write_shard(stage, shard, [EASY, MIXED])
     write_shard(stage, 5, [EASY, EASY])
-    with pytest.raises(RunStopped, match="of 12 sampled groups 5 have right and wrong responses"):
+    with pytest.raises(RunStopped, match="5 of 12 sampled groups have both right and wrong"):
         plan_stage(stage, lambda _: None)
     assert not stage.shards("plan").numbers()
     said: list[str] = []
     filling = stage_of(tmp_path, sampling={**DYNAMIC, "when_short": "fill"})
     plan_stage(filling, said.append)
     assert len(said) == 1 and said[0].endswith(
-        "enough for 2 of 3 batches; the others are filled with other groups"
+        "enough for 2 of 3 batches; the rest are filled with other groups"
     )
 
 
-def test_a_plan_by_other_scores_counts_only_once_an_update_is_made(tmp_path: Path):
+def test_a_plan_from_other_scores_counts_only_once_an_update_is_made(tmp_path: Path):
     stage = stage_of(tmp_path, sampling=DYNAMIC)
     for shard in range(3):
         write_shard(stage, shard, [MIXED, MIXED])
@@ -96,7 +96,7 @@ def test_shards_made_elsewhere_with_other_rows_are_refused(tmp_path: Path):
         plan_stage(larger, lambda _: None)
 
 
-def test_what_a_stage_lacks_is_told_with_the_command_that_makes_it(tmp_path: Path):
+def test_missing_shards_are_reported_with_the_command_that_makes_them(tmp_path: Path):
     stage = stage_of(tmp_path)
     write_shard(stage, 0, [MIXED, MIXED])
     write_shard(stage, 1, [MIXED, MIXED], judge="another")
@@ -183,7 +183,7 @@ def test_checkpoints_are_due_every_so_often_at_stage_ends_and_at_the_end():
     assert due(8, every=3, stage_end=False) == [3, 6, 8]
 
 
-def test_samples_are_due_at_a_stages_ends_and_every_so_often(tmp_path: Path):
+def test_samples_are_due_at_both_ends_of_a_stage_and_every_so_often(tmp_path: Path):
     stage = stage_of(tmp_path, 1, samples={"every": 5})  # updates 4, 5 and 6
     assert [u for u in (4, 5, 6) if samples_due(stage.config, stage, u)] == [4, 5, 6]
     wide = stage_of(tmp_path, samples={"every": 3}, schedule={"batches_per_stage": 8})
@@ -192,7 +192,7 @@ def test_samples_are_due_at_a_stages_ends_and_every_so_often(tmp_path: Path):
     assert not any(samples_due(never.config, never, u) for u in (1, 2, 3))
 
 
-def test_the_reference_is_the_policy_of_every_so_many_stages(tmp_path: Path):
+def test_the_reference_changes_every_so_many_stages(tmp_path: Path):
     kl = {"name": "kl", "period": 2}
     stage = stage_of(tmp_path, reference=kl, schedule={"stages": 5})
     schedule = stage.schedule
@@ -201,7 +201,7 @@ def test_the_reference_is_the_policy_of_every_so_many_stages(tmp_path: Path):
     assert reference_update(schedule, fixed.config, 4) == 0
 
 
-def test_what_a_checkpoint_says_of_early_ends_is_the_schedule_that_goes_on(tmp_path: Path):
+def test_a_resumed_schedule_has_the_early_ends_that_a_checkpoint_stores(tmp_path: Path):
     stage = stage_of(tmp_path)
     early = stage.schedule.ending_at(2)
     folder = stage.folder.checkpoint(2)

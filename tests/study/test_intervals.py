@@ -10,7 +10,7 @@ import pytest
 from mugrpo.study.intervals import Estimate, estimate, geometric, t_quantile
 
 
-def test_by_hand():
+def test_an_estimate_by_hand():
     """1, 2, 6: mean 3, standard deviation sqrt((4 + 1 + 9) / 2) = sqrt 7, t(2) = 4.303."""
     found = estimate([1.0, None, 2.0, 6.0])
     assert found is not None and (found.mean, found.count) == (3.0, 3)
@@ -41,7 +41,7 @@ def test_the_quantile_leaves_a_fortieth_on_its_right(freedom):
     beyond = angles > math.atan(t_quantile(freedom) / math.sqrt(freedom))
     assert density[beyond].sum() / density.sum() == pytest.approx(
         0.025, abs=4e-5
-    )  # three decimals of it
+    )  # the table has three decimals
 
 
 def test_many_seeds_have_nearly_the_normal_quantile():

@@ -1,4 +1,4 @@
-"""What a run comes to, and the table and page of a study, with numbers by hand."""
+"""The outcome of a run, and the table and page of a study, with numbers by hand."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_runs_numbers_by_hand(run):
     assert row["kl_behavior"] == pytest.approx(0.4) and row["ratio/negative/max"] == 50.0
 
 
-def test_a_curve_tells_of_the_updates_since_the_evaluation_before(run):
+def test_a_point_of_a_curve_covers_the_updates_since_the_last_evaluation(run):
     points = outcome(run)["curve"]
     assert [p["update"] for p in points] == [0, 2, 4]
     assert [p["accuracy"] for p in points] == [0.2, 0.8, 0.5]
@@ -144,7 +144,7 @@ def finished() -> list[Any]:
 
 
 def test_a_table_by_hand(file, finished):
-    """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. A 0.9 none of them reached."""
+    """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. None reached 0.9."""
     study, _ = load_study(file)
     head, _, plain, other = (
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -255,10 +255,10 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         again.of(changed[1])
 
 
-def test_a_clone_elsewhere_finds_the_same_runs_and_how_they_were_evaluated_counts(
+def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(
     file, tmp_path, monkeypatch, run
 ):
-    """Paths are absolute in a config; another number of samples is another accuracy."""
+    """A config's absolute paths do not matter, but the number of evaluation samples does."""
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     found = {}
     for place in ("here", "there"):
@@ -283,7 +283,7 @@ def test_a_clone_elsewhere_finds_the_same_runs_and_how_they_were_evaluated_count
 
 
 def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, monkeypatch, run):
-    """What only the two studies' axes call differently is the same run; another seed is not."""
+    """A run is the same if two studies only name it differently. Another seed is another run."""
     _, cells = load_study(file)
     monkeypatch.setattr(outcome_module, "read_runs", lambda _: [run])
     first = Results(folder_of(file) / RESULTS)
@@ -302,7 +302,7 @@ def test_a_run_that_another_study_has_finished_is_taken_over(file, tmp_path, mon
     )
     _, rarely = load_study(beside)
     results.file.unlink()
-    assert Results(results.file).take_over(rarely) == []  # its curve would be another
+    assert Results(results.file).take_over(rarely) == []  # it would have another curve
 
 
 def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, run):

@@ -1,4 +1,4 @@
-"""A study of four tiny cells: stopped after the first, gone on with, and looked at."""
+"""A study of four tiny cells that is stopped after the first, continued, and shown."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ high = {{ optimizer.lr = 1e-3 }}
 class Studied(NamedTuple):
     file: Path
     work: Path
-    first: list[str]  # said until it was stopped
+    first: list[str]  # lines printed until it was stopped
     second: list[str]
 
 
 def forked(self: Cells, words: Sequence[str], log: Path) -> str | None:
-    """`Cells._process` from the fork server of tests: a second instead of five."""
+    """Do what `Cells._process` does with the tests' fork server: one second instead of five."""
     ended = mugrpo(*words)
     log.write_text(ended.out + ended.err)
     return None if ended.status == 0 else ended.err
@@ -56,7 +56,7 @@ def forked(self: Cells, words: Sequence[str], log: Path) -> str | None:
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
-    """Run with one cell at a time, stopped by a signal after the first, and run again."""
+    """A study run with one cell at a time, stopped by a signal after the first, and run again."""
     home = tmp_path_factory.mktemp("study")
     file = home / "rates.toml"
     file.write_text(STUDY.format(base=write_config(home)))
@@ -129,7 +129,7 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
     assert ours == theirs and [u for u, _ in ours] == [0, 3, 6]
 
 
-def test_cells_of_one_seed_have_the_same_first_rollouts_on_disk_once(studied: Studied):
+def test_cells_of_one_seed_share_the_files_of_their_first_rollouts(studied: Studied):
     def files(rate: str, seed: int, stage: int) -> dict[str, int]:
         folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").shards(stage, "rollouts")
         return {p.name: p.stat().st_ino for p in sorted(folder.glob("*.parquet"))}
@@ -141,14 +141,16 @@ def test_cells_of_one_seed_have_the_same_first_rollouts_on_disk_once(studied: St
     assert files("low", 10, 0) != files("low", 11, 0)
 
 
-def test_the_time_of_shared_rollouts_is_every_cells(studied: Studied):
+def test_the_time_of_shared_rollouts_counts_for_every_cell(studied: Studied):
     for seed in (10, 11):
         low, high = (cells(studied)[f"{rate}/seed-{seed}"] for rate in ("low", "high"))
         assert low["seconds/generate"] > 0 and high["seconds/generate"] > 0
         assert low["rollouts"] == high["rollouts"] == 48
 
 
-def test_a_shared_stage_is_not_taken_twice_nor_the_source_touched(studied: Studied, tmp_path: Path):
+def test_a_stage_is_shared_only_once_and_its_source_is_not_touched(
+    studied: Studied, tmp_path: Path
+):
     source = RunDir(studied.work / "cells" / "low" / "seed-10")
     target = RunDir(tmp_path / "run")
     share_first_stage(source, target)
@@ -167,10 +169,10 @@ def _copy(file: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_cell_that_fails_is_told_and_the_others_go_on(
+def test_a_cell_that_fails_is_reported_and_the_others_go_on(
     studied: Studied, tmp_path: Path, monkeypatch
 ):
-    """A rate of 1e30 leaves no finite loss: that run stops, and no number is made of it."""
+    """A rate of 1e30 leaves no finite loss, so that run stops and gives no numbers."""
     file = tmp_path / "rates.toml"
     base = write_config(tmp_path)
     broken = "1e30, optimizer.nonfinite_limit = 1, rollouts.temperature = 1.2"
@@ -187,8 +189,8 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(
 
 
 @pytest.mark.long
-def test_a_study_that_is_stopped_saves_the_run_under_way(tmp_path: Path, monkeypatch):
-    """The signal is passed on: what the run's metrics tell last is what its checkpoint holds."""
+def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypatch):
+    """The signal is passed on, so the newest checkpoint is of the update of the last line."""
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     file, stop = tmp_path / "rates.toml", StopFlag()
     text = STUDY.format(base=write_config(tmp_path))
@@ -208,7 +210,7 @@ def test_a_study_that_is_stopped_saves_the_run_under_way(tmp_path: Path, monkeyp
     assert not Results(folder_of(file) / RESULTS).rows
 
 
-def test_two_cannot_work_in_one_place(studied: Studied):
+def test_two_studies_cannot_use_the_same_work_folder(studied: Studied):
     with (
         RunDir(studied.work).locked(),
         pytest.raises(UsageError, match="is locked by"),

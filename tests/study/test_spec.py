@@ -1,4 +1,4 @@
-"""A study's file becomes cells."""
+"""Reading a study's file into cells."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
     assert [c.config.veto.knobs.get("kappa") for c in cells[:4]] == [None, None, 0.5, 0.5]
 
 
-def test_the_command_line_makes_the_same_config_of_the_base(file):
+def test_the_command_line_makes_the_same_config_from_the_base(file):
     study, cells = load_study(file)
     for cell in cells:
         assert load_config(Path(study.base), cell.overrides) == cell.config
 
 
-def test_folders_are_words_of_the_values_and_differ(file):
+def test_folders_are_named_after_the_values_and_differ(file):
     _, cells = load_study(file)
     assert cells[0].name == "grpo/low/seed-4"
     assert len({c.name for c in cells}) == 8
@@ -90,8 +90,8 @@ def first_stages(cells: list[Cell]) -> dict[str, list[str]]:
     return found
 
 
-def test_cells_share_a_first_stage_where_seed_model_sampler_and_problems_are_the_same(file):
-    """The learning rate, the veto and the number of stages do not decide it; its groups do."""
+def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_same(file):
+    """The learning rate, the veto and the number of stages do not matter; the stage's groups do."""
     replaced(file, "veto.kappa = 0.5", "veto.kappa = 0.5, schedule.stages = 7")
     _, cells = load_study(file)
     assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
@@ -107,7 +107,7 @@ def test_cells_share_a_first_stage_where_seed_model_sampler_and_problems_are_the
     ("old", "new", "message"),
     [
         ("seeds = [4, 5]", "seeds = [4]", r"seeds: .*at least 2"),
-        ("seeds = [4, 5]", "seeds = [4, 4]", r"seeds \[4, 4\] repeat themselves"),
+        ("seeds = [4, 5]", "seeds = [4, 4]", r"seeds \[4, 4\] contain a duplicate"),
         ('title = "T"', "", r"title: Field required"),
         ('question = "Q"', 'question = "Q"\nsede = 1', r"sede: Extra inputs"),
         ("optimizer.lr = 1.0", "optimizer.lr = -1.0", r"high: optimizer\.lr = -1"),
@@ -121,22 +121,22 @@ def test_cells_share_a_first_stage_where_seed_model_sampler_and_problems_are_the
         ('question = "Q"', 'question = "Q"\nbaseline = {method = "x"}', r"baseline\.method = 'x'"),
     ],
 )
-def test_a_bad_study_is_one_sentence(file, old, new, message):
+def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
     with pytest.raises(UsageError, match=message):
         load_study(replaced(file, old, new))
 
 
-def test_a_figure_of_an_axis_that_is_not_there_is_refused(file):
+def test_a_figure_of_a_missing_axis_is_refused(file):
     file.write_text(
         file.read_text()
-        + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "colour"\n'
+        + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "color"\n'
     )
-    with pytest.raises(UsageError, match="figure f: there is no axis 'colour'"):
+    with pytest.raises(UsageError, match="figure f: there is no axis 'color'"):
         load_study(file)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
-def test_the_projects_studies_are_studies_of_five_seeds(name, monkeypatch):
+def test_the_projects_studies_have_enough_seeds(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     study, cells = load_study(ROOT / "studies" / name)
     assert len(study.seeds) >= (2 if "smollm2" in name else 5)

@@ -1,1 +1,1 @@
-"""Tests of engines and backends that an environment of their own is made for: see the Makefile."""
+"""Tests of engines and backends that need an environment of their own; see the Makefile."""

@@ -1,4 +1,4 @@
-"""Runs on Ray, on this machine: the bits of the local backend, whatever is killed."""
+"""Runs on Ray on this machine have the bits of the local backend, whatever is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
-    """The options of a run on a cluster of this machine, which the module has for itself."""
+    """The options of a run on a cluster that is started on this machine for this module."""
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"]
     command += ["--num-cpus", "3", "--port", "0", "--include-dashboard", "false"]
     command += ["--object-store-memory", str(1 << 28), "--disable-usage-stats"]
@@ -49,7 +49,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]
 
 
 def _address(said: str) -> str | None:
-    """What `ray start` says to connect to."""
+    """Return the address that `ray start` says to connect to."""
     _, found, rest = said.partition("--address='")
     return rest.partition("'")[0] if found else None
 
@@ -62,17 +62,17 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def until(found: Callable[[], object]):
-    """What `found` gives once it gives something."""
+def until(get: Callable[[], object]):
+    """Wait until `get` returns something, and return that."""
     for _ in range(12000):
-        if value := found():
+        if value := get():
             return value
         time.sleep(0.01)
     raise TimeoutError
 
 
 def processes(*words: str) -> list[int]:
-    """Those whose command line has all `words`."""
+    """Return the ids of processes whose command line has all `words`."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -92,7 +92,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
-def made(run_dir: Path) -> int:
+def last_update(run_dir: Path) -> int:
     return max((e["update"] for e in read_metrics(run_dir) if e["kind"] == "update"), default=0)
 
 
@@ -130,10 +130,10 @@ def test_an_actor_that_is_killed_is_started_again(
 def test_updates_whose_worker_is_killed_go_on(
     on_ray: tuple[str, ...], local: Path, tmp_path: Path, victim: str
 ):
-    """The rank's own process, or that of Ray which holds it."""
+    """The rank's own process is killed, or the process of Ray that holds it."""
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: made(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3)
     first = ranks(run_dir)
     os.kill(first[-1] if victim == "rank" else parent(first[-1]), signal.SIGKILL)
     ended = started.end(600)
@@ -145,7 +145,7 @@ def test_updates_whose_worker_is_killed_go_on(
 def test_a_worker_that_is_killed_too_often_stops_the_run(on_ray: tuple[str, ...], tmp_path: Path):
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO, *on_ray, "--backend.restarts", "0")
-    until(lambda: made(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3)
     os.kill(ranks(run_dir)[0], signal.SIGKILL)
     ended = started.end(600)
     stopped(ended, "of 2 ended with SIGKILL", "more often than --backend.restarts 0 allows")
@@ -157,12 +157,12 @@ def test_a_signal_saves_and_the_run_goes_on_without_ray(
 ):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: made(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3)
     os.kill(started.pid, signal.SIGTERM)
     ended = started.end(600)
     stopped(ended, "stopped by SIGTERM")
     saved = max(checkpoints(run_dir))
-    assert saved == made(run_dir) >= 3
+    assert saved == last_update(run_dir) >= 3
     again = mugrpo(*without_ray(resume_words(ended)))
     assert again.status == 0, again
     assert "backend.name: 'ray' -> 'local'" in again.out
@@ -174,7 +174,7 @@ def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
 ):
     run_dir = tmp_path / "run"
     started = start_on_ray(run_dir, on_ray)
-    until(lambda: made(run_dir) >= 3)
+    until(lambda: last_update(run_dir) >= 3)
     os.kill(started.pid, signal.SIGKILL)
     started.end()
     until(lambda: not ranks(run_dir))  # Ray ends them with the run
@@ -183,7 +183,7 @@ def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
 
 
 def without_ray(words: list[str]) -> list[str]:
-    """The command with the local backend instead."""
+    """Return the command with the local backend instead."""
     place = words.index("ray")
     return [*words[:place], "local", *words[place + 3 :]]
 
@@ -198,7 +198,7 @@ def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
     assert not [text for text in found if not text.startswith("metrics line")]
 
 
-def test_ray_is_started_for_a_run_where_there_is_no_cluster(tmp_path: Path):
+def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
     run_dir = tmp_path / "run"
     options = ("--backend.name", "ray", "--evaluation.every", "0")
     finished(run_dir, *options)
@@ -207,13 +207,13 @@ def test_ray_is_started_for_a_run_where_there_is_no_cluster(tmp_path: Path):
 
 
 def test_more_than_the_machine_has_is_refused(tmp_path: Path):
-    """Of a Ray of its own, which will not grow."""
+    """A Ray that is started for the run cannot grow."""
     options = ("--backend.name", "ray", "--backend.rank_cpus", "1000")
     ended = start_train(tmp_path / "run", *TWO, *options).end(600)
     assert ended.status == 2 and "need 2000 CPUs at once, but this machine's Ray has" in ended.err
 
 
-def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path):
+def test_a_missing_cluster_is_refused(tmp_path: Path):
     options = ("--backend.name", "ray", "--backend.address", "127.0.0.1:9")
     ended = start_train(tmp_path / "run", *options).end(60)
-    assert ended.status == 2 and "no Ray answers at 127.0.0.1:9" in ended.err, ended
+    assert ended.status == 2 and "no Ray cluster answers at 127.0.0.1:9" in ended.err, ended

@@ -1,4 +1,4 @@
-"""The real vLLM, on the CPU where there is no GPU: `make test-vllm`."""
+"""Runs with the real vLLM, on the CPU if there is no GPU: `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def start(config: Path, run_dir: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def trained(config: Path, run_dir: Path, *options: str) -> str:
-    """What a run says that must end well."""
+    """Train, check that the run succeeds, and return what it prints."""
     process = start(config, run_dir, *options)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
@@ -85,7 +85,7 @@ def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
 
 
 def engines(pid: int) -> list[int]:
-    """The workers that a run has started."""
+    """Return the engine workers that a run has started."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -104,7 +104,7 @@ def wait_for_a_shard(run_dir: Path) -> None:
 
 
 def assert_whole(run_dir: Path) -> None:
-    """Both stages have every rollout once, with the trainer's logprobs to 1e-3."""
+    """Check that both stages have every rollout once, with the trainer's logprobs to 1e-3."""
     for stage, update in ((0, 0), (1, 3)):
         policy = load_policy(ModelOptions())
         if update:
@@ -167,7 +167,7 @@ def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tm
 
 
 def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
-    """First tokens of 2,000 responses with seeds of their own, against their probabilities."""
+    """Compare the first tokens of 2,000 responses, each with its own seed, with probabilities."""
     policy = load_policy(ModelOptions())
     prompt = encoded(policy, PROMPTS[0])
     options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})

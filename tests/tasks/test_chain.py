@@ -51,9 +51,9 @@ def test_a_demonstration_by_hand(prompt, scratchpad):
 
 def steps_of(scratchpad: str) -> list[tuple[int, int, int]]:
     """(state before, signed digit, state written) of each step."""
-    found = re.findall(r"(\d)([+-]\d)=(\d)", scratchpad)
-    assert ",".join(f"{a}{b}={c}" for a, b, c in found) == scratchpad
-    return [(int(a), int(b), int(c)) for a, b, c in found]
+    steps = re.findall(r"(\d)([+-]\d)=(\d)", scratchpad)
+    assert ",".join(f"{a}{b}={c}" for a, b, c in steps) == scratchpad
+    return [(int(a), int(b), int(c)) for a, b, c in steps]
 
 
 def test_with_all_steps_wrong_every_result_is_wrong_and_the_chain_goes_on_from_it():
@@ -83,7 +83,7 @@ def test_the_share_of_wrong_steps_is_the_one_asked_for():
     ("response", "status", "reward"),
     [
         ("3+2=5,5-1=4", Status.RIGHT, 1.0),
-        ("3+2=6,6-1=4", Status.RIGHT, 1.0),  # the way there is not judged
+        ("3+2=6,6-1=4", Status.RIGHT, 1.0),  # only the final answer is judged
         ("3+2=5,5-1=3", Status.WRONG, 0.0),
         ("3+2=4,5-1=", Status.NO_ANSWER, 0.0),
         ("3+2=5,4", Status.NO_ANSWER, 0.0),
@@ -147,7 +147,7 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
 
 
 @pytest.mark.parametrize("side", ["train", "eval"])
-def test_asking_for_more_problems_than_there_are_names_the_option_and_the_way_out(side):
+def test_asking_for_more_problems_than_there_are_names_the_option_and_the_remedy(side):
     # Two terms of 1 to 3 give 3 x 2 x 3 = 18 prompts in all.
     options = ChainOptions(terms=2, max_digit=3, **{f"{side}_problems": 19})
     chain = Chain(options)
@@ -163,15 +163,15 @@ def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embe
     chain = Chain(ChainOptions())
     problems = chain.eval_problems()
     requests = [Request(encoded(embedded_policy, p.prompt), i) for i, p in enumerate(problems)]
-    made = generated(embedded_policy, requests, batch_size=256)
-    texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in made]
-    stopped = [c.finish_reason is FinishReason.STOP for c in made]
+    completions = generated(embedded_policy, requests, batch_size=256)
+    texts = [embedded_policy.tokenizer.decode(c.ids, skip_special_tokens=True) for c in completions]
+    stopped = [c.finish_reason is FinishReason.STOP for c in completions]
     scores = [verdict(p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)]
     accuracy = sum(score.reward for score in scores) / len(problems)
     assert len(problems) == 512 and 0.2 <= accuracy <= 0.35
     # 0.27 as documented, within three standard deviations: 3 x sqrt(0.27 x 0.73 / 512) = 0.059
     assert accuracy == pytest.approx(0.27, abs=0.059)
-    # It has the form: nearly every response is an answered chain of the right length.
+    # It knows the form: nearly every response is an answered chain of the right length.
     answered = [s.status in (Status.RIGHT, Status.WRONG) for s in scores]
     assert sum(answered) / 512 > 0.98
     assert sum(len(text) == 41 for text in texts) / 512 > 0.95

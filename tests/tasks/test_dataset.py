@@ -1,4 +1,4 @@
-"""Rows become problems: columns, ids, prompts, and the split into training and held-out ones."""
+"""From rows to problems: columns, ids, prompts, and the split into training and held-out."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def task(data: str, **options: Any) -> Dataset:
 
 
 def sides(data: str, **options: Any) -> Sides:
-    """Training and held-out problems."""
-    made = task(data, **options)
-    return list(made.train_problems()), list(made.eval_problems())
+    """Return the training and the held-out problems."""
+    data_set = task(data, **options)
+    return list(data_set.train_problems()), list(data_set.eval_problems())
 
 
 def all_problems(data: str, **options: Any) -> list[Problem]:
-    """Every problem, in the order of the data."""
+    """Return every problem, in the order of the data."""
     return sides(data, eval_share=0.0, **options)[0]
 
 
 def refusal(data: str, **options: Any) -> str:
-    """The one line that refuses `data`."""
+    """Return the one line that refuses `data`."""
     with pytest.raises(UsageError) as refused:
         sides(data, **{"eval_share": 0.0, **options})
     assert "\n" not in str(refused.value)
@@ -63,7 +63,7 @@ def row(prompt: Any, answer: Any = "1", **more: Any) -> Row:
 
 
 def chat(*turns: str) -> list[Row]:
-    """Messages of alternating roles, the user's first."""
+    """Return messages of alternating roles, the user's first."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
 
@@ -140,7 +140,7 @@ def test_a_decimal_of_parquet_is_a_number(tmp_path):
     assert [p.answer for p in all_problems(data)] == ["1.50"]
 
 
-def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(jsonl):
+def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
     data = jsonl(row("1", "about 1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "eleven"))
     with pytest.raises(UsageError) as refused:
         task(data, rewards=("exact", "numeric")).train_problems()
@@ -148,7 +148,7 @@ def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(jsonl)
         f"{data}, line 3: column 'answer' is \"eleven\", which the reward numeric cannot compare "
         "with; choose another reward, or set task.answer_pattern"
     )
-    assert len(all_problems(data)) == 3  # where texts are
+    assert len(all_problems(data)) == 3  # if texts are compared
 
 
 def test_with_a_pattern_what_it_finds_must_have_the_number(jsonl):
@@ -158,7 +158,7 @@ def test_with_a_pattern_what_it_finds_must_have_the_number(jsonl):
     assert f"{bad}, line 1: column 'answer' is \"x\"" in refusal(bad, **options)
 
 
-def test_where_numbers_are_compared_an_answer_column_is_asked_for(jsonl):
+def test_if_numbers_are_compared_an_answer_column_is_required(jsonl):
     with pytest.raises(ValueError, match="numeric needs an answer_column to compare with"):
         DatasetOptions(data="p.jsonl", rewards="numeric", answer_column=None)
 
@@ -282,7 +282,7 @@ def test_a_conversation_may_end_with_what_a_tool_said(jsonl):
 
 
 def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
-    """JSON may hold half a pair, "\\ud83d", which is no text that a tokenizer takes."""
+    """JSON may hold half a pair, "\\ud83d", which no tokenizer takes."""
     half, more = "1+1\ud83d=", "is half a surrogate pair ('\\ud83d'), which is not text"
     cases = {
         "prompt": row(half),
@@ -297,13 +297,13 @@ def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
     assert [(p.prompt, p.answer) for p in all_problems(whole)] == [("\U0001f600", "\U0001f600")]
 
 
-def test_a_conversation_keeps_its_turns_and_drops_what_is_no_role_or_content(jsonl):
+def test_a_conversation_keeps_its_turns_and_drops_all_but_role_and_content(jsonl):
     messages = [{**message, "name": "x"} for message in chat("hi", "hello", "3+2?")]
     (problem,) = all_problems(jsonl(row(messages)))
     assert problem.prompt == tuple(chat("hi", "hello", "3+2?"))
 
 
-def test_a_long_value_is_shown_in_part(jsonl):
+def test_only_the_beginning_of_a_long_value_is_shown(jsonl):
     data = jsonl(row(["x" * 500]))
     # 57 characters of the value: a quote and 56 x
     assert f'message 0 of the prompt is "{"x" * 56}...;' in refusal(data)
@@ -312,7 +312,7 @@ def test_a_long_value_is_shown_in_part(jsonl):
 # ---- template and system prompt ----
 
 
-def test_a_template_stands_around_a_text(jsonl):
+def test_a_template_is_put_around_a_text(jsonl):
     data = jsonl(row("3+2"), row("{prompt} and {x}"))
     template = "What is {prompt}? {prompt}!"
     assert [p.prompt for p in all_problems(data, prompt_template=template)] == [
@@ -350,13 +350,13 @@ def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
     )
 
 
-def test_a_template_without_a_place_is_refused_by_the_config():
+def test_a_template_without_a_placeholder_is_refused_by_the_config():
     raw = {"task": {"name": "dataset", "data": "p.jsonl", "prompt_template": "3+2="}}
     with pytest.raises(UsageError, match=r"task\.prompt_template = '3\+2=': it has no \{prompt\}"):
         build_config(raw, "test")
 
 
-def test_a_data_set_that_is_not_named_is_asked_for_in_words():
+def test_a_data_set_that_is_not_named_is_asked_for_in_a_sentence():
     with pytest.raises(UsageError) as refused:
         build_config({"task": {"name": "dataset"}}, "test")
     assert "{" not in str(refused.value) and "task.data must be given" in str(refused.value)
@@ -385,7 +385,7 @@ def test_the_same_prompt_and_answer_twice_is_a_duplicate_and_another_answer_is_n
 
 
 def shares(prompts: list[str]) -> dict[str, float]:
-    """Where each prompt lies between 0 and 1, by its JSON text's sha256."""
+    """Return where each prompt lies between 0 and 1, by the sha256 of its JSON text."""
     digests = {p: hashlib.sha256(f'"{p}"'.encode()).hexdigest() for p in prompts}
     return {p: int(digest[:16], 16) / 2**64 for p, digest in digests.items()}
 
@@ -448,7 +448,7 @@ def test_problems_of_one_prompt_are_on_one_side(jsonl):
 @pytest.mark.parametrize("id_column", ["id", None])
 @pytest.mark.parametrize("form", [str, chat])
 def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe, id_column, form):
-    """Else two recipes are compared on different problems, each trained on the other's."""
+    """Otherwise recipes would be compared on different problems, each trained on the other's."""
     data = jsonl(*(row(form(f"{n}="), str(n), id=n) for n in range(100)))
     plain, other = (
         [[p.id for p in side] for side in sides(data, id_column=id_column, **options)]
@@ -470,7 +470,7 @@ def test_a_share_that_leaves_nothing_to_train_on_is_refused(jsonl):
     assert text == f"{data}: no problem is left to train on; lower eval_share"
 
 
-def test_a_small_data_set_holds_the_lowest_hash_out_at_least(jsonl):
+def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     prompts = ["1+1=", "1+2=", "1+3=", "2+3="]  # first digits 2, b, 0, 5, as above
     train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
     assert [p.prompt for p in held_out] == ["1+3="]
@@ -482,10 +482,10 @@ def test_no_share_holds_nothing_out(jsonl):
     assert (len(train), held_out) == (2, [])
 
 
-# ---- held-out problems of their own ----
+# ---- held-out problems from another file or split ----
 
 
-def test_held_out_problems_of_a_file_of_their_own_leave_every_other_to_train_on(jsonl):
+def test_held_out_problems_from_another_file_leave_every_problem_to_train_on(jsonl):
     data = jsonl(*(row(f"{n}=") for n in range(40)))
     eval_data = jsonl(*(row(f"{n}+1=") for n in range(10)), name="e.jsonl")
     train, held_out = sides(data, eval_data=eval_data, eval_share=0.5)
@@ -519,7 +519,7 @@ def test_a_split_of_the_hub_may_hold_the_problems_out(monkeypatch):
     assert asked[3] == ("c/d", "main", "train", "abc")
 
 
-def test_a_split_of_a_local_file_is_said_to_be_none(jsonl):
+def test_a_local_file_has_no_split(jsonl):
     data = jsonl(row("1="), row("2="))
     for option in ("split", "eval_split", "subset", "revision"):
         text = refusal(data, **{option: "test"})
@@ -533,7 +533,7 @@ def test_a_file_may_hold_out_the_problems_for_a_data_set_of_the_hub(monkeypatch,
     assert [p.prompt for p in train + held_out] == ["1=", "2="]
 
 
-def test_the_rows_of_the_held_out_file_are_checked_alike(jsonl):
+def test_the_rows_of_the_held_out_file_are_checked_too(jsonl):
     eval_data = jsonl(row("1"), row(None), name="e.jsonl")
     assert refusal(jsonl(row("2")), eval_data=eval_data).startswith(
         f"{eval_data}, line 2: the prompt"

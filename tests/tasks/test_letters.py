@@ -49,9 +49,9 @@ def test_answers_are_the_sorted_letters():
 
 
 def test_a_wrong_step_takes_another_letter_that_is_left_and_goes_on_in_order():
-    """Of "abc": wrong first takes b or c, then wrong again the greater of two, and the last."""
-    made = Counter(demonstration("cab:", random.Random(seed), 1.0) for seed in range(300))
-    assert set(made) == {"bca", "cba"}
+    """Of "abc", a wrong step takes b or c, the next the greater of the two left, then the last."""
+    answers = Counter(demonstration("cab:", random.Random(seed), 1.0) for seed in range(300))
+    assert set(answers) == {"bca", "cba"}
     assert demonstration("aaa:", random.Random(0), 1.0) == "aaa"
     for seed in range(50):
         answer = demonstration("hgbaccgd:", random.Random(seed), 0.3)
@@ -77,7 +77,7 @@ def test_problems_are_distinct_split_by_hash_and_of_the_lengths_asked_for():
     assert train == [p.prompt for p in letters.train_problems()]
 
 
-def test_asking_for_too_many_or_for_lengths_out_of_order_is_a_sentence():
+def test_asking_for_too_many_or_for_lengths_out_of_order_is_refused_in_a_sentence():
     few = Letters(LettersOptions(shortest=2, longest=2, train_problems=144))
     with pytest.raises(UsageError, match=r"task\.train_problems = 144, but 2 to 2 letters give"):
         few.train_problems()
@@ -89,10 +89,10 @@ def test_the_embedded_model_is_right_about_a_quarter_of_the_time_at_temperature_
     policy = load_policy(ModelOptions(path="letters"))
     problems = Letters(LettersOptions()).eval_problems()
     requests = [Request(encoded(policy, p.prompt), i) for i, p in enumerate(problems)]
-    made = generated(policy, requests, batch_size=256)
+    completions = generated(policy, requests, batch_size=256)
     scores = [
         verdict(p, policy.tokenizer.decode(c.ids, skip_special_tokens=True))
-        for p, c in zip(problems, made, strict=True)
+        for p, c in zip(problems, completions, strict=True)
         if c.finish_reason is FinishReason.STOP
     ]
     accuracy = sum(score.reward for score in scores) / len(problems)

@@ -27,7 +27,7 @@ def file(tmp_path: Path):
 
 
 def refusal(data: str, **options: str) -> str:
-    """The one line that refuses `data`."""
+    """Return the one line that refuses `data`."""
     with pytest.raises(UsageError) as refused:
         read_rows(data, **options)
     assert "\n" not in str(refused.value)
@@ -37,7 +37,7 @@ def refusal(data: str, **options: str) -> str:
 # ---- JSONL ----
 
 
-def test_every_line_is_a_row_with_its_place_and_blank_lines_are_counted_and_passed_over(file):
+def test_every_line_is_a_row_with_its_place_and_blank_lines_are_counted_and_skipped(file):
     data = file("p.jsonl", b'{"a": 1}\n\n  \t\r\n{"a": [2], "b": null}\r\n{"a": "\xc3\xa9"}')
     assert read_rows(data) == [
         (f"{data}, line 1", {"a": 1}),
@@ -51,7 +51,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(file):
     assert read_rows(data) == [(f"{data}, line 1", {"a": 1})]
 
 
-def test_a_separator_of_lines_within_a_text_does_not_end_the_row(file):
+def test_a_line_separator_within_a_text_does_not_end_the_row(file):
     # U+2028, U+0085 and a form feed end lines for str.splitlines(), not in JSONL.
     text = '{"a": "x\u2028y\u0085z"}\n{"a": 2}\n'
     rows = read_rows(file("p.jsonl", text.encode()))
@@ -59,11 +59,11 @@ def test_a_separator_of_lines_within_a_text_does_not_end_the_row(file):
 
 
 @pytest.mark.parametrize("name", ["P.JSONL", "p.Jsonl"])
-def test_the_ending_is_read_in_any_case(file, name):
+def test_the_extension_may_be_in_any_case(file, name):
     assert [row for _, row in read_rows(file(name, b'{"a": 1}'))] == [{"a": 1}]
 
 
-# The first line has 8 characters and its end: 9 bytes.
+# The first line has 8 characters and a newline: 9 bytes.
 @pytest.mark.parametrize(
     ("line", "byte"),
     [
@@ -74,7 +74,7 @@ def test_the_ending_is_read_in_any_case(file, name):
         (b'{"a": 1', 9 + 7),
     ],
 )
-def test_a_line_that_is_no_json_is_named_with_the_byte_where_it_breaks(file, line, byte):
+def test_a_line_that_is_not_json_is_named_with_the_byte_where_it_breaks(file, line, byte):
     data = file("p.jsonl", b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
     text = refusal(data)
     assert text.startswith(f"{data}, line 2 is not JSON at byte {byte} of the file (")
@@ -104,9 +104,9 @@ def test_the_sentence_on_broken_json_names_one_line_only(file):
     )
 
 
-def test_a_byte_that_is_no_utf8_is_named_by_its_place_and_value(file):
+def test_a_byte_that_is_not_utf8_is_named_by_its_place_and_value(file):
     data = file("p.jsonl", b'{"a": 1}\n{"a": "caf\xe9"}\n')
-    # 9 bytes, then 7 to the quote's inside, then "caf"
+    # 9 bytes, then 7 up to the opening quote, then "caf"
     assert refusal(data) == (
         f"{data}, line 2: byte 19 of the file (0xe9) is not UTF-8; save the file as UTF-8"
     )
@@ -124,19 +124,19 @@ def test_utf16_is_refused_by_its_name(file, name, encoding):
     [
         (b"[1]", "a list"),
         (b'"x"', "text"),
-        (b"true", "a truth value"),
+        (b"true", "a boolean"),
         (b"null", "null"),
         (b"3.5", "a number"),
     ],
 )
-def test_a_line_that_is_no_object_is_said_to_be_what_it_is(file, line, kind):
+def test_a_line_that_is_not_an_object_is_called_what_it_is(file, line, kind):
     data = file("p.jsonl", b'{"a": 1}\n\n' + line)
     assert refusal(data) == (
         f'{data}, line 3 is {kind}, not an object like {{"prompt": "...", "answer": "..."}}'
     )
 
 
-def test_json_too_deep_or_with_too_long_a_number_is_a_sentence(file):
+def test_json_too_deep_or_with_too_long_a_number_is_refused_in_a_sentence(file):
     deep = file("deep.jsonl", b"[" * 100_000)
     assert refusal(deep) == f"{deep}, line 1 is nested too deeply"
     long = file("long.jsonl", b'{"a": ' + b"1" * 5000 + b"}")
@@ -164,13 +164,13 @@ def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, e
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_row_of_several_lines_is_named_by_the_line_that_it_begins_in(file, end):
+def test_a_row_of_several_lines_is_named_by_the_line_where_it_begins(file, end):
     lines = [b"a,b", b'1,"x', b"", b'y"', b'2,"z', b'"', b"3,4"]
     data = file("p.csv", end.join(lines))
     assert [place for place, _ in read_rows(data)] == [f"{data}, line {n}" for n in (2, 5, 7)]
 
 
-def test_a_row_of_other_length_than_the_header_is_named(file):
+def test_a_row_of_another_length_than_the_header_is_named(file):
     data = file("p.csv", b'a,b\n"x\ny",2\n3\n')
     assert refusal(data) == f"{data}, line 4 has 1 fields, but the header names 2 columns"
     data = file("q.csv", b'a,b\n1,2\n"x\ny\nz"\n')
@@ -178,23 +178,23 @@ def test_a_row_of_other_length_than_the_header_is_named(file):
 
 
 @pytest.mark.parametrize(("content", "line"), [(b'a\n"x"y\n', 2), (b'a\n1\n"x\ny\nz\n', 3)])
-def test_quotes_that_do_not_close_are_named_by_the_line_that_the_row_begins_in(file, content, line):
+def test_quotes_that_do_not_close_are_named_by_the_line_where_the_row_begins(file, content, line):
     data = file("p.csv", content)
     assert refusal(data).startswith(f"{data}, line {line} is not CSV (")
 
 
-def test_a_quote_that_does_not_close_is_no_row(file):
+def test_a_quote_that_does_not_close_is_not_a_row(file):
     data = file("p.csv", b'a\n1\n"x\ny\n')
     assert " is not CSV (" in refusal(data)
 
 
-def test_a_byte_in_csv_that_is_no_utf8_is_named(file):
+def test_a_byte_in_csv_that_is_not_utf8_is_named(file):
     data = file("p.csv", b"a,b\n1,\xff\n")
     assert refusal(data).startswith(f"{data}, line 2: byte 6 of the file (0xff) is not UTF-8")
 
 
 @pytest.mark.parametrize("first", [b"\n", b"\r\n", b"\xef\xbb\xbf\n"])
-def test_blank_lines_before_the_header_are_passed_over(file, first):
+def test_blank_lines_before_the_header_are_skipped(file, first):
     data = file("p.csv", first + b"a,b\n\n1,2\n")
     assert read_rows(data) == [(f"{data}, line 4", {"a": "1", "b": "2"})]
 
@@ -217,7 +217,7 @@ def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_what_is_no_parquet_is_named(file, content):
+def test_what_is_not_parquet_is_named(file, content):
     data = file("p.parquet", content)
     assert refusal(data).startswith(f"{data} cannot be read as parquet (")
 
@@ -227,7 +227,7 @@ def test_a_parquet_file_with_a_broken_footer_is_one_line(file):
     assert refusal(data).startswith(f"{data} cannot be read")
 
 
-def test_text_in_parquet_that_is_no_utf8_is_named(tmp_path):
+def test_text_in_parquet_that_is_not_utf8_is_named(tmp_path):
     data = str(tmp_path / "p.parquet")
     text = pa.array([b"1+1=", b"caf\xe9"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"prompt": text}), data)
@@ -264,12 +264,12 @@ def test_a_missing_file_is_refused_by_its_path(tmp_path):
         assert refusal(str(tmp_path / name)) == f"there is no data file {tmp_path / name}"
 
 
-def test_a_missing_file_of_another_ending_is_not_asked_of_the_hub(tmp_path):
+def test_a_missing_file_of_another_extension_is_not_sought_on_the_hub(tmp_path):
     data = str(tmp_path / "p.txt")
     assert refusal(data) == f"there is no data file {data}, and it is not a data set id on the hub"
 
 
-def test_a_file_of_another_ending_is_refused_with_the_endings_that_are_read(file):
+def test_a_file_of_another_extension_is_refused_with_those_that_are_read(file):
     data = file("p.json", b"{}")
     assert refusal(data) == (
         f"{data}: the file extension .json is unknown; it must be one of .jsonl, .parquet, .csv"
@@ -294,7 +294,7 @@ def test_a_directory_is_refused_with_what_to_name(tmp_path):
     )
 
 
-def test_a_directory_with_the_ending_of_a_file_is_refused_alike(tmp_path):
+def test_a_directory_with_the_extension_of_a_file_is_refused_too(tmp_path):
     (tmp_path / "p.jsonl").mkdir()
     assert "is a directory" in refusal(str(tmp_path / "p.jsonl"))
 
@@ -331,7 +331,7 @@ def test_without_the_hubs_package_the_sentence_has_the_pip_line(monkeypatch):
     )
 
 
-def test_without_a_network_the_sentence_names_a_local_file_as_the_way_out(monkeypatch):
+def test_without_a_network_the_sentence_suggests_a_local_file(monkeypatch):
     def load_dataset(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nTraceback of it")
 

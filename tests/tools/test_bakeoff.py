@@ -1,4 +1,7 @@
-"""Several methods on the stored rollouts of one stage: the same rollouts, the run's own bits."""
+"""Bakeoffs: several methods on one stage's stored rollouts.
+
+The run's own method gives the run's own bits.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def run(reference: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with two methods on its first stage: to be read or copied."""
+    """A finished run with two methods on its first stage. Tests read or copy it."""
     run_dir = tmp_path_factory.mktemp("compared") / "run"
     shutil.copytree(reference, run_dir)
     ended = mugrpo("bakeoff", run_dir, *BOTH)
@@ -55,7 +58,7 @@ def updates(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def untimed(text: str) -> list[str]:
-    """The lines of a table without their last column, the seconds."""
+    """Return the lines of a table without their last column, the seconds."""
     return [line.rpartition(" | ")[0] for line in text.splitlines()]
 
 
@@ -69,7 +72,7 @@ def test_every_method_has_the_runs_own_rollouts_scores_and_plan(compared: Path):
     assert (home(compared) / "report.html").stat().st_size > 0
 
 
-def test_methods_part_where_their_updates_do(compared: Path):
+def test_methods_differ_only_through_their_updates(compared: Path):
     """The first update is on-policy, where no ratio is clipped or vetoed; grpo clips the third."""
     own, other = (updates(home(compared) / name) for name in ("mu-grpo", "grpo"))
     assert [line["update"] for line in own] == [1, 2, 3]
@@ -101,10 +104,10 @@ def test_the_runs_own_method_ends_in_the_runs_own_bits(
     assert after == before
 
 
-def test_a_run_that_was_compared_is_trained_on_to_the_same_bits(
+def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
     run_dir: Path, command: Command, reference: Path
 ):
-    """It was killed in its fifth update: its second stage is compared, half trained on."""
+    """It was killed in its fifth update, so the stage that is compared is only half trained on."""
     assert command("bakeoff", run_dir, "--stage", 1, *BOTH).status == 0
     assert final_weights(home(run_dir, 1) / OWN) == final_weights(reference)
     assert command("train", run_dir).status == 0
@@ -115,7 +118,7 @@ def test_a_run_that_was_compared_is_trained_on_to_the_same_bits(
 def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for(
     tmp_path: Path, command: Command
 ):
-    """The second of the stages 0-3, 3-5, 5-8: up to update 5 the run's own method is the run."""
+    """The second of the stages 0-3, 3-5, 5-8: up to update 5 its own method repeats the run."""
     run_dir = tmp_path / "run"
     limit = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
     finished(run_dir, "--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *limit)
@@ -145,7 +148,7 @@ def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path,
         ("gradient", 6, "SIGTERM"),
     ],
 )
-def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
+def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
     compared: Path, run: Path, command: Command, place: str, nth: int, act: str
 ):
     ended = mugrpo("bakeoff", run, *BOTH, at=place, nth=nth, act=act)
@@ -166,7 +169,7 @@ def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
     assert unfinished(run) == ()
 
 
-def test_what_was_trained_is_not_trained_again_wherever_the_run_is_moved_to(
+def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
     compared: Path, tmp_path: Path, command: Command
 ):
     moved = Path(shutil.copytree(compared, tmp_path / "elsewhere", symlinks=True))
@@ -179,7 +182,7 @@ def test_what_was_trained_is_not_trained_again_wherever_the_run_is_moved_to(
     assert (home(moved) / "grpo/stages/000/rollouts").resolve().is_relative_to(moved.resolve())
 
 
-def test_logprobs_once_a_stage_are_made_by_the_first_method_and_read_by_the_others(
+def test_stored_logprobs_are_made_by_the_first_method_and_read_by_the_others(
     run: Path, tmp_path: Path, command: Command
 ):
     methods = []
@@ -197,8 +200,8 @@ def test_logprobs_once_a_stage_are_made_by_the_first_method_and_read_by_the_othe
 
 
 @pytest.mark.long
-def test_all_is_every_preset_and_those_of_the_same_parts_once(run: Path, command: Command):
-    """On-policy and sample-reuse are grpo on another schedule, which is the run's here."""
+def test_all_means_every_preset_with_those_of_the_same_parts_once(run: Path, command: Command):
+    """On-policy and sample-reuse are grpo with another schedule; here the schedule is the run's."""
     ended = command("bakeoff", run, "--stage", 1, "--objectives", "all", "--evaluation.every", 0)
     assert (ended.status, ended.err) == (0, "")
     names = {folder.name for folder in home(run, 1).iterdir() if folder.is_dir()}
@@ -227,7 +230,7 @@ def test_a_method_is_a_run_that_can_be_reported_repaired_and_evaluated(
     assert command("evaluate", arm, "--update", 2).status == 0
     model = arm / "checkpoints/update-000003/model.safetensors"
     model.write_bytes(model.read_bytes()[:-1])
-    assert command("repair", arm).out.endswith("makes them again\n")
+    assert command("repair", arm).out.endswith("regenerates them\n")
     assert command("bakeoff", run_dir, *BOTH).status == 0
     assert final_weights(arm, 3) == final_weights(home(compared) / "grpo", 3)
 

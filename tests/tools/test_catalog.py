@@ -30,6 +30,6 @@ def test_every_preset_is_listed_with_what_it_is():
         assert len(line) > 30
 
 
-def test_what_costs_another_forward_pass_is_said():
+def test_the_cost_of_another_forward_pass_is_mentioned():
     part = TEXT.partition('  name = "decoupled_ppo"  ')[2].partition('\n  name = "')[0]
     assert "needs proximal_logprobs: another forward pass" in part

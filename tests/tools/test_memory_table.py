@@ -1,4 +1,4 @@
-"""What `mugrpo memory` tells of each GPU, against numbers worked out by hand."""
+"""The table of `mugrpo memory`, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config(**options: dict) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of which every parameter's first dimension is a multiple of four."""
+    """A Llama in which the first dimension of every parameter is a multiple of four."""
     folder = tmp_path_factory.mktemp("form")
     tiny_config("llama").save_pretrained(folder)
     return folder
@@ -54,7 +54,7 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     found = peak(form, distributed={"processes": ranks})
     assert (found.parameters, found.rows) == (parameters, ROWS)
     share = 4 * parameters // ranks
-    steps = 4 * 12 + 64  # AdamW's counter of steps, a number a parameter; buffers of positions
+    steps = 4 * 12 + 64  # AdamW's step counter, one number a parameter; buffers of positions
     assert 0 <= found.parts["weights"] - share <= 4096
     assert found.parts["gradients"] == share
     assert 0 <= found.parts["optimizer"] - 2 * share <= 100 * steps
@@ -84,13 +84,13 @@ def test_activations_grow_with_the_tokens_and_shrink_with_checkpointing(form: Pa
 
 
 def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
-    """127 tokens hold one response of 64: it counts as one of 127."""
+    """127 tokens hold one response of 64, which counts as one of 127."""
     found = peak(form, optimizer={"micro_batch_tokens": 127})
     assert (found.rows, found.longest) == (1, 127)
 
 
-def test_what_lies_beside_is_counted(form: Path, parameters: int):
-    """Of one process: an engine's copy and the reference's; moments while it generates."""
+def test_memory_beside_the_update_is_counted(form: Path, parameters: int):
+    """One process also holds the engine's and the reference's copy, and moments in generation."""
     raw = {"engine": {"processes": 1}, "reference": {"name": "kl"}}
     plain = memory_table(config(), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
     lines = memory_table(config(**raw), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
@@ -102,7 +102,9 @@ def test_what_lies_beside_is_counted(form: Path, parameters: int):
     assert "AdamW's moments" in lines[-2]
 
 
-def test_what_does_not_fit_is_refused_with_the_ways_out(form: Path, tmp_path: Path, command):
+def test_an_update_that_does_not_fit_is_refused_with_the_remedies(
+    form: Path, tmp_path: Path, command
+):
     file = tmp_path / "config.toml"
     file.write_text("[optimizer]\nmicro_batch_tokens = 65536\n")
     words = ["memory", file, "--form", form, "--prompt-tokens", PROMPT]
@@ -113,7 +115,7 @@ def test_what_does_not_fit_is_refused_with_the_ways_out(form: Path, tmp_path: Pa
     assert "gathered" in ended.out
 
 
-def test_a_form_that_is_not_there_is_refused(tmp_path: Path, command):
+def test_a_missing_form_is_refused(tmp_path: Path, command):
     file = tmp_path / "config.toml"
     file.write_text("")
     ended = command("memory", file, "--form", tmp_path / "nowhere")

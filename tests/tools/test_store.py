@@ -1,4 +1,4 @@
-"""A run's copy in an object store: fsspec's memory file system stands for one."""
+"""A run's copy in an object store: fsspec's memory file system stands in for one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ honest = _Store.names
 
 
 class Cut(Exception):
-    """The connection is gone."""
+    """A lost connection."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def objects(store: str) -> dict[str, bytes]:
 def test_a_run_that_was_pushed_is_pulled_and_goes_on_to_the_same_bits(
     tmp_path: Path, reference: Path, store: str
 ):
-    """Killed in its second stage, pushed, lost, pulled elsewhere."""
+    """It is killed in its second stage, pushed, deleted, and pulled elsewhere."""
     run_dir = tmp_path / "run"
     killed(run_dir, "gradient", 5)
     assert push(RunDir(run_dir), store) > 10
@@ -55,14 +55,14 @@ def test_a_run_that_was_pushed_is_pulled_and_goes_on_to_the_same_bits(
     assert_same(moved, reference)
 
 
-def test_what_is_there_is_not_written_again(reference: Path, store: str):
+def test_objects_that_exist_are_not_written_again(reference: Path, store: str):
     push(RunDir(reference), store)
     assert push(RunDir(reference), store) == 0
 
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch):
-    """Lets a push write so many objects, then no more."""
+    """Return a function that lets a push write so many objects and no more."""
     place, left = _Store._place, 0
 
     def placed(store: _Store, name: str) -> str:
@@ -73,7 +73,7 @@ def cut(monkeypatch: pytest.MonkeyPatch):
         return place(store, name)
 
     def cut_after(run_dir: Path, url: str, count: int) -> bool:
-        """Whether it came to its end."""
+        """Return whether the push was completed."""
         nonlocal left
         left = count
         with monkeypatch.context() as patched:
@@ -87,7 +87,10 @@ def cut(monkeypatch: pytest.MonkeyPatch):
 
 
 def assert_whole(copy: Path) -> int:
-    """Nothing to repair, and metrics of all updates that the newest checkpoint rests on; which."""
+    """Check that there is nothing to repair and that the metrics reach the newest checkpoint.
+
+    Return that checkpoint's update.
+    """
     assert repair(RunDir(copy), lambda _: None) == 0
     newest = max(checkpoints(copy), default=0)
     updates = [line["update"] for line in read_metrics(copy) if line["kind"] == "update"]
@@ -98,7 +101,7 @@ def assert_whole(copy: Path) -> int:
 def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
     tmp_path: Path, reference: Path, store: str, cut
 ):
-    """After every number of objects: what is pulled is an older state of the run."""
+    """It is cut after each number of objects. What is pulled is an older state of the run."""
     found = set()
     for count in range(1, 100):
         done = cut(reference, f"{store}-{count}", count)
@@ -112,7 +115,7 @@ def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
 def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
     tmp_path: Path, reference: Path, store: str, cut
 ):
-    """Every shard and checkpoint is another one under the same name: another seed's."""
+    """The other run has another seed: other shards and checkpoints under the same names."""
     other = tmp_path / "other"
     finished(other, "--seed", "11")
     for count in range(0, 100):
@@ -126,10 +129,10 @@ def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
     assert done and shards(tmp_path / str(count)) == shards(other)
 
 
-def test_a_checkpoint_that_was_given_up_does_not_come_again(
+def test_a_checkpoint_that_was_set_aside_does_not_come_back(
     tmp_path: Path, reference: Path, store: str, cut
 ):
-    """Not even where the push is cut before its first object."""
+    """Not even if the push is cut before its first object."""
     run_dir = tmp_path / "run"
     shutil.copytree(reference, run_dir)
     push(RunDir(run_dir), store)
@@ -142,8 +145,10 @@ def test_a_checkpoint_that_was_given_up_does_not_come_again(
     assert checkpoints(tmp_path / "copy") == checkpoints(run_dir) == [2, 3]
 
 
-def test_what_was_set_aside_is_not_in_the_copy(tmp_path: Path, reference: Path, store: str):
-    """A stage whose rollouts are of a policy that will not come again, a damaged evaluation."""
+def test_folders_that_were_set_aside_are_not_in_the_copy(
+    tmp_path: Path, reference: Path, store: str
+):
+    """Here a stage of a policy that will not come again, and a damaged evaluation."""
     run_dir = tmp_path / "run"
     shutil.copytree(reference, run_dir)
     push(RunDir(run_dir), store)
@@ -155,10 +160,10 @@ def test_what_was_set_aside_is_not_in_the_copy(tmp_path: Path, reference: Path, 
     assert "stages/000" in names and "evaluations/update-000006" in names
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+def test_a_checkpoint_that_is_removed_meanwhile_is_skipped(
     tmp_path: Path, reference: Path, store: str
 ):
-    """As checkpoint.keep does it, while the first shard is copied."""
+    """It is removed, as checkpoint.keep does, while the first shard is copied."""
     run_dir = tmp_path / "run"
     shutil.copytree(reference, run_dir)
     oldest = run_dir / "checkpoints" / "update-000002"
@@ -168,10 +173,10 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
     assert_whole(tmp_path / "copy")
 
 
-def test_a_checkpoint_that_the_run_has_no_more_is_taken_out_of_the_copy(
+def test_a_checkpoint_that_the_run_no_longer_has_is_removed_from_the_copy(
     tmp_path: Path, reference: Path, store: str
 ):
-    """Or it would be what a pulled run goes on from."""
+    """Otherwise a pulled run would resume from it."""
     run_dir = tmp_path / "run"
     shutil.copytree(reference, run_dir)
     push(RunDir(run_dir), store)
@@ -220,7 +225,7 @@ def test_the_command_line_pushes_and_pulls(tmp_path: Path, reference: Path, comm
     assert shards(tmp_path / "copy") == shards(reference)
 
 
-def test_bad_places_are_refused(tmp_path: Path, reference: Path, store: str):
+def test_bad_urls_and_folders_are_refused(tmp_path: Path, reference: Path, store: str):
     with pytest.raises(UsageError, match="exists already; name a new directory"):
         pull(store, RunDir(tmp_path))
     with pytest.raises(UsageError, match=r"holds no run \(it has no config\.json\)"):

@@ -28,8 +28,9 @@ class RayBackend(BackendOptions):
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
     address: str | None = Field(None, json_schema_extra=HARMLESS)
-    """Address of the cluster; "auto" is the cluster that this machine belongs to. If unset, it is
-    the variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for the run."""
+    """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
+    is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for
+    the run."""
     gpus: bool | None = Field(None, json_schema_extra=HARMLESS)
     """Whether engines and update processes reserve GPUs. If unset, they do if the cluster has GPUs
     when the run starts."""

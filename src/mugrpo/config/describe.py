@@ -95,7 +95,7 @@ def describe(options: type[Options] = RunConfig) -> list[Option]:
 
 
 def as_toml(value: Any) -> str:
-    """Return `value` as TOML writes it, and None as `none`, which unsets an option in overrides."""
+    """Return `value` in TOML notation. None becomes `none`, which unsets an option in overrides."""
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items())
         return f"{{{', '.join(pairs)}}}"

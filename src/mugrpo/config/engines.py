@@ -109,7 +109,7 @@ class VLLMOptions(EngineOptions):
         for name in arguments:
             if name in _OTHER_DISTRIBUTION.split():
                 raise ValueError(
-                    f"{name} changes the distribution that tokens are drawn from, and the behavior "
+                    f"{name} changes the distribution that tokens are drawn from, so the behavior "
                     "logprobs would not be the policy's; leave it out"
                 )
             if name in _SET_BY_THE_RUN.split():

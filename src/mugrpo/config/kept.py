@@ -34,7 +34,8 @@ class SampleOptions(Options):
     """Rollouts kept for the report, with the ratio of every token."""
 
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
-    """Keep rollouts every N updates, and of a stage's first and last. 0 keeps none."""
+    """Keep rollouts of every N-th update, and of a stage's first and last planned update. 0 keeps
+    none."""
     count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
     """Rollouts kept per update, half of them with a negative advantage if there are any."""
 

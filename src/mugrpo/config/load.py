@@ -98,7 +98,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{file}: there is no such config file or run's directory") from None
+        raise UsageError(f"{file}: there is no such config file or run directory") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
     except (tomllib.TOMLDecodeError, OSError) as error:
@@ -149,7 +149,7 @@ def _sentence(error: Any) -> str:
         known = ", ".join(sorted(RunConfig.choices()[name]))
         return f"{name}.name: no such name {value['name']!r}: choose among {known}"
     message = str(error["msg"]).removeprefix("Value error, ")
-    if not name:  # the error is of the config as a whole
+    if not name:  # the error is about the config as a whole
         return message
     if error["type"] in ("model_type", "model_attributes_type"):
         message = "It should be a table of options"
@@ -157,14 +157,14 @@ def _sentence(error: Any) -> str:
 
 
 def _dotted(location: Sequence[str | int]) -> str:
-    """Return a location without the chosen names that follow a group or an index of a list."""
+    """Return an error's location, dotted, without the chosen name after a group or list index."""
     chosen = {1} if location and location[0] in RunConfig.choices() else set()
     chosen |= {place + 1 for place, part in enumerate(location) if isinstance(part, int)}
     return ".".join(str(part) for place, part in enumerate(location) if place not in chosen)
 
 
 def _unknown(name: str) -> str:
-    """Return a sentence that there is no option `name` here, and which one may be meant."""
+    """Return a sentence that says there is no option `name`, with a hint at the right one."""
     group, _, leaf = name.rpartition(".")
     in_group = RunConfig.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]
@@ -176,7 +176,7 @@ def _unknown(name: str) -> str:
 
 
 def _near(name: str, known: list[str]) -> str | None:
-    """Return the option or group that `name` may mean: by the whole name, its group or its end."""
+    """Return the option or group most similar to `name`: by whole name, group or last part."""
     group, leaf = name.partition(".")[0], name.rpartition(".")[2]
     groups = {option.partition(".")[0] for option in known}
     whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)

@@ -27,16 +27,15 @@ RatioInterval = Annotated[
 ]
 ZeroVarianceMask = Annotated[
     bool,
-    Field(description="Give no gradient, not even of a KL term, to groups of equal rewards."),
+    Field(description="Exclude groups of equal rewards from the gradient, including a KL term's."),
 ]
 
 
 class Part(NamedOptions):
     """A part of the objective."""
 
-    no_knobs: ClassVar[tuple[str, ...]] = (
-        "name",
-    )  # options that the part's function does not take
+    # options that the part's function does not take
+    no_knobs: ClassVar[tuple[str, ...]] = ("name",)
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -65,7 +64,7 @@ class GroupAdvantage(AdvantageOptions):
     eps: float = Field(1e-4, gt=0)
     """Added to the standard deviation."""
     eps_inside: bool = False
-    """Add eps to the variance, under the root, as off-policy GRPO does."""
+    """Add eps to the variance, under the square root, as off-policy GRPO does."""
 
 
 class ShiftedAdvantage(AdvantageOptions):
@@ -92,7 +91,7 @@ Advantage = Annotated[
 
 
 class ObjectiveOptions(Part):
-    """A loss made of ratios and advantages."""
+    """A loss computed from ratios and advantages."""
 
 
 class ProximalOptions(ObjectiveOptions):

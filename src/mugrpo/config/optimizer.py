@@ -15,7 +15,7 @@ class OptimizerOptions(Options):
     lr: float = Field(1e-4, gt=0)
     """Peak learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up, over all updates of the run."""
+    """Shape of the learning rate after the warm-up, over all updates of the run."""
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
     final_lr_share: float = Field(0.0, ge=0, le=1)
@@ -30,7 +30,8 @@ class OptimizerOptions(Options):
     """Largest norm of the gradient; a larger gradient is scaled down to it."""
     micro_batch_tokens: int = Field(4096, ge=1)
     """Most tokens, padding included, that go through the model in one micro-batch. Each response's
-    copy of a shared prompt's keys and values counts as an eighth. A longer response goes alone."""
+    copy of a shared prompt's keys and values counts as an eighth. A longer response is computed
+    alone."""
     halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
     """If a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
     (the gradient is the same up to rounding). If off, stop and say what to lower."""

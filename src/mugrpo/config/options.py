@@ -57,7 +57,7 @@ def choices(union: Any) -> dict[str, type[NamedOptions]]:
 def absolute(text: str) -> str:
     """Return `text` as an absolute path if that path exists, or unchanged (a hub id, a name).
 
-    So a run can be resumed from any directory.
+    This lets a run be resumed from any directory.
     """
     return os.path.abspath(text) if os.path.exists(text) else text
 
@@ -66,7 +66,7 @@ PathOrName = Annotated[str, AfterValidator(absolute)]
 
 
 def tuples(value: Any) -> Any:
-    """Return `value` with the lists of TOML and JSON as tuples, which options have instead."""
+    """Return `value` with every list as a tuple: TOML and JSON have lists, options have tuples."""
     if isinstance(value, dict):
         return {name: tuples(entry) for name, entry in value.items()}
     return tuple(map(tuples, value)) if isinstance(value, list) else value

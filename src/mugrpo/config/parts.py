@@ -1,4 +1,4 @@
-"""The parts of an update beside its objective: masks, corrections, a reference, the step's size."""
+"""The parts of an update besides its objective: masks, corrections, a reference, the step size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NoVeto(VetoOptions):
 
 
 class NegativeAdvantageVeto(VetoOptions):
-    """The suffix after a token that the policy has nearly given up."""
+    """Tokens after one whose ratio has fallen below kappa; scope says which."""
 
     name: Literal["negative_advantage"] = "negative_advantage"
     kappa: float = Field(1e-2, ge=0)
@@ -54,7 +54,7 @@ SequenceMask = Annotated[NoSequenceMask | OffPolicySequenceMask, Field(discrimin
 
 
 class CorrectionOptions(Part):
-    """The weight w = probability by the trainer / by the engine, both of the behavior policy."""
+    """The weight w = trainer's / engine's probability of a token under the behavior policy."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class TruncatedCorrection(CorrectionOptions):
     cap: float = Field(2.0, gt=0)
     """The largest weight."""
     level: Literal["token", "sequence"] = "token"
-    """One weight per token, or the product of them for the response."""
+    """One weight per token, or their product for the whole response."""
 
 
 class MaskedCorrection(CorrectionOptions):
@@ -86,10 +86,10 @@ class MaskedCorrection(CorrectionOptions):
 
     name: Literal["masked"] = "masked"
     interval: RatioInterval = Field(
-        (0.0, 2.0), description="Interval [low, high] of w that counts."
+        (0.0, 2.0), description="Interval [low, high] in which w is kept."
     )
     level: Literal["token", "sequence"] = "token"
-    """One weight per token, or the product of them for the response."""
+    """One weight per token, or their product for the whole response."""
 
 
 Correction = Annotated[
@@ -111,8 +111,8 @@ class KLReference(Part):
     coefficient: float = Field(1e-3, gt=0)
     """Weight of the divergence."""
     corrected: bool = True
-    """Multiply the estimate by the importance ratio; without the ratio, stale tokens give another
-    expectation. This is TRL's use_bias_correction_kl, which is on by default too."""
+    """Multiply the estimate by the importance ratio; without it, the estimate is biased on stale
+    tokens. This is TRL's use_bias_correction_kl, which is on by default too."""
     period: int = Field(0, ge=0)
     """Every N stages, the policy becomes the reference. 0 keeps the initial model."""
 

@@ -25,7 +25,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
 class RewardOption(NamedOptions):
-    """One of the rewards in the weighted sum that an answer gets."""
+    """One of the rewards whose weighted sum an answer gets."""
 
     weight: float = 1.0
     """This reward's factor in the sum."""
@@ -46,7 +46,7 @@ class MathOptions(RewardOption):
 
     name: Literal["math"] = "math"
     strict: bool = True
-    """Refuse what math-verify matches loosely: x=7=12 for 12, {1,2} for (1,2), several boxes."""
+    """Reject loose matches of math-verify: x=7=12 for 12, {1,2} for (1,2), several boxes."""
 
 
 class ExactOptions(RewardOption):
@@ -54,7 +54,7 @@ class ExactOptions(RewardOption):
 
     name: Literal["exact"] = "exact"
     ignore_case: bool = False
-    """Treat capital and small letters as equal."""
+    """Ignore the difference between upper and lower case."""
 
 
 class NumericOptions(RewardOption):
@@ -62,7 +62,7 @@ class NumericOptions(RewardOption):
 
     name: Literal["numeric"] = "numeric"
     tolerance: float = Field(1e-6, ge=0)
-    """Largest difference that is right; times the size of the reference if that is above 1."""
+    """Largest difference that counts as right, times |reference| if that is above 1."""
 
 
 class RegexOptions(RewardOption):
@@ -74,7 +74,7 @@ class RegexOptions(RewardOption):
 
 
 class FunctionOptions(RewardOption):
-    """The result of a function of yours, which is called as TRL calls reward functions.
+    """The result of a function of your own, which is called as TRL calls reward functions.
 
     `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward from
     this function) for each completion, and may be async. Each column of the data is a list;
@@ -84,7 +84,7 @@ class FunctionOptions(RewardOption):
 
     name: Literal["function"] = "function"
     function: str
-    """The function's place: "module:function" or "path/to/file.py:function"."""
+    """Where to find the function: "module:function" or "path/to/file.py:function"."""
 
     @field_validator("function")
     @classmethod
@@ -105,7 +105,7 @@ class FunctionOptions(RewardOption):
 
 
 class WorkerOptions(Options):
-    """The processes that judge answers, separate from the run so that they can be killed."""
+    """The worker processes that judge answers. The run kills one that takes too long."""
 
     count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
@@ -114,7 +114,7 @@ class WorkerOptions(Options):
     memory_mb: int = Field(2048, ge=256)
     """Memory in MiB that a process may allocate."""
     batch_size: int = Field(1, ge=1)
-    """Completions per call. If a call of several fails, each is tried alone."""
+    """Completions per call. If a call with several fails, each of them is tried alone."""
 
     @property
     def processes(self) -> int:
@@ -122,7 +122,7 @@ class WorkerOptions(Options):
 
 
 def _table(value: Any) -> Any:
-    """Return a reward as a table, from a table, a name, or the place of a function."""
+    """Return a reward as a table, given a table, a name, or "module:function"."""
     if isinstance(value, str):
         value = {"function": value} if ":" in value else {"name": value}
     if not isinstance(value, dict):
@@ -132,7 +132,7 @@ def _table(value: Any) -> Any:
     if table.get("name") not in known:
         raise ValueError(
             f"no such reward {table.get('name')!r}: choose among {', '.join(known)}, or name a "
-            'function of yours as "module:function" or "path/to/file.py:function"'
+            'function of your own as "module:function" or "path/to/file.py:function"'
         )
     return table
 
@@ -147,8 +147,8 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     twice = [label for label, times in Counter(r.label for r in rewards).items() if times > 1]
     if twice or any(reward.label == "answer" for reward in rewards):
         raise ValueError(
-            f"{twice[0] if twice else 'answer'!r} cannot name two things: the parts of a score "
-            "have these names, and 'answer' is the answer that was read; rename a function"
+            f"{twice[0] if twice else 'answer'!r} cannot name two parts of a score: each reward is "
+            "a part, and 'answer' is the answer that was read; rename a function"
         )
     return rewards
 

@@ -74,8 +74,9 @@ class ScheduleOptions(Options):
     """How much is generated when, and how often it is trained on."""
 
     stages: int = Field(16, ge=1)
-    """Refreshes. At each one the engine takes the newest weights and generates once. The run makes
-    this x batches x passes updates, even if `stage_until` ends stages early."""
+    """Number of stages. At the start of each, the engine takes the newest weights and generates
+    once. The run makes stages x batches x passes updates, even if `stage_until` ends stages early.
+    """
     batches_per_stage: int = Field(16, ge=1, json_schema_extra=FIXED)
     """Batches of rollouts generated per refresh."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
@@ -125,8 +126,8 @@ class RewardOptions(Options):
     """Give a truncated response reward 0 without judging it, leave it out of its group and of the
     loss, or judge it like any other."""
     overlong_buffer: float = Field(0.0, ge=0, le=1)
-    """Last share of max_new_tokens, over which a response loses 0 to 1 of its reward as it grows
-    longer (DAPO's soft overlong punishment). 0 turns it off."""
+    """Final share of max_new_tokens, over which a penalty on the reward grows from 0 to 1 (DAPO's
+    soft overlong punishment). 0 turns it off."""
     failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
     """Stop if a larger share of a shard's responses could not be judged (errors, timeouts)."""
 
@@ -159,16 +160,16 @@ class RunConfig(Options):
     advantage: objectives.Advantage = objectives.GroupAdvantage()
     """How rewards become advantages."""
     objective: objectives.Objective = objectives.GRPOOptions()
-    """The loss of a token, made of ratios and advantages."""
+    """The loss of a token, computed from ratios and advantages."""
     veto: parts.Veto = parts.NoVeto()
     """Tokens that a trigger token removes from a response with a negative advantage (Mu-GRPO)."""
     sequence_mask: parts.SequenceMask = parts.NoSequenceMask()
     """Whole responses that are left out."""
     correction: parts.Correction = parts.NoCorrection()
-    """A weight that corrects for an engine that disagrees with the trainer: w = probability by the
-    trainer / by the engine, both of the behavior policy."""
+    """A weight that corrects for an engine that disagrees with the trainer: w = trainer's /
+    engine's probability of a token under the behavior policy."""
     reference: parts.Reference = parts.NoReference()
-    """A penalty on leaving a reference policy."""
+    """A penalty on moving away from a reference policy."""
     step: parts.Step = parts.PlainStep()
     """A factor on the learning rate of each update."""
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
@@ -181,8 +182,8 @@ class RunConfig(Options):
     """What starts engines and update processes."""
     overlap: bool = Field(False, json_schema_extra=HARMLESS)
     """Train on a stage's first shards while its later ones are generated. The weights are the same,
-    and come sooner if the engine has a machine, GPUs or cores of its own. A stage needs several
-    shards for this (rollouts.shard_rollouts)."""
+    but the run is faster if the engine has a machine, GPUs or cores of its own. A stage needs
+    several shards for this (rollouts.shard_rollouts)."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
@@ -223,7 +224,7 @@ class RunConfig(Options):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Yield the combinations of options that do not work, each with the way out."""
+        """Yield a message for each combination of options that does not work, with the way out."""
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
@@ -258,7 +259,7 @@ class RunConfig(Options):
 
     @property
     def canary_tolerance(self) -> float:
-        """Return the engine's tolerance, by default what rounding explains.
+        """Return the largest gap that the canary accepts, by default what rounding explains.
 
         bf16 keeps 8 bits of a logit.
         """

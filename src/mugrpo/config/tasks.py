@@ -27,9 +27,9 @@ class ChainOptions(EmbeddedOptions):
 
     name: Literal["chain"] = "chain"
     terms: int = Field(8, ge=2, le=64)
-    """Terms of a chain. A response has 6 x (terms - 1) - 1 characters."""
+    """Terms in a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
-    """Terms are digits from 1 to this."""
+    """Largest term. Terms are digits from 1 to this."""
 
 
 class LettersOptions(EmbeddedOptions):
@@ -37,9 +37,9 @@ class LettersOptions(EmbeddedOptions):
 
     name: Literal["letters"] = "letters"
     shortest: int = Field(8, ge=2, le=64)
-    """Letters of the shortest prompt."""
+    """Letters in the shortest prompt."""
     longest: int = Field(16, ge=2, le=64)
-    """Letters of the longest prompt. A response has as many letters as its prompt."""
+    """Letters in the longest prompt. A response has as many letters as its prompt."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

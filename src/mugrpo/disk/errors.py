@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Bad input. The message names the place and the way out. Exit status 2."""
+    """An error in the input. The message says where it is and how to fix it. Exit status 2."""
 
 
 class RunStopped(Exception):
-    """A stop of a run that can be resumed. Exit status 3, and the command that resumes it."""
+    """The stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 
 
 class Interrupted(RunStopped):

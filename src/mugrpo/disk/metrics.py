@@ -28,8 +28,8 @@ def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
 class MetricsLog:
     """The metrics file at `path`, open for appending. Lines past `update` are removed first.
 
-    `also` is called with the kind, update and values of every line written. Without a path, no line
-    is kept: a rank that does not write has such a log.
+    `also` is called with the kind, update and values of every line written. Ranks that do not write
+    have a log without a path, which keeps nothing.
     """
 
     def __init__(
@@ -43,12 +43,8 @@ class MetricsLog:
         self.reopen(update)
 
     def reopen(self, update: int) -> None:
-        """Open the file again after others have written to it, without lines past `update`."""
-        if self._path == Path(os.devnull):
-            self._seen = set[tuple[str, int]]()
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
-        else:
-            self._keep(line for line in read_metrics(self._path) if line["update"] <= update)
+        """Reopen the file after others have written to it, and remove lines past `update`."""
+        self._keep(line for line in read_metrics(self._path) if line["update"] <= update)
 
     def has(self, kind: str, update: int) -> bool:
         return (kind, update) in self._seen
@@ -68,14 +64,14 @@ class MetricsLog:
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:
-        """Write one line, in place of the line of this `kind` and `update` if there is one.
+        """Write one line, replacing the line of this `kind` and `update` if there is one.
 
-        Return whether the file changed: False if the very same line is there already.
+        Return whether the file changed. It does not if the same line is there already.
         """
         if not self.has(kind, update):
             self.append(kind, update, **values)
             return True
-        fresh = {"kind": kind, "update": update, **values}
+        fresh = json.loads(_encode({"kind": kind, "update": update, **values}))
         lines = list(read_metrics(self._path))
         if fresh in lines:
             return False
@@ -93,11 +89,10 @@ class MetricsLog:
 
     def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
         """Replace the file's content with `lines` and open it for appending."""
-        assert self._path != Path(os.devnull), "a rank that does not write has no line to replace"
         kept = list(lines)
-        with publish_file(self._path) as file:
-            for line in kept:
-                file.write(_encode(line))
+        if self._path != Path(os.devnull):
+            with publish_file(self._path) as file:
+                file.writelines(map(_encode, kept))
         self._seen = set(map(_key, kept))
         # Unbuffered, so that no line is left waiting to be written if the disk is full.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()

@@ -23,14 +23,14 @@ SUMS = "sha256.json"
 
 
 def remove_unfinished(root: Path) -> list[Path]:
-    """Remove what killed processes left unpublished, and return its paths.
+    """Remove files and folders that killed processes left unpublished. Return their paths.
 
     The caller must hold the lock of `root`.
     """
     removed = []
     for path in sorted(root.rglob("*.tmp.*")):
         if path.suffix[1:].isdigit() and path.exists():  # not inside a folder just removed
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _remove(path)
             removed.append(path)
     return removed
 
@@ -50,7 +50,7 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 
     Raises RunStopped if the disk is full.
     """
-    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    unfinished = _unfinished(path)
     with full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb") as file:
@@ -69,7 +69,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
     A folder that is already at `path` is replaced. Raises RunStopped if the disk is full.
     """
-    unfinished = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    unfinished = _unfinished(path)
     try:
         with full_disk_explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,10 +129,10 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def full_disk_explained(path: Path) -> Iterator[None]:
-    """Raise RunStopped, in one sentence, if the disk fills up in the block.
+    """Raise RunStopped, with a one-sentence message, if the disk fills up in the block.
 
-    Unfinished files next to `path` are removed. Libraries such as safetensors wrap the system's
-    error in their own, so the error's text counts too.
+    What this process has written of `path` so far is removed. Libraries such as safetensors
+    wrap the system's error in their own, so the error's text is checked too.
     """
     try:
         yield
@@ -140,14 +140,23 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         number = getattr(error, "errno", None)
         if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
             raise
-        needed = _size(path.with_name(f"{path.name}.tmp.{os.getpid()}"))
+        unfinished = _unfinished(path)
+        needed = _size(unfinished)
+        _remove(unfinished)
         folder = next(parent for parent in path.parents if parent.exists())
-        remove_unfinished(folder)
         free = shutil.disk_usage(folder).free
         raise RunStopped(
             f"the disk is full: {path} needs more than the {needed:,} bytes already written, "
             f"and {free:,} bytes are free now; make room"
         ) from error
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp.{os.getpid()}")
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

@@ -101,7 +101,7 @@ class Rollout:
 class Score:
     """The verdict on one rollout.
 
-    `reward` is None if `status.rewarded` is false, and only then; anything else is a ValueError.
+    `reward` is None if and only if `status.rewarded` is false; anything else raises ValueError.
     `parts` holds the details (the reason for a failure, the components of a composed reward) and
     must be JSON.
     """
@@ -113,6 +113,6 @@ class Score:
     def __post_init__(self) -> None:
         if self.status.rewarded == (self.reward is None):
             raise ValueError(
-                f"a score with status {self.status.value!r} has reward {self.reward!r}: a reward "
-                "is None if it is not known (skipped, timeout, error), and only then"
+                f"a score with status {self.status.value!r} has reward {self.reward!r}: the reward "
+                "must be None for skipped, timeout and error, and a number for any other status"
             )

@@ -88,7 +88,7 @@ class RunDir:
         return sorted(u for u in updates if self.checkpoint(u).name in names)
 
     def newest_update(self) -> int:
-        """Return the update of the newest checkpoint, 0 before the first."""
+        """Return the update of the newest checkpoint, or 0 if there is none."""
         return max(self.checkpoint_updates(), default=0)
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class RunDir:
         return self.root / "evaluations" / f"update-{update:06d}"
 
     def bakeoff(self, stage: int) -> Path:
-        """Return the folder in which methods are compared on a stage. It has a run per method."""
+        """Return the folder of a comparison of methods on a stage. It has one run per method."""
         return self.root / "bakeoff" / f"stage-{stage:03d}"
 
     def samples(self, update: int) -> Path:

@@ -5,18 +5,15 @@ A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
     {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}}}
 
 A shard exists if the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
-elsewhere can be trained on if they are written with `write_rollouts`, or with these columns:
-
-    problem_id string · occurrence int32 · sample int32 · seed uint64 · prompt_ids list<int32>
-    response_ids list<int32> · behavior_logprobs list<float32> · finish_reason string
-    temperature float64 · policy_step int64
+elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA and are in a manifest.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +82,16 @@ class ShardSet:
     def write(self, shard: int, table: pa.Table, **notes: Any) -> None:
         """Publish `table` as `shard`, then list it in the manifest together with `notes`."""
         path = self.path(shard)
-        floats = [f.name for f in table.schema if f.type == pa.list_(pa.float32())]
-        integers = [f.name for f in table.schema if f.type == pa.list_(pa.int32())]
+        self._verified.discard(shard)
+        lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
         with publish_file(path) as file:
             pq.write_table(
                 table,
                 file,
                 compression="zstd",
                 row_group_size=_ROW_GROUP,
-                use_dictionary=[c for c in table.column_names if c not in (*floats, *integers)],
-                column_encoding={
-                    f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in (*floats, *integers)
-                },
+                use_dictionary=[name for name in table.column_names if name not in lists],
+                column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in lists},
                 write_page_checksum=True,
             )
         self._entries[shard] = {
@@ -108,8 +103,9 @@ class ShardSet:
         self._publish_manifest()
 
     def forget(self, shard: int) -> None:
-        """Remove `shard` from the manifest, so that it is written again."""
+        """Remove `shard` from the manifest. It then counts as missing and is made again."""
         del self._entries[shard]
+        self._verified.discard(shard)
         self._publish_manifest()
 
     def fault(self, shard: int) -> str | None:
@@ -171,23 +167,30 @@ class RowReader:
     def __init__(self, shards: ShardSet, cached_row_groups: int = 4) -> None:
         self._shards = shards
         self._file: tuple[int, pq.ParquetFile] | None = None
+        self._starts: dict[int, list[int]] = {}  # of each shard: the first row of each row group
         self._cache: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self._limit = cached_row_groups
 
     def rows(self, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the row of each (shard, row) in `places`, in that order: {column: value}."""
-        return [
-            self._row_group(shard, row // _ROW_GROUP)[row % _ROW_GROUP] for shard, row in places
-        ]
+        return [self._row(shard, row) for shard, row in places]
 
-    def _row_group(self, shard: int, number: int) -> list[dict[str, Any]]:
+    def _row(self, shard: int, row: int) -> dict[str, Any]:
+        if shard not in self._starts:
+            groups = self._opened(shard).metadata
+            sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
+            self._starts[shard] = list(accumulate(sizes[:-1], initial=0))
+        number = bisect(self._starts[shard], row) - 1
         if (shard, number) not in self._cache:
-            if self._file is None or self._file[0] != shard:
-                self._file = (shard, self._shards.open(shard))
-            while len(self._cache) >= self._limit:
+            if len(self._cache) == self._limit:
                 del self._cache[next(iter(self._cache))]
-            self._cache[shard, number] = _rows(self._file[1].read_row_group(number))
-        return self._cache[shard, number]
+            self._cache[shard, number] = _rows(self._opened(shard).read_row_group(number))
+        return self._cache[shard, number][row - self._starts[shard][number]]
+
+    def _opened(self, shard: int) -> pq.ParquetFile:
+        if self._file is None or self._file[0] != shard:
+            self._file = (shard, self._shards.open(shard))
+        return self._file[1]
 
 
 def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
@@ -241,9 +244,8 @@ def write_logprobs(
     shards: ShardSet, shard: int, logprobs: Sequence[NDArray[np.float32]], **notes: Any
 ) -> None:
     """Publish the logprobs of rollouts' responses, one row per rollout."""
-    shards.write(
-        shard, pa.Table.from_pydict({"logprobs": logprobs}, schema=LOGPROB_SCHEMA), **notes
-    )
+    table = pa.Table.from_pydict({"logprobs": logprobs}, schema=LOGPROB_SCHEMA)
+    shards.write(shard, table, **notes)
 
 
 def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
@@ -270,9 +272,8 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
             columns[name] = [flat[a:b] for a, b in pairwise(offsets)]
         else:
             columns[name] = column.to_pylist()
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    every = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, values, strict=True)) for values in every]
 
 
 def write_plan(
@@ -287,8 +288,7 @@ def write_plan(
         raise ValueError("a batch of the plan has no rows: an update needs at least one group")
     flat = [(batch, shard, row) for batch, places in enumerate(batches) for shard, row in places]
     columns = np.array(flat, np.int32).T
-    arrays = [pa.array(column) for column in columns]
-    shards.write(0, pa.Table.from_arrays(arrays, schema=PLAN_SCHEMA), **notes)
+    shards.write(0, pa.Table.from_arrays(list(map(pa.array, columns)), schema=PLAN_SCHEMA), **notes)
 
 
 def read_plan(shards: ShardSet) -> list[list[tuple[int, int]]]:

@@ -34,7 +34,7 @@ class Decoded:
     """The responses that an engine has finished since its last report."""
 
     completions: Sequence[tuple[int, Completion]]  # (index of the request, completion)
-    slots: int  # response positions computed since then, with idle and padded ones if known
+    slots: int  # response positions computed since then, including idle and padded ones if known
 
 
 class Engine(Protocol):
@@ -44,7 +44,7 @@ class Engine(Protocol):
     """
 
     def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """Sample from now on from the policy after `update` updates.
+        """Switch to the weights that the policy has after `update` updates.
 
         An engine that does not share the trainer's model calls `weights`, which returns a model
         directory (or a hub id) with the policy's weights.

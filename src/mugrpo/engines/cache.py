@@ -24,7 +24,7 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, both [H, tokens,
 Places = NDArray[np.int64]
 
 BLOCK = 24  # tokens of one slot in a block
-ATTENTION = "mugrpo_slots"  # the name that registers `attention` with transformers
+ATTENTION = "mugrpo_slots"  # transformers knows `attention` by this name
 
 
 @dataclass

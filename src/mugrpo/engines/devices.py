@@ -35,10 +35,10 @@ def exclusive_part(number: int, processes: int, size: int, reserved: int) -> dic
     """
     if gpus := visible_gpus():
         if reserved + processes * size > len(gpus):
-            updates = f", besides the {reserved} of the updates," if reserved else ""
+            updates = f", plus {reserved} for the updates," if reserved else ""
             raise UsageError(
-                f"{processes} engines of {size} GPUs need {processes * size}{updates} but there "
-                f"are {len(gpus)}; lower --engine.processes or --engine.tensor_parallel"
+                f"the engines need {processes} x {size} GPUs{updates} but there are {len(gpus)}; "
+                "lower --engine.processes or --engine.tensor_parallel"
             )
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}
     if processes == 1:

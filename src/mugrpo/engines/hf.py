@@ -1,4 +1,4 @@
-"""The Hugging Face engine: the trainer's own model in this process, plain and obviously right.
+"""The Hugging Face engine: the trainer's own model, sampled in the simplest way.
 
 Suffixes: B responses, P prompt tokens (left-padded), L tokens so far, V vocabulary.
 """

@@ -91,7 +91,7 @@ class RemoteEngine:
         notify: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """Prepare an engine. `start` starts its process, which `host` describes, when it is needed.
+        """Prepare an engine. `host` describes its process, and `start` starts it on first use.
 
         `notify` reports restarts. `check` is called while the process loads weights, and raises if
         the run is to stop.

@@ -13,7 +13,7 @@ from mugrpo.model.vocabulary import Vocabulary
 
 
 def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
-    """Return how to start one vLLM process.
+    """Return the host of one vLLM process.
 
     vLLM's engine core runs in that same process, so nothing is left to hang when it is killed.
     """

@@ -25,6 +25,6 @@ def attending(config: Any, name: str) -> Iterator[None]:
 
 
 def refuse_unknown(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if a model's attention is not plain softmax(q k) v, in a window or not."""
+    """Raise ValueError if attention is not plain softmax(q k) v, with or without a window."""
     if unknown := [name for name in _UNKNOWN if arguments.get(name) is not None]:
         raise ValueError(f"attention with {', '.join(unknown)} is not supported")

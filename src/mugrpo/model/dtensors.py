@@ -22,7 +22,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def like(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return `value`, which every rank holds whole, split and placed like `tensor`."""
+    """Return `value` split and placed like `tensor`. Every rank must pass the whole value."""
     if not isinstance(tensor, DTensor):
         return value.to(tensor.device)
     shared = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
@@ -36,10 +36,10 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def fill(model: nn.Module, source: Mapping[str, torch.Tensor] | None, ranks: Ranks) -> None:
-    """Copy into `model` the values of `source`, which only the first rank has.
+    """Copy the values of `source` into `model`. The first rank passes `source`, the others None.
 
     `source` is `tensors_of` a model of the same architecture. Each rank gets its own rows.
-    Parameters are sent one at a time, so that the other ranks never hold more than one whole.
+    Parameters are sent one at a time: the other ranks hold at most one whole parameter.
     """
     buffers = dict(model.named_buffers())
     buffer_values = source and {name: source[name].cpu() for name in buffers}

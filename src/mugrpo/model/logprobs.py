@@ -1,4 +1,4 @@
-"""Logprob and entropy of response tokens, in chunks, so that the full logits never exist at once.
+"""Compute logprob and entropy of response tokens in chunks, never holding all logits at once.
 
 Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens, N packed
 response tokens, H hidden size, V vocabulary, C tokens of a chunk.
@@ -15,10 +15,10 @@ from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hi
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Logprobs that save hidden states and one number per token, not logits.
+    """An autograd function that saves hidden states and one number per token instead of logits.
 
-    The backward pass recomputes the logits, except those of the last chunk. Its probabilities are
-    saved, because the backward pass would otherwise begin by allocating that memory again.
+    The backward pass recomputes the logits of every chunk but the last. The last chunk's
+    probabilities are saved, because the backward pass would otherwise allocate them again at once.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Keeping and returning freed memory; recognizing and reporting that memory ran out."""
+"""Keep or return freed memory; recognize and report out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from mugrpo.disk.errors import RunStopped, UsageError
 
-# Texts by which a plain RuntimeError means that memory ran out. They come from the CPU's allocator
-# (on Linux, on Windows), CUDA itself, its libraries, and C++.
+# A plain RuntimeError with one of these texts means that memory ran out. They come from the CPU's
+# allocator (on Linux, on Windows), CUDA itself, its libraries, and C++.
 _TEXTS = (
     "can't allocate memory",
     "not enough memory",
@@ -66,7 +66,7 @@ def failure_kind(error: BaseException) -> str | None:
 
 @contextmanager
 def out_of_memory_explained(work: str, way_out: str) -> Iterator[None]:
-    """If memory runs out in the block, raise RunStopped, naming `work` and `way_out`."""
+    """Raise RunStopped, naming `work` and `way_out`, if memory runs out in the block."""
     try:
         yield
     except Exception as error:

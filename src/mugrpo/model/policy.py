@@ -1,4 +1,4 @@
-"""The policy: a causal language model, its tokenizer, and the update that its weights are at."""
+"""The policy: a causal language model, its tokenizer, and how many updates it has received."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
 
 _WAY_OUT = (
-    "name a directory in Hugging Face form, or a hub id if there is a network (a gated one "
+    "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
 
@@ -66,14 +66,14 @@ class Policy:
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def nonfinite_parameter(self) -> str | None:
-        """Return the name of a parameter that holds NaN or inf, or None."""
+        """Return the name of a parameter that contains NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(local(parameter)).all():
                 return str(name)
         return None
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer to `folder` in Hugging Face form.
+        """Write model and tokenizer to `folder` in Hugging Face format.
 
         If ranks split the model, all of them must call this, and the first one writes.
         """
@@ -110,7 +110,7 @@ class Policy:
 
 def checkpoint_activations(model: Any) -> None:
     """Make the Hugging Face model `model` recompute its activations in the backward pass."""
-    with warnings.catch_warnings():  # older versions do not know the new name of the call
+    with warnings.catch_warnings():  # deprecated, but older versions lack the new name
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -118,7 +118,7 @@ def checkpoint_activations(model: Any) -> None:
 def load_tokenizer(options: ModelOptions) -> Any:
     """Return the tokenizer of `options`.
 
-    Raises UsageError if it cannot be loaded or names no end-of-sequence token.
+    Raises UsageError if it cannot be loaded or has no end-of-sequence token.
     """
     path = model_path(options)
     _refuse_absent(path)
@@ -132,7 +132,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
         tokenizer.eos_token = options.eos_token
     if tokenizer.eos_token_id is None:
         raise UsageError(
-            f"the tokenizer of {options.path} names no end-of-sequence token, so every "
+            f"the tokenizer of {options.path} has no end-of-sequence token, so every "
             "response would be truncated; name one with --model.eos_token"
         )
     return tokenizer
@@ -197,7 +197,7 @@ def load_policy(
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options)
     policy.ranks, policy.device = ranks, torch.device(device)
     if policy.pads_with_eos:
-        notify("the tokenizer names no padding token; padding with the end-of-sequence token")
+        notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     return policy
 
 
@@ -253,7 +253,7 @@ def _refuse_absent(path: str) -> None:
     """Raise UsageError if `path` is neither a directory nor has the form of a hub id."""
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
         raise UsageError(
-            f"there is no model directory {path}; name one in Hugging Face form, or a hub id"
+            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
         )
 
 

@@ -1,8 +1,7 @@
-"""Where a model lies: a directory, a hub id, the package itself, or a cache of converted ones.
+"""Find a model: in a directory, on the hub, in this package, or in the cache of converted models.
 
 Small pretrained models from PyPI packages are converted once into ordinary directories, in a cache:
-`$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else
-`~/.cache/mugrpo`.
+`$MUGRPO_CACHE`, else `mugrpo` in `$XDG_CACHE_HOME`, else `~/.cache/mugrpo`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def model_path(options: ModelOptions) -> str:
 
 
 def model_fingerprint(options: ModelOptions) -> str:
-    """Return a hash of all files of the model's directory, or the hub id itself."""
+    """Return a hash of the files in the model's directory, or the hub id itself."""
     folder = Path(model_path(options))
     if not folder.is_dir():
         return options.path
@@ -169,7 +168,7 @@ def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) ->
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Convert GGUF to Hugging Face form.
+    """Convert GGUF to Hugging Face format.
 
     transformers refuses to save a model that was loaded from GGUF, so its weights are copied to
     a new one.

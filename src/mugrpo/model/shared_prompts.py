@@ -65,8 +65,7 @@ def shared_hidden(
             use_cache=False,
             packing=packing,
         ).last_hidden_state[0]
-    rows_B = torch.arange(len(prompts_B), device=ids_BL.device)
-    last_B1 = packing.prompt[prompts_B, prompt_lengths_B[rows_B] - 1][:, None]
+    last_B1 = packing.prompt[prompts_B, prompt_lengths_B - 1][:, None]
     before_BT = torch.cat([last_B1, packing.response], 1)  # the token before each response token
     hidden_NH: torch.Tensor = hidden_MH.index_select(0, before_BT[mask_BT])
     return hidden_NH
@@ -137,7 +136,7 @@ class Packing:
     def attention_masks(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return masks of prompts and of responses for layers that attend to `window` tokens.
 
-        `window` None means all tokens. A mask None means plain causal attention.
+        If `window` is None, they attend to all tokens. A mask of None means plain causal attention.
         """
         if window is None:
             return None, self.visible[:, None]

@@ -11,7 +11,7 @@ from mugrpo.disk.errors import UsageError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The number of a model's token ids, and those that end a response."""
+    """The number of a model's token ids, and the ids that end a response."""
 
     size: int
     stop_ids: list[int]  # ascending

@@ -1,4 +1,4 @@
-"""Compute advantages from rewards. P problems, G responses per group; all [P, G], in float64.
+"""Compute advantages [P, G] in float64 from rewards [P, G]. P problems, G responses per group.
 
 A response with `valid_PG` false (its reward is unknown or masked) gets an advantage of 0 and does
 not count in its group's statistics.
@@ -21,11 +21,11 @@ def group(
 ) -> torch.Tensor:
     """Return A = (R - mean) / (std + eps) over each group's valid responses, [P, G] float64.
 
-    This is DeepSeekMath's (arXiv 2402.03300, section 4.1), by default with the unbiased standard
-    deviation and eps = 1e-4 as in TRL (verl adds 1e-6). With `eps_inside`, the divisor is
-    sqrt(var + eps), as in off-policy GRPO (arXiv 2505.22257). With std "none", A = R - mean, as in
-    Dr. GRPO (arXiv 2503.20783). A group gets 0 throughout if its valid rewards are all equal,
-    compared exactly, or if it has fewer than two.
+    The formula is from DeepSeekMath (arXiv 2402.03300, section 4.1). By default the standard
+    deviation is unbiased and eps = 1e-4, as in TRL (verl adds 1e-6). With `eps_inside`, the divisor
+    is sqrt(var + eps), as in off-policy GRPO (arXiv 2505.22257). With std "none", A = R - mean, as
+    in Dr. GRPO (arXiv 2503.20783). All advantages of a group are 0 if its valid rewards are all
+    equal, compared exactly, or if it has fewer than two.
     """
     advantages_PG = _centered(rewards_PG, valid_PG)
     if std == "none":
@@ -48,7 +48,7 @@ def shifted(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, baseline: float
 def asymre(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, delta: float) -> torch.Tensor:
     """Return A = R - (mean + delta) over each group's valid responses.
 
-    This is AsymRE's (arXiv 2506.20520).
+    This is the advantage of AsymRE (arXiv 2506.20520).
     """
     return (_centered(rewards_PG, valid_PG) - delta).masked_fill(~valid_PG, 0.0)
 

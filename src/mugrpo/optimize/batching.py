@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.optimize.cut import Layout, layout, shape_of
+from mugrpo.optimize.cut import Layout, layout, prompt_of
 from mugrpo.optimize.experience import Responses
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The responses that go through the model together."""
+    """Responses that go through the model together."""
 
     places: list[int]  # the responses' places in the update
     ids: torch.Tensor  # [B, L] int64, prompt and response, right-padded
@@ -41,9 +41,8 @@ def collate(
     With `share`, responses to the same prompt share it if that is cheaper.
     """
     chosen = [responses.rollouts[place] for place in places]
-    shapes = [shape_of(rollout) for rollout in chosen]
-    prompts = np.array([shape.prompt_length for shape in shapes])
-    lengths = np.array([shape.response_length for shape in shapes])
+    prompts = np.array([len(r.prompt_ids) for r in chosen])
+    lengths = np.array([len(r.response_ids) for r in chosen])
     ids_BL = np.full((len(places), (prompts + lengths).max()), pad_id, np.int64)
     for b, r in enumerate(chosen):
         ids_BL[b, : prompts[b]] = r.prompt_ids
@@ -52,9 +51,9 @@ def collate(
         name: _padded([logprobs[place] for place in places]).to(device)
         for name, logprobs in responses.stored.items()
     }
-    cheapest = layout(shapes, share=share)
-    numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(s.prompt for s in shapes))}
-    prompts_B = torch.tensor([numbers[shape.prompt] for shape in shapes], device=device)
+    cheapest = layout(chosen, share=share)
+    numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(map(prompt_of, chosen)))}
+    prompts_B = torch.tensor([numbers[prompt_of(r)] for r in chosen], device=device)
     return MicroBatch(
         places=places,
         ids=torch.from_numpy(ids_BL).to(device),
@@ -70,8 +69,9 @@ def collate(
 
 
 def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
-    """Return how many tokens went through the model, not counting padding, and two shares.
+    """Return the cost of an update as metrics.
 
+    `computed_tokens` is the number of tokens that went through the model, without padding.
     `padding_share` is the share of padding in everything that went through the model.
     `shared_prompt_share` is the share of tokens that sharing prompts saved.
     """

@@ -25,7 +25,7 @@ NAMES = (
 
 
 def shortfall(log_ratios: torch.Tensor) -> torch.Tensor:
-    """Return max(0, 1 - w) in float64, whose mean under the behavior policy is total variation."""
+    """Return max(0, 1 - w) in float64. Its mean under the behavior policy is total variation."""
     return (-log_ratios.double().expm1()).clamp(min=0)
 
 
@@ -55,8 +55,8 @@ def improvement_bound(
     group takes part if its counted rewards are not all equal, compared exactly, and all of those
     responses were computed.
 
-    All values are None if no group takes part, or if a counted reward is outside [0, 1]. A single
-    value is None if it is not finite, because w may overflow.
+    All values are None if no group takes part, or if a counted reward is outside [0, 1]. Since w
+    may overflow, any value that is not finite is also None.
     """
     shape = rewards_PG.shape
     assert len(shape) == 2 and log_ratios_PG.shape == proximal_log_ratios_PG.shape == shape

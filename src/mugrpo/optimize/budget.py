@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import torch
-
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.model.memory import out_of_memory
+from mugrpo.model.memory import give_back_memory, out_of_memory
 from mugrpo.optimize.batching import MicroBatch
 
 T = TypeVar("T")
 
 
 class MicroBatchTooLarge(Exception):
-    """Memory ran out in a micro-batch: its number of responses, and its cost in tokens."""
+    """An out-of-memory error in a micro-batch, with its number of responses and cost in tokens."""
 
     def __init__(self, responses: int, tokens: int) -> None:
         super().__init__(responses, tokens)
@@ -41,8 +38,8 @@ class TokenBudget:
 
     `notify` is called with a sentence about every change. A lowered budget stays low until the
     process ends; a resumed run starts with the configured one. The budget decides the order in
-    which a gradient is summed, so it affects rounding and nothing else. After memory has run out, a
-    run that is killed and resumed may therefore differ from an uninterrupted one in the last bits.
+    which a gradient is summed, so it affects only rounding. After memory has run out, a run that is
+    killed and resumed may therefore differ from an uninterrupted one in the last bits.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class TokenBudget:
         *,
         alone: bool = True,
     ) -> None:
-        """Without `alone`, the budget is that of one rank among several and is never lowered."""
+        """Pass `alone` false if the process is one of several ranks. The budget is then fixed."""
         self.options = options
         self.alone = alone
         self.notify = notify
@@ -65,23 +62,23 @@ class TokenBudget:
     def fitted(self, work: Callable[[int], T]) -> T:
         """Return `work(tokens)`. Retry with fewer tokens if it raises MicroBatchTooLarge.
 
-        `work` must start from scratch every time. Raises RunStopped if fewer tokens would not help
-        or may not be tried.
+        `work` must start from scratch every time. Raises RunStopped if fewer tokens would not help,
+        or if the budget must not be lowered.
         """
         while True:
             try:
                 return work(self.tokens)
             except MicroBatchTooLarge as error:
                 responses, tokens = error.responses, error.tokens
-            # Outside the handler, because the error's traceback keeps what was computed alive.
-            gc.collect()
-            torch.cuda.empty_cache()
+            # Not in the handler: there, the error's traceback still keeps tensors in memory.
+            give_back_memory()
             self._lower(responses, tokens)
 
     def _lower(self, responses: int, tokens: int) -> None:
-        """Halve the smaller of budget and micro-batch, which splits the micro-batch in two.
+        """Set the budget to half of itself or of the micro-batch, whichever is less.
 
-        Raises RunStopped if the budget may not be lowered, or if a single response is too large.
+        This splits the micro-batch. Raises RunStopped if the budget must not be lowered, or if a
+        single response is too large.
         """
         now, chunk = self.tokens, self.options.logprob_chunk_tokens
         if responses == 1:
@@ -94,7 +91,7 @@ class TokenBudget:
         ran_out = f"memory ran out in a micro-batch of {responses} responses ({tokens:,} tokens)"
         if not self.alone:
             raise RunStopped(
-                f"{ran_out} in one of several ranks; lower --optimizer.micro_batch_tokens (now "
+                f"{ran_out} on one of several ranks; lower --optimizer.micro_batch_tokens (now "
                 f"{now}, with --force)"
             )
         if not self.options.halve_on_out_of_memory:
@@ -104,6 +101,6 @@ class TokenBudget:
             )
         self.tokens = min(now, tokens) // 2
         self.notify(
-            f"{ran_out}: it is computed again with micro_batch_tokens {self.tokens} instead of "
-            f"{now}, from now on; the gradient differs only by rounding"
+            f"{ran_out}; lowering micro_batch_tokens from {now} to {self.tokens} and computing it "
+            "again; the gradient differs only by rounding"
         )

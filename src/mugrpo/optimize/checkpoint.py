@@ -1,4 +1,4 @@
-"""Save checkpoints: published atomically, sealed with checksums, old ones removed on request."""
+"""Publish checkpoints atomically, sealed with checksums, and remove old ones."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def save_checkpoint(
 ) -> None:
     """Publish the trainer's checkpoint, then remove all but the newest `keep` and the `needed`.
 
-    `needed` holds the updates of checkpoints. `keep` 0 keeps all. `starts` is `Schedule.starts`: it
-    is stored so that a run resumed from this checkpoint knows where its stages began. Raises
-    RunStopped, naming the last good checkpoint, if a weight is not finite.
+    `needed` lists checkpoints by their update. If `keep` is 0, none is removed. `starts` is
+    `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
+    stages began. Raises RunStopped, naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):
         saved = run_dir.checkpoint_updates()
         last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"
         raise RunStopped(
-            f"no checkpoint of update {trainer.update} is written: {name} holds NaN or inf; the "
-            f"last good one is {last}"
+            f"the checkpoint of update {trainer.update} is not written, because {name} contains "
+            f"NaN or inf; the last good one is {last}"
         )
     with _published_by_the_first(run_dir.checkpoint(trainer.update), ranks) as folder:
         trainer.save(folder)

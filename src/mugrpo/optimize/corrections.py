@@ -1,8 +1,8 @@
 """Weights that correct for an engine whose probabilities differ from the trainer's.
 
-w = exp(trainer_behavior_logprobs - behavior_logprobs): both logprobs are of the same model weights,
-computed by the trainer and by the engine. How far the policy has moved since is not in w but in the
-importance ratio. All [B, T], without gradient.
+w = exp(trainer_behavior_logprobs - behavior_logprobs): the trainer and the engine compute these
+logprobs with the same model weights. Later changes of the policy are in the importance ratio, not
+in w. All tensors are [B, T], without gradient.
 """
 
 from __future__ import annotations

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mugrpo.disk.records import Rollout
 
-# A shared prompt's keys and values are copied for each response. For each number of the hidden
-# state, a token keeps about 20 numbers in a layer; its copied keys and values are two to three.
+# A shared prompt's keys and values are copied for each response. In a layer, a token's activations
+# take about 20 times the hidden size; a copy of its keys and values takes two to three times.
 _COPY = 1 / 8
-
-
-class Shape(NamedTuple):
-    """What the cut needs to know about a response."""
-
-    prompt: bytes
-    prompt_length: int
-    response_length: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How responses are computed together, and what that costs in tokens."""
+    """A way to compute responses together, and its cost in tokens."""
 
     shared: bool  # whether responses share prompts
     computed: int  # tokens through the model, without padding
@@ -36,45 +27,45 @@ class Layout:
 
     @property
     def cost(self) -> float:
-        """Return the tokens through the model; a copy counts as the share of a token it costs."""
+        """Return the padded tokens plus a fraction (`_COPY`) of the copied ones."""
         return self.padded + _COPY * self.copied
 
 
-def shape_of(rollout: Rollout) -> Shape:
-    """Return what the cut needs to know about `rollout`."""
-    prompt = rollout.prompt_ids
-    return Shape(prompt.tobytes(), len(prompt), len(rollout.response_ids))
-
-
-def layout(shapes: Sequence[Shape], *, share: bool) -> Layout:
+def layout(rollouts: Sequence[Rollout], *, share: bool) -> Layout:
     """Return the cheapest way to compute responses together; `share` allows sharing prompts."""
-    prompts = [shape.prompt_length for shape in shapes]
-    responses = [shape.response_length for shape in shapes]
+    prompts = [len(rollout.prompt_ids) for rollout in rollouts]
+    responses = [len(rollout.response_ids) for rollout in rollouts]
     longest = max(p + r for p, r in zip(prompts, responses, strict=True))
-    plain = Layout(False, sum(prompts) + sum(responses), len(shapes) * longest, 0)
+    plain = Layout(False, sum(prompts) + sum(responses), len(rollouts) * longest, 0)
     if not share:
         return plain
-    distinct = {shape.prompt: shape.prompt_length for shape in shapes}
+    distinct = {prompt_of(rollout): len(rollout.prompt_ids) for rollout in rollouts}
     # Nothing is predicted from a response's last token, so it need not be computed.
-    computed = sum(distinct.values()) + sum(responses) - len(shapes)
-    shared = Layout(True, computed, computed, len(shapes) * max(prompts))
+    computed = sum(distinct.values()) + sum(responses) - len(rollouts)
+    shared = Layout(True, computed, computed, len(rollouts) * max(prompts))
     return min(plain, shared, key=lambda way: way.cost)
 
 
-def cut(shapes: Sequence[Shape], budget: int, *, share: bool) -> list[list[int]]:
-    """Return micro-batches that cost at most `budget` tokens, as lists of places in `shapes`.
+def prompt_of(rollout: Rollout) -> bytes:
+    """Return a key that is the same for rollouts with the same prompt."""
+    return rollout.prompt_ids.tobytes()
+
+
+def cut(rollouts: Sequence[Rollout], budget: int, *, share: bool) -> list[list[int]]:
+    """Return micro-batches that cost at most `budget` tokens, as lists of places in `rollouts`.
 
     A response that exceeds the budget by itself gets a micro-batch of its own.
     """
     if share:
-        return split_by_prompt(shapes, budget)
-    return split_by_tokens([s.prompt_length + s.response_length for s in shapes], budget)
+        return split_by_prompt(rollouts, budget)
+    return split_by_tokens([len(r.prompt_ids) + len(r.response_ids) for r in rollouts], budget)
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut `lengths`, longest first, into parts whose number x longest is at most `budget`.
+    """Cut `lengths`, longest first, into parts that cost at most `budget`.
 
-    Return the parts as lists of places in `lengths`. Equal lengths keep their order.
+    A part costs its number of lengths x its longest. A length above the budget is a part of its
+    own. Return the parts as lists of places in `lengths`. Equal lengths keep their order.
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
@@ -86,19 +77,19 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
-def split_by_prompt(shapes: Sequence[Shape], budget: int) -> list[list[int]]:
+def split_by_prompt(rollouts: Sequence[Rollout], budget: int) -> list[list[int]]:
     """Cut responses into parts that keep the responses to a prompt together, longest first.
 
-    Return the parts as lists of places in `shapes`. The responses to a prompt are split only if
+    Return the parts as lists of places in `rollouts`. The responses to a prompt are split only if
     they exceed the budget by themselves.
     """
 
     def fits(part: list[int]) -> bool:
-        return layout([shapes[i] for i in part], share=True).cost <= budget
+        return layout([rollouts[i] for i in part], share=True).cost <= budget
 
     groups: dict[bytes, list[int]] = {}
-    for index in sorted(range(len(shapes)), key=lambda i: -shapes[i].response_length):
-        groups.setdefault(shapes[index].prompt, []).append(index)
+    for index in sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].response_ids)):
+        groups.setdefault(prompt_of(rollouts[index]), []).append(index)
     parts: list[list[int]] = [[]]
     for group in groups.values():
         if fits(parts[-1] + group):

@@ -16,9 +16,9 @@ Values = dict[str, float | None]
 
 
 class TokenStatistics:
-    """A few numbers for each response token of an update, and the metrics that follow from them.
+    """A few numbers for each response token of an update, and the metrics computed from them.
 
-    `fractions` has the names of the metrics that the loss returns.
+    `fractions` lists the names of the metrics that the loss returns.
     """
 
     def __init__(self, fractions: Sequence[str]) -> None:
@@ -65,19 +65,19 @@ class TokenStatistics:
         return joined
 
     def effective_sample_share(self) -> float:
-        """Return (sum w)^2 / (n sum w^2), w the sequence ratios of the n computed responses.
+        """Return (sum w)^2 / (n sum w^2) over the sequence ratios w of the n computed responses.
 
         This is Kish's effective sample size as a share: 1 if all ratios are equal, 1/n if a single
-        one outweighs the rest. It is 1 if no response was computed.
+        one outweighs the rest. It is 1 if no response was computed, and NaN if a ratio is.
         """
         if not self._sequences:
             return 1.0
         log_weights = torch.cat(self._sequences)
         log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)
-        return min(1.0, log_share.exp().item() / len(log_weights))
+        return min(log_share.exp().item() / len(log_weights), 1.0)  # in this order NaN stays NaN
 
     def bound(self, responses: Responses) -> Values:
-        """Return the bounds on the improvement over the proximal policy, see `improvement_bound`.
+        """Return bounds on the improvement over the proximal policy, see `improvement_bound`.
 
         If no proximal policy is stored, the policy itself takes its place.
         """
@@ -105,9 +105,9 @@ class TokenStatistics:
     def values(self, update_tokens: int) -> Values:
         """Return the update's metrics.
 
-        The loss's metrics are means over all `update_tokens` response tokens, and 0 for tokens that
-        were not computed. Ratios, divergences and entropy are over the computed tokens (see
-        `UpdateLoss.has_gradient`); they are None if there are no such tokens. KL and total
+        The loss's metrics are means over all `update_tokens` response tokens; tokens that were not
+        computed count as 0. Ratios, divergences and entropy cover only the computed tokens
+        (see `UpdateLoss.has_gradient`); they are None if there are no such tokens. KL and total
         variation are estimated on the behavior policy's own samples:
 
             kl_behavior = mean(r - 1 - log r), which estimates KL(behavior || policy) per token

@@ -17,7 +17,7 @@ from mugrpo.optimize import advantages
 
 @dataclass(frozen=True)
 class Experience:
-    """Scored rollouts in whole groups. The rollouts of a group stand side by side."""
+    """Scored rollouts in whole groups. The rollouts of a group are adjacent."""
 
     rollouts: Sequence[Rollout]
     scores: Sequence[Score]  # one for each rollout

@@ -16,7 +16,7 @@ from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import TokenBudget, computing
-from mugrpo.optimize.cut import cut, shape_of
+from mugrpo.optimize.cut import cut
 from mugrpo.optimize.experience import Responses
 
 
@@ -37,7 +37,7 @@ def batch_logprobs(
 
 
 def shares_prompts(policy: Policy, config: RunConfig) -> bool:
-    """Return whether responses may share their prompt. The model is tested for it only once."""
+    """Return whether responses may share their prompt. The model is tested only once."""
     if not config.optimizer.share_prompts:
         return False
     if policy.can_share_prompts is None:
@@ -59,13 +59,12 @@ def rollout_logprobs(
     size. Raises RunStopped if memory runs out, see `TokenBudget`.
     """
     share = shares_prompts(policy, config)
-    shapes = [shape_of(rollout) for rollout in rollouts]
     zeros = torch.zeros(len(rollouts))
     responses = Responses(rollouts, zeros, zeros.bool())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         by_place: dict[int, NDArray[np.float32]] = {}
-        for places in cut(shapes, tokens, share=share):
+        for places in cut(rollouts, tokens, share=share):
             check()
             batch = collate(
                 responses, places, pad_id=policy.pad_id, device=policy.device, share=share

@@ -25,7 +25,7 @@ from mugrpo.model.shared_prompts import can_share_prompts
 
 
 class _Logprobs(nn.Module):
-    """The model from token ids to logprobs, so that head and embeddings are gathered only once."""
+    """A model wrapper that returns logprobs, so FSDP gathers head and embeddings only once."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def cut_over(
     precision: str,
     options: DistributedOptions,
 ) -> None:
-    """Split the weights of `whole`, which computes with `model`, among the ranks of `mesh`.
+    """Split the weights of `whole`, a module that wraps `model`, among the ranks of `mesh`.
 
     Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
     of the ranks' gradients. With precision bf16, weights are gathered and used in bf16, and

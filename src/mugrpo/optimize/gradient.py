@@ -1,4 +1,4 @@
-"""The heart of training: the gradient of one update's loss.
+"""Compute the gradient of one update's loss.
 
     responses with a gradient -> micro-batches -> for each: logprobs -> loss -> backward
 
@@ -19,7 +19,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import computing
-from mugrpo.optimize.cut import cut, layout, shape_of
+from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.forward import batch_logprobs, shares_prompts
@@ -33,7 +33,7 @@ Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
 
 @dataclass(frozen=True)
 class Gradient:
-    """What an update's forward and backward passes return, besides the gradient itself."""
+    """The results of an update's forward and backward passes, besides the gradient itself."""
 
     loss: float
     batches: Sequence[MicroBatch]
@@ -91,14 +91,14 @@ def micro_batches(
 
     Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens` is
     alone in its micro-batch. If there are fewer micro-batches than ranks, they are cut smaller, to
-    an equal part of the tokens for each rank.
+    an equal share of the tokens for each rank.
     """
     share, ranks = shares_prompts(policy, config), policy.ranks.size
-    shapes = [shape_of(responses.rollouts[place]) for place in places]
-    parts = cut(shapes, tokens, share=share)
+    rollouts = [responses.rollouts[place] for place in places]
+    parts = cut(rollouts, tokens, share=share)
     if places and len(parts) < ranks:
-        costs = [layout([shapes[i] for i in part], share=share).cost for part in parts]
-        parts = cut(shapes, math.ceil(sum(costs) / ranks), share=share)
+        costs = [layout([rollouts[i] for i in part], share=share).cost for part in parts]
+        parts = cut(rollouts, math.ceil(sum(costs) / ranks), share=share)
     collated = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
     return [collated([places[i] for i in part]) for part in parts]
 
@@ -109,8 +109,8 @@ def prepass(
 ) -> list[dict[str, torch.Tensor]]:
     """Return what the objective's pre-pass computes for each micro-batch: {name: [B, T] tensor}.
 
-    The pre-pass looks at the whole update. If the objective has none, as most do, the dictionaries
-    are empty. Raises MicroBatchTooLarge if memory runs out.
+    The pre-pass sees the whole update. Most objectives have none; the dictionaries are then empty.
+    Raises MicroBatchTooLarge if memory runs out.
     """
     if loss.objective.prepass is None or not batches:
         return [{} for _ in batches]

@@ -106,7 +106,7 @@ def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDAr
 
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a rollout's fields; JSON made lists of its arrays, which become arrays again."""
+    """Return a rollout's fields, with the lists from JSON converted back to arrays."""
     arrays = {name: np.array(row[name], np.int32) for name in ("prompt_ids", "response_ids")}
     return row | arrays | {"behavior_logprobs": np.array(row["behavior_logprobs"], np.float32)}
 

@@ -1,6 +1,6 @@
 """The loss of each token of an update, composed of the parts that the config chooses.
 
-    loss_t = weight_t x objective_t, 0 where a mask removes the token, + coefficient x KL_t
+    loss_t = weight_t x objective_t (0 if a mask removes the token) + coefficient x KL_t
 
 Suffixes: B responses of a micro-batch, T response tokens.
 """
@@ -93,7 +93,7 @@ class UpdateLoss:
         """Return the token losses, to be minimized, and the metrics, all [B, T]."""
         behavior_BT = self._behavior(batch.behavior_logprobs, batch.stored)
         inputs = (logprobs_BT, behavior_BT, batch.advantages, batch.mask)
-        now_BT = logprobs_BT.detach()  # if no proximal policy is stored, it is the policy
+        now_BT = logprobs_BT.detach()  # the proximal policy, if its logprobs are not stored
         needed = {name: batch.stored.get(name, now_BT) for name in self.objective.needs}
         loss_BT, metrics = self.objective.loss(*inputs, **self.knobs, **needed, **extra)
         removed = self._removed(inputs, batch.behavior_logprobs)

@@ -50,7 +50,7 @@ def load_optimizer(
         parameter_name, _, key = name.rpartition("/")
         parameter = parameters[parameter_name]
         parts = [file.get_tensor(name) for file in opened if name in file.keys()]  # noqa: SIM118
-        if not parts[0].ndim:  # AdamW's count of steps, which stays on the CPU
+        if not parts[0].ndim:  # AdamW's step count, which stays on the CPU
             optimizer.state[parameter][key] = parts[0].clone()
             continue
         joined = torch.cat(parts) if len(parts) > 1 else parts[0].clone()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-LARGEST = 80.0  # bound on log ratios: e^80 is finite in fp32, so that 0 times it is 0
-_LEAST = -1e4  # a log-probability below this counts as that of probability 0
+LARGEST = 80.0  # bound on log ratios: e^80 is finite in fp32, so 0 x e^80 is 0
+_LEAST = -1e4  # a log-probability below this is raised to it
 
 
 def log_ratios(logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_log_ratios(log_ratios_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return GSPO's mean of each response's log ratios, at each of its tokens, [B, T].
+    """Return the mean of each response's log ratios (GSPO), at each of its tokens, [B, T].
 
     The value is the response's, but the gradient is each token's own (GSPO-token, arXiv
     2507.18071). Summed over a response it is the gradient of the mean, times the length.

@@ -6,7 +6,7 @@ import torch
 
 from mugrpo.optimize.ratios import log_ratios
 
-_HALF = 40.0  # bound on the logs here, so that the product of two exponentials is finite
+_HALF = 40.0  # bound on log ratios here: the product of two exponentials must be finite
 
 
 def kl(

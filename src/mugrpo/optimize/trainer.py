@@ -1,4 +1,4 @@
-"""The trainer: makes updates to a policy, and saves and loads its own state."""
+"""The trainer, which updates a policy and saves and loads its own state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LARGE_STATE = (
 
 
 class Trainer:
-    """A policy with its optimizer, which makes updates. `update` counts them, applied or not.
+    """A policy with its optimizer. `update` is the number of updates made, applied or not.
 
     The ranks that share a policy all make the same calls.
     """
@@ -130,7 +130,7 @@ class Trainer:
 
     @out_of_memory_explained("the optimizer's step", _LARGE_STATE)
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:
-        """Clip the gradient, and step if its norm and the loss are finite.
+        """Clip the gradient, and step if its norm, the loss and the learning rate are finite.
 
         Return the norm and whether the step was made.
         """
@@ -140,7 +140,7 @@ class Trainer:
                 parameter.grad = torch.zeros_like(parameter)
         passing("gradient")
         norm = full(torch.nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm)).item()
-        applied = math.isfinite(norm) and math.isfinite(loss)
+        applied = all(map(math.isfinite, (norm, loss, lr)))
         if applied:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr

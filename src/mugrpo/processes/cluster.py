@@ -61,7 +61,7 @@ def _require_listener(address: str) -> None:
 
 def _no_answer(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"no Ray answers at {address} ({reason}); name the cluster with --backend.address, or "
+        f"no Ray cluster answers at {address} ({reason}); name one with --backend.address, or "
         "start one with `ray start --head`"
     )
 

@@ -56,7 +56,8 @@ class Peer:
         """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
         Its output goes to `log`, or to this process's stderr. `environment` is added to this
-        process's environment. Raises OSError if the command cannot be run or `log` not opened.
+        process's environment. Raises OSError if the command cannot be run or `log` cannot be
+        opened.
         """
         self.silence: float | None = silence  # longest silence in seconds; None for no limit
         self._spoke = time.monotonic()  # when either side last sent a message
@@ -87,7 +88,7 @@ class Peer:
 
     @property
     def ours(self) -> bool:
-        """Whether this very process started the peer, rather than one that it was forked from."""
+        """Whether this process started the peer, and is not a fork of the one that did."""
         return self._owner == os.getpid()
 
     @property
@@ -213,6 +214,5 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
-os.register_at_fork(
-    after_in_child=_end_all
-)  # or else a fork would keep peers alive after their parent ends
+# Without this, a fork would keep peers alive after their parent ends.
+os.register_at_fork(after_in_child=_end_all)

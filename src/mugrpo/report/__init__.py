@@ -1,4 +1,4 @@
-"""From a run's directory to one HTML file that needs nothing else: no network, no torch."""
+"""Draw runs into one HTML file that needs no network. Drawing needs no torch."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LEAST = 1e-300  # values nearer to 0, or beyond 1 / LEAST, are not drawn
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, its scale. Bounds and ticks of None follow the data."""
+    """An axis: its label with the unit, and its scale. Bounds and ticks of None follow the data."""
 
     label: str = ""
     log: bool = False
@@ -48,7 +48,7 @@ def with_room(values: Sequence[float], *, log: bool = False) -> tuple[float, flo
 
 
 def log_ticks(axis: Axis) -> list[float]:
-    """Return the powers of ten within the axis's bounds, with 2 and 5 between few of them."""
+    """Return the powers of ten within the axis's bounds, and 2 and 5 times them if they are few."""
     assert axis.low and axis.high
     first, last = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     every = max(1, math.ceil((last - first) / 7))

@@ -35,7 +35,7 @@ _STATUSES = ("right", "wrong", "no_answer", "truncated", "skipped", "timeout", "
 
 
 def timeline_figure(run: RunData) -> Markup | None:
-    """Return a row per stage, all to one scale, with its phases in the order of the work.
+    """Return a chart with a row per stage: its phases in the order of the work, all to one scale.
 
     Return None if the run has no durations.
     """
@@ -55,16 +55,16 @@ def timeline_figure(run: RunData) -> Markup | None:
         parts = [_phase_part(phase, seconds, names[phase]) for phase, seconds in row if seconds]
         rows.append(Row(_stages(stages), parts, duration(sum(part.value for part in parts))))
     hues = {names[phase]: phase for phase in PHASES if phase in names}
-    note = "each row begins with a refresh; all rows are to one scale"
+    note = "in the order of the work; all rows are to one scale"
     if count > len(rows):
         note += f"; a row holds {len(stretches[0])} stages"
     if added_up:
-        note += ", its phases added up"
+        note += "; phases are added up within a row"
     return drawn("Time by phase", note, stacked_rows(rows, hues, _WIDE), css="wide")
 
 
 def totals_figure(runs: Sequence[RunData]) -> Markup | None:
-    """Return the total of each phase, with all bars to one scale: one bar per run.
+    """Return a chart of the total time of each phase: a bar per run, all to one scale.
 
     A single run is compared with the cost of its updates under GRPO with mu = 4. Return None if
     there is nothing to compare.
@@ -102,11 +102,11 @@ def grpo_words(run: RunData) -> Markup:
     refresh = join(
         [
             tag("b", duration(cost.refresh_seconds)),
-            f" a refresh (handing the weights over and checking them; mean of {cost.measured:,})",
+            f" per refresh (handing over weights and checking them; mean of {cost.measured:,})",
         ]
     )
     if cost.refreshes == refreshes:
-        words = f"This run made the {refreshes:,} refreshes that {_GRPO} makes, at "
+        words = f"This run made the {refreshes:,} refreshes that {_GRPO} would make, at "
         return tag("p", words, refresh, ".", class_="remark")
     actual = training_seconds(run)
     difference = cost.training_seconds - actual
@@ -125,7 +125,7 @@ def grpo_words(run: RunData) -> Markup:
 
 
 def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
-    """Return a remark on what the numbers of `grpo_words` mean, or None if there are none."""
+    """Return a remark on the limits of `grpo_words`, or None if they estimate nothing."""
     costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
     if not any(cost and cost.refreshes != refreshes for cost, refreshes in costs):
         return None
@@ -139,7 +139,7 @@ def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
 
 
 def status_figures(run: RunData) -> list[Markup | None]:
-    """Return the counts of statuses, by stage and by evaluation."""
+    """Return charts of the counts of statuses, by stage and by evaluation."""
     both = (
         ("Statuses by stage", "rollouts of each stage", run.refreshes, "stage"),
         ("Statuses by evaluation", "held-out responses after each update", run.evaluations, ""),
@@ -157,7 +157,7 @@ def status_figures(run: RunData) -> list[Markup | None]:
 
 
 def length_figures(run: RunData) -> list[Markup]:
-    """Return response lengths of some stages, by finish reason, all on the same axes."""
+    """Return histograms of lengths by finish reason, for some stages, all on the same axes."""
     stages = sorted(run.lengths)
     if not stages:
         return []

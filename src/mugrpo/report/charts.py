@@ -1,4 +1,4 @@
-"""Charts in Altair's grammar: lines and bands against one axis, with legends that switch them off.
+"""Charts in Altair's grammar: lines and bands, with legends that switch them on and off.
 
 Colors are the variables of colors.css, so that one chart suits a light page, a dark page and paper.
 None in a series is a gap, and so is a value that a logarithmic axis cannot show.
@@ -54,7 +54,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart: its layers from back to front, and the layers that only a mouse makes use of."""
+    """A chart: its layers from back to front, and the layers that only a mouse uses."""
 
     layers: Sequence[alt.Chart]
     width: int = 400
@@ -77,6 +77,8 @@ def line_chart(
     """Return the traces as a picture, the last one on top, or None if they have no values.
 
     With `ends`, every value has a dot, and the last value of a single line is written beside it.
+    With `live`, legends react to clicks and points to the mouse. `legend` is the width, in pixels,
+    that a legend must fit into.
     """
     points = [_points(trace, y.log) for trace in traces]
     known = [value for one in points for _, *ends in one for value in ends if value is not None]
@@ -115,7 +117,7 @@ def line_chart(
     tooltips += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
     tooltips += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]
     hover = layer("points", rows, "x", "y").mark_circle(size=90)
-    hover = hover.encode(opacity=alt.value(0), tooltip=tooltips)
+    hover = hover.encode(opacity=alt.OpacityValue(0), tooltip=tooltips)
     return Picture(layers, width, height, [hover] if live else [])
 
 
@@ -132,11 +134,11 @@ def refresh_ticks(xs: Sequence[float], row: int, hue: str) -> alt.Chart:
     chart = alt.Chart(inline(rows), name=f"refreshes_{row}")
     mark: alt.Chart = chart.mark_rule(color=color(hue))
     top = -TICK * (row + 1)
-    return mark.encode(x="x:Q", y=alt.value(top), y2=alt.value(top + TICK - 2))
+    return mark.encode(x="x:Q", y=alt.YValue(top), y2=alt.Y2Value(top + TICK - 2))
 
 
 def words(label: str) -> str:
-    """Return a label from outside for drawing: of limited length, with every character visible."""
+    """Return a label that comes from a run's files, shortened and with every character visible."""
     text, note = cut(visible(label), _LONGEST_LABEL)
     return f"{text}\u2026" if note else text
 
@@ -152,7 +154,7 @@ def inline(rows: Iterable[dict[str, Any]]) -> alt.InlineData:
 
 
 def toggle(name: str, looks: Looks) -> list[alt.Parameter]:
-    """Return a parameter that holds which labels of a legend are on; a click toggles one.
+    """Return the parameter that holds which labels of a legend are on; a click toggles one.
 
     Return [] for a legend with a single label.
     """
@@ -177,7 +179,7 @@ def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
     """
     first = next(iter(looks.values()))
     if len(looks) < 2:
-        return {channel: alt.value(value) for channel, value in first.items()}
+        return {channel: _channel(f"{channel}Value")(value) for channel, value in first.items()}
     room = max(map(len, looks)) * _CHARACTER + 34
     columns = max(1, min(len(looks), int(width / room)))
     legend = alt.Legend(
@@ -189,7 +191,7 @@ def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
         symbolStrokeColor=alt.Undefined if "color" in first else color("muted"),
     )
     return {
-        channel: getattr(alt, channel[0].upper() + channel[1:])(
+        channel: _channel(channel)(
             f"{name}:O",
             scale=alt.Scale(
                 type="ordinal", domain=list(looks), range=[look[channel] for look in looks.values()]
@@ -198,6 +200,11 @@ def encodings(name: str, looks: Looks, width: int = _PHONE) -> dict[str, Any]:
         )
         for channel in first
     }
+
+
+def _channel(name: str) -> Any:
+    """Return Altair's class of a channel: Color for "color", ColorValue for "colorValue"."""
+    return getattr(alt, name[0].upper() + name[1:])
 
 
 _Points = list[tuple[float, float | None, float | None]]  # x, y, and the upper y of a band

@@ -71,7 +71,7 @@ def training_clock(run: RunData) -> dict[tuple[str, int], float]:
 
 
 def phase_seconds(timeline: Sequence[Span]) -> dict[str, float]:
-    """Return phase -> seconds in all."""
+    """Return phase -> total seconds."""
     return {phase: sum(s.seconds for s in timeline if s.phase == phase) for phase in PHASES}
 
 

@@ -1,10 +1,10 @@
-// Replaces each static chart by the live one that it is a picture of, when it comes into view.
+// Replaces each static chart with its live version when it comes into view.
 const options = {
   mode: "vega-lite",
   renderer: "svg",
-  ast: true, // expressions are interpreted: the page's policy forbids making code of text
+  ast: true, // interpret expressions: the page's policy forbids eval
   actions: false,
-  logLevel: 1, // vega.Error: a discrete width is meant
+  logLevel: 1, // vega.Error: no warning about a discrete width, which is intended
   defaultStyle: false,
   tooltip: { disableDefaultStyle: true },
 };

@@ -1,4 +1,4 @@
-"""Pictures as SVG and PNG without a browser, and as charts of a page that requests nothing.
+"""Pictures as SVG and PNG without a browser, and as charts of a page that makes no requests.
 
 A page holds each chart twice. The static SVG is visible at once, without a script and on paper.
 draw.js replaces it by the live chart when a reader reaches it.
@@ -98,7 +98,7 @@ def vega_lite(chart: Chart) -> dict[str, Any]:
 
 
 def svg(spec: dict[str, Any]) -> str:
-    """Return Vega-Lite as SVG without empty paths. Its colors are variables of a style sheet."""
+    """Return Vega-Lite as compact SVG. Its colors are variables of a style sheet."""
     image = _NOTHING.sub("", vl_convert.vegalite_to_svg(spec))
     return re.sub(r' d="[^"]*"', lambda match: _POINT.sub(r"\1", match[0]), image)
 

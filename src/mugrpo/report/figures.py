@@ -1,4 +1,4 @@
-"""Charts that several runs share, a color each, against updates, training time or staleness."""
+"""Charts that several runs share, in a color each: by updates, training time or staleness."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Panel:
 
 
 def run_hue(index: int) -> str:
-    """Return the color of the `index`-th run. After eight runs the colors repeat, dashed."""
+    """Return the name of the `index`-th run's color. After eight runs the colors repeat, dashed."""
     return f"run-{index % _HUES}"
 
 
 def run_label(run: RunData, runs: Sequence[RunData]) -> str:
-    """Return the name of one of several runs for a legend. Of a long name, only the end is used."""
+    """Return a run's name for a legend: the end of a long name, numbered if it is not unique."""
     labels = [words(one.name[-40:]) for one in runs]
     place = runs.index(run)
     return labels[place] if labels.count(labels[place]) == 1 else f"{place + 1}. {labels[place]}"
@@ -94,7 +94,7 @@ def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
 def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
     """Return `panel` against staleness, or None if it has no values.
 
-    A point is the median over the updates of a bin; a series "max" has the greatest.
+    A point is the median over the updates in a bin, or their maximum for a "max" series.
     """
     traces = []
     for index, run in _first_on_top(runs):
@@ -109,7 +109,7 @@ def staleness_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:
         stalenesses = column(run.updates, "staleness")
         xs = [sum(stalenesses[i] or 0.0 for i in bin_) / len(bin_) for bin_ in bins]
         traces += _traces(runs, index, panel, xs, binned)
-    note = "median of the updates in each bin of staleness; max: the greatest"
+    note = "median over the updates in each bin of staleness; for max, the maximum"
     y = Axis(panel.unit, _is_log(runs, panel), panel.low)
     picture = line_chart(Axis("staleness, updates"), y, traces)
     return drawn(f"{panel.title}, by staleness", note, picture)
@@ -178,7 +178,7 @@ def reward_figure(runs: Sequence[RunData]) -> Markup | None:
         style = _run_style(index, "thick")
         traces.append(Trace(*reward_steps(run), name, "stage", hue, style))
     picture = update_chart(runs, Axis("mean reward"), traces)
-    note = "of each stage's rollouts: flat within a stage, as its behavior policy is"
+    note = "of each stage's rollouts; constant within a stage, like the behavior policy"
     batches = "; thin: each update's batch" if len(runs) == 1 else ""
     return drawn("Behavior reward", note + batches, picture)
 
@@ -197,7 +197,7 @@ def reward_steps(run: RunData) -> tuple[list[float], Values]:
 
 
 def update_axis(runs: Sequence[RunData]) -> Axis:
-    """Return an axis from 0. If they fit, its ticks are one run's refreshes and last update."""
+    """Return an axis from 0. A single run's refreshes and last update are its ticks if they fit."""
     ticks = sorted({line["update"] for line in runs[0].refreshes + runs[0].updates[-1:]})
     lines = [line for run in runs for line in (*run.refreshes, *run.updates, *run.evaluations)]
     axis = Axis("updates", low=0, high=max((line["update"] for line in lines), default=1) or 1)
@@ -213,7 +213,8 @@ def update_chart(
 ) -> Picture | None:
     """Return the traces against updates, with the refreshes marked.
 
-    They are lines for a single run with few refreshes. Otherwise they are ticks, a row per run.
+    A refresh is a line if there is a single run with few refreshes. Otherwise it is a tick at the
+    top, in a row per run.
     """
     marked = [(index, run.refresh_updates) for index, run in enumerate(runs) if run.refreshes]
     under = [refresh_lines(xs) for _, xs in marked]
@@ -231,7 +232,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def _first_on_top(runs: Sequence[RunData]) -> list[tuple[int, RunData]]:
-    """Return (index, run) in the order of drawing, the first last: later runs do not hide it."""
+    """Return (index, run) in drawing order: the first run is last, so that none hides it."""
     return list(enumerate(runs))[::-1]
 
 

@@ -103,7 +103,7 @@ def results_table(runs: Sequence[RunData]) -> Markup:
 
 
 def config_table(runs: Sequence[RunData]) -> Markup:
-    """Return a table of the most important options, all that differ between runs, and versions."""
+    """Return a table of the main options, of all that differ between runs, and of versions."""
     names = [name for name in _ESSENTIAL if any(name in run.options for run in runs)]
     all_names = dict.fromkeys(name for run in runs for name in run.options)
     names += [name for name in all_names if name not in names and _differs(runs, name)]
@@ -117,7 +117,7 @@ def config_table(runs: Sequence[RunData]) -> Markup:
 
 
 def full_config(run: RunData) -> Markup:
-    """Return every option and the run's provenance, folded away."""
+    """Return every option and the run's provenance, collapsed."""
     everything = {"config": run.config, "provenance": run.provenance}
     text, note = cut(json.dumps(everything, indent=2, ensure_ascii=False), 20_000)
     return tag(
@@ -138,9 +138,9 @@ def accuracy_ends(run: RunData) -> tuple[str, str]:
 
 
 def run_name(runs: Sequence[RunData], index: int) -> Markup:
-    """Return a run's name, after a sample of its color if there are several runs."""
-    sample = tag("i", class_=f"swatch {run_hue(index)}") if len(runs) > 1 else None
-    return tag("span", sample, runs[index].name, class_="run-name")
+    """Return a run's name, after a swatch of its color if there are several runs."""
+    swatch = tag("i", class_=f"swatch {run_hue(index)}") if len(runs) > 1 else None
+    return tag("span", swatch, runs[index].name, class_="run-name")
 
 
 def _accuracy_tile(run: RunData) -> Markup:
@@ -210,7 +210,7 @@ def _total(run: RunData, key: str) -> float | None:
 
 
 def _phase(run: RunData, phase: str) -> str:
-    """Return the time that a phase took in all, as text."""
+    """Return the total time of a phase, as text."""
     if phase == "refresh" and all(number(line, "time/refresh") is None for line in run.refreshes):
         return "not measured"
     return duration(phase_seconds(spans(run))[phase])

@@ -1,8 +1,8 @@
 """HTML and SVG that no text can break out of: whatever is not Markup is escaped on its way in.
 
 Names, prompts, responses and options come from models, data sets and people. They reach a page only
-through `tag` or `text`. These also make visible the characters that a reader could not see, or that
-would reverse the text: control characters, directional overrides, lone surrogates.
+through `tag`, `text` or `join`. These also replace characters that are invisible, or that reverse
+the text, with visible signs: control characters, directional overrides, lone surrogates.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def join(parts: Iterable[Content], between: str = "") -> Markup:
 def visible(value: str) -> str:
     """Return `value` with a visible sign for every invisible character.
 
-    Line feeds, tabs and spaces stay. Control characters become their pictures, others U+ with their
-    number.
+    Line feeds, tabs and spaces stay. ASCII control characters become Unicode's pictures of them,
+    other invisible ones become U+ and their code point.
     """
     if value.isprintable():
         return value

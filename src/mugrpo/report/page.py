@@ -1,4 +1,4 @@
-"""The page: sections in reading order, with one style sheet, one script, and no request."""
+"""The page: sections in reading order, one style sheet, one script, and no network requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = Sequence[Markup | None]
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Return the whole report. Its security policy allows its own script and style, no request."""
+    """Return the report as HTML. Its security policy allows only its own script and style."""
     style = sheet("colors.css") + sheet("style.css")
     policy = (
         f"default-src 'none'; script-src '{_digest(script())}'; style-src '{_digest(style)}'; "
@@ -83,7 +83,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
 
 
 def _policy(runs: Sequence[RunData]) -> Figures:
-    """Return figures in rows of three: ratios against staleness below those against updates."""
+    """Return figures in rows of three: ratios by staleness come below those by update."""
     ratios = [ratio_panel(sign) for sign in ("positive", "negative")]
     others = [update_figure(runs, panel) for panel in (*fraction_panels(runs), *POLICY)]
     return [

@@ -1,4 +1,4 @@
-"""The charts of an update's numbers: which are drawn, in which order, with which words."""
+"""The charts of an update's numbers: which are drawn, in which order, with which captions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def ratio_panel(sign: str) -> Panel:
     name = f"ratio/{sign}"
     return Panel(
         f"Importance ratio, {sign} advantage",
-        "policy over behavior policy, a token; shaded: p01 to p99",
+        "policy over behavior policy, per token; shaded: p01 to p99",
         "ratio",
         [
             Series(f"{name}/max", "max", "dotted thin"),
@@ -27,7 +27,7 @@ def ratio_panel(sign: str) -> Panel:
 
 
 def fraction_panels(runs: Sequence[RunData]) -> list[Panel]:
-    """Return the fractions that objectives logged: in one panel for one run, else a panel each."""
+    """Return the fractions that objectives logged: one panel if there is one run, else one each."""
     keys = list(dict.fromkeys(key for run in runs for key in run.keys("update", "", "_fraction")))
     words = {key: key.removesuffix("_fraction").replace("_", " ") for key in keys}
     note = "share of the update's response tokens"
@@ -41,11 +41,11 @@ def fraction_panels(runs: Sequence[RunData]) -> list[Panel]:
 
 
 POLICY = (
-    Panel("Entropy", "of the policy", "nats a token", [Series("entropy")], low=0),
+    Panel("Entropy", "of the policy", "nats per token", [Series("entropy")], low=0),
     Panel(
         "KL from the behavior policy",
         "KL(β‖π), estimated on β's samples",
-        "nats a token",
+        "nats per token",
         [Series("kl_behavior")],
         low=0,
     ),
@@ -72,7 +72,7 @@ BOUND = (
     ),
     Panel(
         "Lower bounds on the improvement",
-        "on J(π) \u2212 J(πₖ): L less the other terms, or as stated, less twice them",
+        "on J(π) \u2212 J(πₖ): L minus the other terms, or (as stated) minus twice them",
         "reward",
         [
             Series("bound/factor_one", "factor 1", "thick", hue=0),
@@ -91,7 +91,7 @@ BOUND = (
 
 OPTIMIZATION = (
     Panel("Loss", "of the update", "loss", [Series("loss")], log=False),
-    Panel("Gradient norm", "before it is clipped", "norm", [Series("grad_norm")], low=0),
+    Panel("Gradient norm", "before clipping", "norm", [Series("grad_norm")], low=0),
     Panel("Learning rate", "of the update", "learning rate", [Series("lr")], low=0, log=False),
 )
 
@@ -106,7 +106,7 @@ GROUPS = (
     ),
     Panel(
         "Truncated and failed responses",
-        "cut at the longest length; not scored",
+        "truncated: cut at the maximum length; failed: could not be scored",
         "share of responses",
         [
             Series("truncated_share", "truncated", hue=0),

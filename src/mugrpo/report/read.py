@@ -57,7 +57,7 @@ class RunData:
 
     @property
     def planned_updates(self) -> int | None:
-        """Return the updates that the config plans, or None if it does not say."""
+        """Return the number of updates that the config plans, or None if it does not say."""
         names = ("stages", "batches_per_stage", "passes_per_batch")
         factors = [self.options.get(f"schedule.{name}") for name in names]
         return (
@@ -68,11 +68,11 @@ class RunData:
 
     @property
     def refresh_updates(self) -> list[int]:
-        """Return the updates before each stage: the places of refreshes on an axis of updates."""
+        """Return the number of updates before each refresh: its place on an axis of updates."""
         return [line["update"] for line in self.refreshes]
 
     def keys(self, kind: str, prefix: str = "", suffix: str = "") -> list[str]:
-        """Return the keys of this form in any line of `kind`, in order of first appearance."""
+        """Return the keys in lines of `kind` with `prefix` and `suffix`, by first appearance."""
         lines = {"refresh": self.refreshes, "update": self.updates, "evaluation": self.evaluations}
         keys = dict.fromkeys(key for line in lines[kind] for key in line)
         return [key for key in keys if key.startswith(prefix) and key.endswith(suffix)]
@@ -92,7 +92,7 @@ def column(lines: Sequence[Line], key: str) -> list[float | None]:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
-    """Return the runs at `paths`, each once. Raises UsageError if a path is not a run."""
+    """Read the runs at `paths`, each once. Raises UsageError if a path is not a run."""
     roots = list(dict.fromkeys(path.absolute().resolve() for path in paths))
     if not roots:
         raise UsageError("name at least one run's directory")
@@ -159,7 +159,7 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
 
 
 def _metrics(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
-    """Return the metrics lines by kind. A damaged line ends the reading, and is noted."""
+    """Return the metrics lines by kind, up to a damaged line, which is noted."""
     lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
     try:
         for line in read_metrics(run_dir.metrics):

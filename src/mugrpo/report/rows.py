@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A horizontal bar with a label before it and a text behind it."""
+    """A horizontal bar with a label before it and a text after it."""
 
     label: str
     parts: Sequence[Part]
@@ -38,7 +38,7 @@ class Row:
 
 
 def stacked_rows(rows: Sequence[Row], hues: Mapping[str, str], width: int = 480) -> Picture:
-    """Return all rows to one scale. `hues` holds the color of each kind, in the legend's order."""
+    """Return bars, all to one scale. `hues` holds the color of each kind, in the legend's order."""
     longest = max((sum(part.value for part in row.parts) for row in rows), default=0.0) or 1.0
     parts, ends = [], []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Sampled rollouts in the state that an update saw: `samples/update-NNNNNN.json`."""
+"""Sampled rollouts as an update saw them: `samples/update-NNNNNN.json`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SampleFile:
 
 
 def read_sample_file(document: Any) -> SampleFile:
-    """Return the samples of a file's JSON.
+    """Return the samples in a file's parsed JSON.
 
     Raises ValueError, KeyError or TypeError if `document` is not a file of samples.
     """

@@ -30,7 +30,7 @@ Shares = list[float]  # of a stage's groups, by bin
 
 
 def variance_weight_figure(run: RunData) -> Markup | None:
-    """Return groups by their share of right responses, above the bound's (1-s)/s of that share.
+    """Return a figure of groups by their share of right responses, and of the bound's (1-s)/s.
 
     Return None if the run has no counts of groups.
     """
@@ -48,9 +48,9 @@ def variance_weight_figure(run: RunData) -> Markup | None:
     shares, weight = _shares_picture(overall, lines), _weight_picture(bins)
     return figure(
         "Variance weight by success probability",
-        "bars: all groups by the share p of right responses, and (1\u2212s)/s with "
-        "s = √(p(1\u2212p) + ε), ε = 10⁻⁴: the standard deviation if a right response is worth 1, "
-        "any other 0",
+        "bars: all groups by the share p of right responses; below: (1\u2212s)/s with "
+        "s = √(p(1\u2212p) + ε), ε = 10⁻⁴, the standard deviation if a right response is worth 1 "
+        "and any other 0",
         chart_markup("groups by success probability", shares),
         chart_markup("variance weight by success probability", weight),
         tag("p", words, class_="remark muted"),
@@ -111,13 +111,13 @@ def _weight(p: float) -> float:
 
 
 def _bins(run: RunData) -> int:
-    """Return the steps from 0 to 1: those of a group of the run's size."""
+    """Return the number of steps from 0 to 1: the group size (2 to 32), or 32 if it is unknown."""
     size = run.options.get("schedule.group_size")
     return min(_MOST_BINS, max(2, size)) if isinstance(size, int) else _MOST_BINS
 
 
 def _counts(line: Line, bins: int) -> list[float]:
-    """Return the groups in each bin. The first and the last bin hold only shares of 0 and 1."""
+    """Return the number of groups per bin. The first and last hold only shares of 0 and 1."""
     counts = [0.0] * (bins + 1)
     for key in line:
         count = number(line, key) if key.startswith(_PREFIX) else None

@@ -33,9 +33,9 @@ def thinned(points: Sequence[Point], columns: int) -> list[Point]:
 def envelope(
     lower: Sequence[Point], upper: Sequence[Point], columns: int
 ) -> list[tuple[float, tuple[float, float] | None]]:
-    """Return two lines over the same xs in about `columns` steps: (x, (least, greatest)).
+    """Return at most `columns` steps of a band: (x, (least of `lower`, greatest of `upper`)).
 
-    The pair is None if no value of the step is known.
+    The lines must have the same xs. The pair is None if a step has no x with both values.
     """
     every = max(1, math.ceil(len(lower) / columns))
     steps: list[tuple[float, tuple[float, float] | None]] = []

@@ -1,4 +1,4 @@
-"""Sampled rollouts as text, with each token on the color of its importance ratio."""
+"""Sampled rollouts as text, with each token highlighted by its importance ratio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_PROMPT = 1500
 
 
 def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
-    """Return the files' rollouts, folded by update, with the last update unfolded.
+    """Return the files' rollouts by update, collapsed except for the last update.
 
     They show about `budget` tokens in all: every response is cut at the same length.
     """
@@ -48,7 +48,7 @@ def sampled_rollouts(files: Sequence[SampleFile], budget: int) -> Markup | None:
 def step_css(ratio: float | None) -> str:
     """Return the class of a ratio's color: b6 (far below 1) to b1, a1 to a6 (far above 1).
 
-    It is "" near 1, and "unknown" without a ratio.
+    It is "" near 1, and "unknown" if the ratio is None.
     """
     if ratio is None:
         return "unknown"

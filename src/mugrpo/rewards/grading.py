@@ -17,7 +17,7 @@ from mugrpo.rewards.pool import Pool
 
 
 class Grader:
-    """A judge of answers by `rewards`, in worker processes that start at the first answer.
+    """A judge that scores answers by `rewards`, in worker processes started at the first answer.
 
     The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
     of the first verifier. If all rewards are functions, the status is RIGHT for a reward of at

@@ -264,7 +264,7 @@ def _shape(value: Any) -> tuple[int, int]:
 
 
 def _far(gold: Any, answer: Any) -> bool:
-    """Return whether two numbers that match differ much for their size. Percentages never do."""
+    """Return whether two matching numbers are far apart for their size. Percentages never are."""
     for value in (gold, answer):
         if not getattr(value, "is_number", False) or value.has(sympy.UnevaluatedExpr):
             return False

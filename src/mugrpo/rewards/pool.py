@@ -50,7 +50,7 @@ class Call:
 
 
 class Worker(Peer):
-    """A process that judges. While it is idle, it may stay silent for any time."""
+    """A process that judges answers. While idle, it may stay silent for as long as it likes."""
 
     def __init__(self, setup: str) -> None:
         command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]

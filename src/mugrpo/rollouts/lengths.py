@@ -27,9 +27,9 @@ class ExpectedLengths:
     def of(self, problem_id: str, prompt_length: int) -> float:
         """Return the expected number of tokens of a response to the problem.
 
-        That is the mean over its earlier responses. For a new problem it is the value at this
-        prompt length of the least-squares line through all (prompt length, response length). It is
-        0 if nothing is known.
+        That is the mean over its earlier responses. For a new problem it is read off a
+        least-squares line through all points (prompt length, response length). It is 0 if nothing
+        is known.
         """
         if problem_id in self._of_problem:
             responses, tokens = self._of_problem[problem_id]

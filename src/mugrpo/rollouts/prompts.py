@@ -17,10 +17,10 @@ from mugrpo.disk.records import Problem
 
 
 class PromptEncoder:
-    """An encoder of problems under `options`, in at most `limit` tokens (None for no limit).
+    """An encoder of problems as prompts of at most `limit` tokens (None for no limit).
 
     Raises UsageError if the chat form is chosen and there is no readable template, if a problem
-    cannot be written in the chosen form, and if an id is outside the model's vocabulary.
+    cannot be written in the chosen form, or if an id is outside the model's vocabulary.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class PromptEncoder:
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems whose prompts leave room for a response.
 
-        Raises UsageError if some do not and `overlong` is "error", if no prompt does, and if a
-        problem cannot be written in the chosen form.
+        Raises UsageError if some do not and `overlong` is "error", if none does, or if a problem
+        cannot be written in the chosen form.
         """
         texts = [self.text(problem) for problem in problems]
         limit = self.limit
@@ -99,7 +99,7 @@ class PromptEncoder:
         return len(self.tokenizer("")["input_ids"])
 
     def _ids(self, problem: Problem, text: str) -> list[int]:
-        special = self.options.form == "plain"  # a template writes its own
+        special = self.options.form == "plain"  # a template writes its own special tokens
         encoded = self.tokenizer(text, add_special_tokens=special, verbose=False)
         ids: list[int] = encoded["input_ids"]
         if not ids:

@@ -27,7 +27,7 @@ from mugrpo.disk.errors import UsageError
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule that `options` and `seed` give for a data set of `problems` problems.
+    """The schedule of a run with these `options` and `seed` on a data set of `problems` problems.
 
     Raises UsageError if the data set is empty or smaller than one update needs.
     """

@@ -20,8 +20,8 @@ class Scorer:
     """A scorer of rollouts of `problems`, with `task` as the judge.
 
     `options` says how truncated responses and failures count. `max_new_tokens` is the length at
-    which the penalty on long responses reaches 1. `judge` is the fingerprint of all that decides
-    the scores, see `scored`. `check` is called between rollouts and may raise to stop.
+    which the penalty on long responses reaches 1. `judge` is the fingerprint of everything
+    that decides the scores, see `scored`. `check` is called between rollouts and may raise to stop.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Scorer:
         reasons: Counter[str] = Counter()
         for rollout, score in zip(responses, self._scores(responses), strict=True):
             self.check()
-            verdicts.append(self._shortened(score, len(rollout.response_ids)))
+            verdicts.append(self._penalized(score, len(rollout.response_ids)))
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
                 self._stop_at_limit(reasons, len(responses))
@@ -84,14 +84,14 @@ class Scorer:
         )
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
-        """Yield a score for every rollout, in order. The task judges only those it has to."""
+        """Yield a score for every rollout, in order. The task judges only those that need it."""
         everything = self.options.truncated == "scored"
         judged = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
         for is_judged in judged:
             yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
 
-    def _shortened(self, score: Score, length: int) -> Score:
+    def _penalized(self, score: Score, length: int) -> Score:
         """Return the score of a response of `length` tokens, less the penalty on its length."""
         buffer = self.options.overlong_buffer * self.max_new_tokens
         if not buffer or score.reward is None:
@@ -102,7 +102,7 @@ class Scorer:
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
-        stopped = rollout.finish_reason is FinishReason.STOP  # its last id only says so
+        stopped = rollout.finish_reason is FinishReason.STOP  # the last id only marks the end
         ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         problem = self.problems[rollout.problem_id]
@@ -115,8 +115,8 @@ class Scorer:
             raise RunStopped(
                 f"{failed} of a shard's {rows} responses could not be judged, more than "
                 f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
-                f"{reason}. Fix the reward, or raise --rewards.failure_limit; shards of rollouts "
-                "stay (add --force if a reward's file or options change)"
+                f"{reason}. Fix the reward, or raise --rewards.failure_limit; the rollouts are "
+                "kept (add --force if a reward's file or options change)"
             )
 
 

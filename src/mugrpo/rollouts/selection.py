@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.records import Status
 
-_SPARE = 1.1  # factor on the expected need, because another round costs more than a few groups
+_SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Event = Decoded | tuple[int, SampledShard]
 
 
 class _Abandoned(Exception):
-    """Nobody is waiting for this shard any more."""
+    """A signal to a sampler to stop: nobody is waiting for its shard any more."""
 
 
 def sampled_shards(
@@ -51,9 +51,7 @@ class _Crew:
     def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Wanted]) -> None:
         self._pending = deque(missing)
         self._abandoned = threading.Event()
-        self._events: SimpleQueue[Decoded | tuple[int, SampledShard] | BaseException | None] = (
-            SimpleQueue()
-        )
+        self._events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._work, args=[s]) for s in samplers]
         for thread in self._threads:
             thread.start()

@@ -32,7 +32,7 @@ class OpenRun:
     task: Task
     problems: Sequence[Problem]  # to train on
     eval_problems: Sequence[Problem]
-    prompts: PromptEncoder  # and the tokenizer
+    prompts: PromptEncoder  # holds the tokenizer too
     vocabulary: Vocabulary
     judge: str  # fingerprint of everything that decides a score
     progress: Progress

@@ -43,12 +43,12 @@ def open_run(
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts.
-    `overrides` are words of the command line, "--optimizer.lr", "2e-4". `progress` prints unless
-    another one is given; `stop` may end the work early. Of several `ranks`, the first locks and
-    checks the run, unless the run that started the ranks has done so.
+    `overrides` are command-line words, such as ["--optimizer.lr", "2e-4"]. By default, `progress`
+    prints to stdout. `stop` can end the work early. The first of several `ranks` locks and checks
+    the run, unless the run that started the ranks has done so.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
-    data, model or code (unless `force`), and whatever `load_config` raises.
+    data, model or code (unless `force`), and for everything that `load_config` refuses.
     """
     progress = progress or Progress(shown=ranks.first)
     chosen = None if run_dir is None else Path(run_dir)
@@ -96,7 +96,7 @@ def _problems(
 ) -> tuple[list[Problem], list[Problem]]:
     """Return the problems to train on and those held out, without overlong prompts.
 
-    Raises UsageError if the run evaluates and none is held out.
+    Raises UsageError if the run evaluates but no problem is held out.
     """
     problems, eval_problems = task.train_problems(), task.eval_problems()
     if config.evaluation.every and not eval_problems:
@@ -124,7 +124,7 @@ def _settle(
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
-    if document:  # last, so that after a kill before this line the change must be forced again
+    if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, document)
 
 

@@ -51,7 +51,7 @@ class Progress:
             self._print()
 
     def end(self) -> None:
-        """Finish the phase; its last line stays."""
+        """Finish the phase and leave its last line on the screen."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -63,7 +63,7 @@ class Progress:
     def aside(self) -> Iterator[None]:
         """Let another phase begin and end in the block, then continue this one.
 
-        The clock of this phase stops meanwhile.
+        This phase's clock stops during the block.
         """
         self.stop()
         phase = (self._heading, self._unit, self._total, self._done, self._before, self._tokens)
@@ -75,7 +75,7 @@ class Progress:
         self._show_live()
 
     def stop(self) -> None:
-        """Erase the live line, in any state of the phase."""
+        """Erase the live line, whether or not the phase has ended."""
         if self._live:
             self._live.stop()
             self._live = None

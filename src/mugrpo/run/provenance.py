@@ -44,6 +44,7 @@ _DECIDES = (
     "processes",
     "rewards",
     "rollouts",
+    "run/opened.py",
     "run/opening.py",
     "run/weights.py",
     "stages",
@@ -80,7 +81,7 @@ def settled_config(
         raise UsageError(f"{folder.root} was started differently: {'; '.join(refused)}. {way_out}")
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
-    for name in provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}:
+    for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}):
         if (old := stored["provenance"].get(name)) != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "

@@ -44,7 +44,7 @@ class TensorBoard:
 
 
 class Project:
-    """A run in a project of trackio or wandb, which have the same calls."""
+    """A run in a trackio or wandb project. Both packages have the same functions."""
 
     def __init__(self, package: str, project: str, run_dir: Path, config: dict[str, Any]) -> None:
         identity = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:8]
@@ -64,7 +64,7 @@ class Project:
 
 
 class Sinks:
-    """All sinks that `options` ask for. `update` is where the run continues.
+    """The sinks that `options` turn on, for a run that continues after `update`.
 
     Raises UsageError if a sink's package is not installed.
     """
@@ -96,13 +96,19 @@ class Sinks:
             try:
                 sink.log(update, numbers)
             except Exception as error:
-                self._say(f"{name} failed ({error}) and is dropped; metrics.jsonl has everything")
+                self._say_failed(name, error)
                 del self._sinks[name]
 
     def close(self) -> None:
-        for sink in self._sinks.values():
-            sink.close()
+        for name, sink in self._sinks.items():
+            try:
+                sink.close()
+            except Exception as error:
+                self._say_failed(name, error)
         self._sinks.clear()
+
+    def _say_failed(self, name: str, error: Exception) -> None:
+        self._say(f"{name} failed ({error}) and is dropped; metrics.jsonl has everything")
 
 
 def _missing(package: str) -> UsageError:

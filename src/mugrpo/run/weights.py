@@ -104,7 +104,7 @@ class Weights:
         give_back_memory()
 
     def _frozen_at(self, update: int) -> Policy:
-        """Return a policy with the weights after `update` updates, not to be trained."""
+        """Return a policy with the weights after `update` updates. Do not train it."""
         if self.policy is not None and self.policy.update == update:
             return self.policy
         if self._frozen is None or self._frozen.update != update:

@@ -1,4 +1,4 @@
-"""Work in a thread beside the updates."""
+"""Work that runs in a thread beside the updates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from mugrpo.disk.errors import RunStopped
 _TICK = 0.2  # seconds between checks for a signal
 
 
-Check = Callable[[], None]  # raises if the work is to stop
+Check = Callable[[], None]  # raises if the work must stop
 
 
 class Background:
-    """A thread that runs `work`, and ends with an error if the run or its user gives up.
+    """A thread that runs `work` until it is done, fails, or must stop.
 
-    The work is given a function that it calls now and then, and that raises if it must stop.
+    `work` gets a function to call now and then. The function raises if the work must stop: when
+    `check` raises, or after `close`.
     """
 
     def __init__(self, work: Callable[[Check], None], check: Check) -> None:
-        """`check` raises if the run is to stop."""
+        """Start the thread. `check` raises if the run must stop."""
         self._check = check
         self._abandoned = Event()
         self._pool = ThreadPoolExecutor(1, "generation")
@@ -39,7 +40,7 @@ class Background:
         return self._future.done() and self._future.exception() is not None
 
     def wait(self) -> None:
-        """Wait until the work is finished. Raises the error that stopped it, or the run."""
+        """Wait until the work is finished. Raises its error, or what `check` raises."""
         while self.running():
             self._check()
             wait([self._future], _TICK)

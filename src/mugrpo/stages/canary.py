@@ -1,4 +1,4 @@
-"""The canary: does the engine sample from the policy that the trainer has?"""
+"""The canary: a check that the engine samples from the policy that the trainer has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 
-_LONGEST = 128  # response tokens that are compared, at most
+_LONGEST = 128  # most tokens of a response that are compared
 
 Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
 
@@ -27,9 +27,9 @@ def canary_rollouts(
     options: EngineOptions,
     on_decoded: Callable[[Decoded], None],
 ) -> list[Rollout]:
-    """Sample a short response to each of a few `groups` from each engine.
+    """Return a short response from each engine to each of the first `canary_responses` groups.
 
-    Return [] if the canary is off (`canary_responses` is 0).
+    The list is empty if `canary_responses` is 0, which turns the canary off.
     """
     with out_of_memory_explained("generation", options.way_out_of_memory):
         return [
@@ -52,9 +52,9 @@ def canary(
 ) -> float | None:
     """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` returns.
 
-    Returns the gap (see `logprob_gap`), or None without rollouts. Above `warning` times the
-    tolerance, `say` warns. Raises RunStopped above the tolerance: the engine's weights or sampling
-    are then not the policy's, and all importance ratios would be wrong.
+    Returns the gap (see `logprob_gap`), or None if there are no rollouts. Warns through `say` if
+    the gap is above `warning` times the tolerance. Raises RunStopped if it is above the tolerance:
+    the engine's weights or sampling do not match the policy, so importance ratios would be wrong.
     """
     if not rollouts:
         return None
@@ -63,12 +63,12 @@ def canary(
     difference = f"engine and trainer differ by {gap:.3g} in logprob"
     if precision != "fp32":
         difference += " on average"
-    if gap > warning * tolerance:
+    if warning * tolerance < gap <= tolerance:
         say(f"canary: {difference}; nothing is wrong yet, but above {tolerance:g} the run stops")
     if not gap <= tolerance:
         raise RunStopped(
-            f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling "
-            "are not the policy's. Fix the engine, or raise --engine.canary_tolerance (with "
+            f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling do "
+            "not match the policy. Fix the engine, or raise --engine.canary_tolerance (with "
             "--force)"
         )
     return gap

@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems through an engine: avg@k and pass@k."""
+"""Accuracy of responses to held-out problems, sampled by an engine: avg@k and pass@k."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mugrpo.stages.sampling import Sampling
 def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     """Sample and score the held-out problems under the policy after `update` updates.
 
-    Every evaluation uses the same seeds, so that two policies are compared on the same random
-    numbers. Rollouts and scores are kept in the run's folder of evaluations. Returns the numbers
-    of `accuracy` and the seconds that it took. Raises UsageError if no problem is held out.
+    Every evaluation uses the same seeds, so two policies are compared on the same random numbers.
+    Rollouts and scores are kept in the run's folder of evaluations. Returns the metrics of
+    `accuracy` and the seconds taken. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
     if not run.eval_problems:
-        raise UsageError("the task holds out no problem; set task.eval_share or task.eval_data")
+        raise UsageError("the task has no held-out problems; set task.eval_share or task.eval_data")
     sampler = Sampler(
         sampling.refresh(update)[0],
         run.prompts,
@@ -55,7 +55,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
 
 
 def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
-    """Return the metrics of scores that hold the `k` samples of each problem side by side.
+    """Return the metrics of `verdicts`, in which the `k` samples of a problem are consecutive.
 
     `accuracy` is avg@k, the share of right samples. `reward` is the mean reward. Both leave out
     samples that could not be judged. `pass@k` is the share of problems with at least one right
@@ -93,13 +93,13 @@ def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -
 
 
 def evaluation_due(config: RunConfig, update: int) -> bool:
-    """Return whether the policy is evaluated: before the first, after the last and every N-th."""
+    """Return whether to evaluate after `update` updates: after 0, every N, and at the end."""
     every, total = config.evaluation.every, config.schedule.total_updates
     return every > 0 and (update % every == 0 or update == total)
 
 
 def evaluate_once(run: OpenRun, sampling: Sampling, metrics: MetricsLog, update: int) -> None:
-    """Evaluate the policy after `update` updates, unless the metrics have its evaluation."""
+    """Evaluate the policy after `update` updates, unless the metrics have that evaluation."""
     if not metrics.has("evaluation", update):
         result = evaluate(run, sampling, update)
         passing("evaluation without metrics line")

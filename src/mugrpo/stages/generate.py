@@ -1,4 +1,4 @@
-"""The half of a stage that produces rollouts and scores: whichever are missing."""
+"""The half of a stage that produces its missing rollouts and scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mend_past_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: Met
 
 
 def sample_stage(run: OpenRun, stage: Stage, sampling: Sampling, metrics: MetricsLog) -> None:
-    """Generate, score and plan, in one round or in as many as dynamic sampling needs."""
+    """Generate, score and plan a stage, in as many rounds as dynamic sampling needs."""
     rounds = None
     while rounds != (rounds := len(stage_shards(stage))):
         generate_stage(run, stage, sampling)
@@ -164,7 +164,7 @@ def forget_others(stage: Stage, rollouts: ShardSet) -> None:
 
 
 def unscored(stage: Stage, rollouts: ShardSet, scores: ShardSet) -> list[int]:
-    """Return the stage's shards that lack scores of their present rollouts by its judge."""
+    """Return the shards that lack the required judge's scores for their current rollouts."""
     judge = stage.required_judge()
     shards = range(len(stage_shards(stage)))
     return [shard for shard in shards if not scored(rollouts, scores, shard, judge)]

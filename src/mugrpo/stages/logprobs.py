@@ -8,6 +8,7 @@ proximal_logprobs           of the proximal policy: once every proximal_period u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,8 @@ class StoredLogprobs:
         self._stage = stage
         self._plan = plan
         self._compute = compute
-        self._rollouts = RowReader(stage.shards("rollouts"))
+        self._shards = stage.shards("rollouts")
+        self._rollouts = RowReader(self._shards)
         self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
         self._period = stage.config.proximal_period
         self._proximal = _PROXIMAL in stage.config.needs and self._period > 1
@@ -110,9 +112,16 @@ class StoredLogprobs:
     def _of_proximal(self, update: int, batch: int) -> list[NDArray[np.float32]]:
         period = self._stage.schedule.staleness(update) // self._period
         batches = self._batches(period)
-        begins = self._stage.first_update + period * self._period
-        if update == begins or not self._is_kept(period, begins):
-            self._make(period, batches, begins)
+        first = self._stage.first_update + period * self._period
+        places = [place for b in batches for place in self._plan[b]]
+        shards = sorted({shard for shard, _ in places})
+        notes = {
+            "policy_step": first,
+            "period": self._period,
+            "rollouts_sha256": [self._shards.entry(shard)["sha256"] for shard in shards],
+        }
+        if update == first or not self._is_kept(period, notes):
+            self._make(period, places, notes)
         start = sum(len(self._plan[b]) for b in batches[: batches.index(batch)])
         kept = list(read_logprobs(self._kept, period))
         return kept[start : start + len(self._plan[batch])]
@@ -123,22 +132,18 @@ class StoredLogprobs:
         updates = range(first, min(first + self._period, self._stage.end))
         return list(dict.fromkeys(map(self._stage.schedule.batch_of, updates)))
 
-    def _is_kept(self, period: int, begins: int) -> bool:
-        if period not in self._kept:
-            return False
-        entry = self._kept.entry(period)
-        return bool(entry["policy_step"] == begins and entry["period"] == self._period)
+    def _is_kept(self, period: int, notes: dict[str, Any]) -> bool:
+        return period in self._kept and notes.items() <= self._kept.entry(period).items()
 
-    def _make(self, period: int, batches: list[int], begins: int) -> None:
+    def _make(self, period: int, places: Places, notes: dict[str, Any]) -> None:
         """Store the logprobs of a period's rollouts under the policy that the period begins with.
 
         In the middle of a period (a shard was lost, or the objective changed), that policy is
         loaded from a checkpoint.
         """
-        places = [place for batch in batches for place in self._plan[batch]]
         rollouts = [rollout_from_row(row) for row in self._rollouts.rows(places)]
-        notes = {"policy_step": begins, "period": self._period}
-        write_logprobs(self._kept, period, self._compute(begins, rollouts), **notes)
+        logprobs = self._compute(notes["policy_step"], rollouts)
+        write_logprobs(self._kept, period, logprobs, **notes)
 
 
 def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bool:

@@ -34,7 +34,7 @@ def optimize_stage(
     between: Callable[[int], None],
     until: int | None = None,
 ) -> None:
-    """Make the stage's updates that no checkpoint holds yet, to the stage's end or to `until`.
+    """Make the stage's updates that no checkpoint holds yet, up to its end or to `until`.
 
     `compute` returns logprobs of other policies. `arrived` waits for the shards of an update that
     are still being generated. `between` is called with the number of updates, before the first one
@@ -103,7 +103,7 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
 
 
 def early_end_sentence(stage: Stage, end: Metrics) -> str:
-    """Return the sentence that tells a person about a "stage_end" line."""
+    """Return the progress message for a "stage_end" line."""
     rule, options = stage.config.stage_until.name, stage.schedule.options
     rollouts = stage.schedule.batches(stage.number) * options.rollouts_per_update
     return (
@@ -147,7 +147,7 @@ def keep_samples(
 def report_nonfinite(
     run: OpenRun, update: int, experience: Experience, line: Metrics, in_a_row: int
 ) -> None:
-    """Record an update that was not applied, because its loss or gradient was not finite.
+    """Record an update that was not applied because its loss or gradient was not finite.
 
     Raises RunStopped after too many in a row.
     """
@@ -162,8 +162,8 @@ def report_nonfinite(
     if run.ranks.first:
         publish_json(path, document)
     run.progress.say(
-        f"update {update} had loss {line['loss']} and gradient norm {line['grad_norm']}; it was "
-        f"not applied, its groups are in {path}"
+        f"update {update} had loss {line['loss']} and gradient norm {line['grad_norm']}, so it "
+        f"was not applied; its groups are in {path}"
     )
     if in_a_row >= run.config.optimizer.nonfinite_limit:
         raise RunStopped(

@@ -1,4 +1,4 @@
-"""A stage whose first batches are trained on while its later ones are generated.
+"""Training on a stage's first batches while its later ones are generated.
 
 The engines have processes or machines of their own. A thread of the run publishes and scores what
 they generate. Updates read shards as they arrive, in the same order and from the same policy as
@@ -18,7 +18,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.background import Background
 from mugrpo.stages.generate import Generation, begin_generation, score_stage, unscored
 from mugrpo.stages.logprobs import Compute, logprobs_stage
-from mugrpo.stages.plan import plan_stage
+from mugrpo.stages.plan import plan_stage, stage_shards
 from mugrpo.stages.reader import StageReader
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
@@ -36,7 +36,7 @@ def generated_beside(
     """
     generation = begin_generation(run, stage, sampling)
     plan_stage(stage, run.progress.say)
-    if generation and len(generation.missing) == 1:
+    if generation and len(stage_shards(stage)) == 1:
         run.progress.say(
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
@@ -59,7 +59,7 @@ def generated_beside(
 def _generate_and_score(
     stage: Stage, generation: Generation | None, scorer: Scorer, keep_on: Callable[[], None]
 ) -> None:
-    """Publish the stage's missing rollouts and scores, the scores of each shard right after it."""
+    """Publish the stage's missing rollouts and scores. Score each shard as soon as it exists."""
     rollouts = generation.rollouts if generation else stage.shards("rollouts")
     scores = stage.shards("scores")
     for shard in unscored(stage, rollouts, scores):
@@ -81,8 +81,8 @@ class Arrivals:
     def __call__(self, reader: StageReader, update: int) -> None:
         """Wait until all ranks see the scored shards of update number `update` (from 0).
 
-        Then compute the logprobs of other policies that it needs, and let `reader` see everything.
-        Raises the error that stopped generation, or RunStopped if generation ended without them.
+        Then compute the logprobs of other policies that the update needs, and reopen `reader`.
+        Raises the error that ended generation, or RunStopped if it ended without these shards.
         """
         run = self._run
         if not run.config.overlap or (shards := reader.shards_of(update)) <= self._ready:

@@ -29,7 +29,7 @@ from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
 _TICK = 0.2
-_PATIENCE = 60.0  # seconds that the ranks have to end
+_PATIENCE = 60.0  # seconds to wait until the ranks end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
@@ -44,7 +44,7 @@ def optimize_in_ranks(
     """Make the stage's missing updates, up to `until`, in `distributed.processes` processes.
 
     `between` is called with the number of updates, before each start of the ranks and at the end.
-    In the block of `handed_out`, the updates, the memory and the metrics belong to the ranks, while
+    Inside the block of `handed_out`, the updates, the memory and the metrics belong to the ranks;
     engines may still generate. Raises RunStopped if the ranks make no progress or fail.
     """
     while True:
@@ -106,7 +106,8 @@ def _run_ranks(run: OpenRun, stage: int, until: int, sampling: Sampling) -> None
 def _attend_on_cluster(run: OpenRun, sampling: Sampling, logs: Path) -> None:
     """Call `look_after_ranks`, and release engines that are idle.
 
-    If no rank has started that could read the stop request, raise what stops the run.
+    If the run must stop and no rank has started, no rank can read the stop request: raise the error
+    that stops the run.
     """
     look_after_ranks(run, sampling)
     if run.folder.stop_request.exists():
@@ -120,7 +121,7 @@ def _attend_on_cluster(run: OpenRun, sampling: Sampling, logs: Path) -> None:
 def _run_local_ranks(
     count: int, words: list[str], logs: Path, look: Callable[[], None]
 ) -> str | None:
-    """Run `mugrpo WORDS` under torchrun, and call `look` meanwhile. Return what went wrong."""
+    """Run `mugrpo WORDS` under torchrun, calling `look` regularly. Return what went wrong."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
     command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
@@ -145,13 +146,13 @@ def _run_local_ranks(
 
 
 def _what_happened(logs: Path, count: int) -> str:
-    """Return which rank ended first and how, in its own words if it printed any."""
+    """Return the error message of the rank that failed first, or how it ended if it has none."""
     text = (logs / "torchrun.log").read_text(errors="replace")
     ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
     if not ends:
-        return f"the {count} ranks ended; their log is {logs / 'torchrun.log'}"
-    # torchrun lists last what it takes for the cause, the failure that it noticed first. But a rank
-    # that was killed is the cause of others that miss it. SIGTERM comes from torchrun itself.
+        return f"the {count} ranks failed; their log is {logs / 'torchrun.log'}"
+    # torchrun lists the supposed root cause last: the failure that it noticed first. But if a rank
+    # was killed, the others failed because it was gone. SIGTERM comes from torchrun itself.
     killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
     rank, status = (killed or ends)[-1]
     log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)

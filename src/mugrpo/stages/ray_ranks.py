@@ -1,7 +1,7 @@
 """The updates of a stage as a Ray Train job: each worker runs one rank of the torchrun loop.
 
 Ray Train places the workers, and restarts all of them if one is lost. The ranks then continue from
-the newest checkpoint in the run's directory, as they do without Ray. Ray is imported when used.
+the newest checkpoint in the run's directory, as they do without Ray. Ray is imported lazily.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 
 _TICK = 0.2
-_PATIENCE = 30.0  # seconds that ranks have to end after another one has said why it ended
-_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # a worker's words on its rank
+_PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended
+_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
 
 
 def run_ray_ranks(
@@ -38,7 +38,7 @@ def run_ray_ranks(
     engines: Sequence[int],
     attend: Callable[[], None],
 ) -> str | None:
-    """Run `mugrpo WORDS` in `count` workers, and call `attend` meanwhile. Return what went wrong.
+    """Run `mugrpo WORDS` in `count` workers, calling `attend` regularly. Return what went wrong.
 
     `engines` has the number of GPUs of each engine that keeps running beside the workers.
     """
@@ -54,7 +54,7 @@ def run_ray_ranks(
         except Exception as error:
             job.set_exception(error)
 
-    threading.Thread(target=fit, daemon=True).start()  # never joined: it may wait for resources
+    threading.Thread(target=fit, daemon=True).start()  # not joined: it may wait for resources
     printed = 0
     while not job.done():
         attend()
@@ -65,7 +65,7 @@ def run_ray_ranks(
     if (error := job.exception()) is None:
         return None
     if ends := _ENDED.findall(str(error)):
-        killed = [end for end in ends if "status" not in end]  # others failed for lack of it
+        killed = [end for end in ends if "status" not in end]  # the others failed without it
         return (
             f"{(killed or ends)[0]}, and the others with it, more often than --backend.restarts "
             f"{backend.restarts} allows; their logs are in {logs}"
@@ -103,12 +103,12 @@ def _rank(config: dict[str, Any]) -> None:
 
     context = get_context()
     rank = context.get_world_rank()
-    meeting = None
+    address = None
     if rank == 0:
         with socket.socket() as free:
             free.bind(("", 0))
-            meeting = (ray.util.get_node_ip_address(), free.getsockname()[1])
-    host, port = broadcast_from_rank_zero(meeting)
+            address = (ray.util.get_node_ip_address(), free.getsockname()[1])
+    host, port = broadcast_from_rank_zero(address)
     alone_on_its_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
     environment = {
         **os.environ,
@@ -145,7 +145,7 @@ def _rank(config: dict[str, Any]) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
-    """Wait until the rank has ended, but not long after another one has said why it ended."""
+    """Wait until the rank has ended, or `_PATIENCE` seconds after another one said why it ended."""
     ticks = _PATIENCE / _TICK
     while process.poll() is None and ticks > 0:
         time.sleep(_TICK)
@@ -153,7 +153,7 @@ def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
 
 
 def _show(log: Path, shown: int) -> int:
-    """Print the lines that the first rank has written since byte `shown`. Return their end."""
+    """Print the whole lines of the first rank's log after byte `shown`. Return where they end."""
     if not log.is_file():
         return shown
     with open(log, "rb") as file:

@@ -34,7 +34,7 @@ class StageReader:
         self.open()
 
     def open(self) -> None:
-        """See the shards that exist now."""
+        """Read the manifests again, to see the shards that exist now."""
         self._files = self.stage.shards("rollouts"), self.stage.shards("scores")
         self._rollouts, self._scores = map(RowReader, self._files)
         self._stored = StoredLogprobs(self.stage, self._plan, self._compute)

@@ -59,7 +59,7 @@ class Sampling:
         """
         if self.background:
             self.background.wait()
-        engines, lock = self.start(), Lock()  # an engine in this process loads the policy
+        engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
         if self._weights.policy is not None:
             self._weights.at(update)
         handed_over = cache(lambda: self._weights.handed_over(update))
@@ -76,7 +76,7 @@ class Sampling:
     def trainer_logprobs(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
-        """Return the logprobs [T] that the trainer's forward pass gives after `update` updates.
+        """Return the trainer's logprobs [T] of each rollout's response after `update` updates.
 
         If this process has no model, another process computes them, so that no model stays here.
         """

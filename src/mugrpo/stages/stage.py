@@ -37,7 +37,7 @@ class Stage:
         return self.schedule.first_update(self.number + 1)
 
     def shards(self, kind: str) -> ShardSet:
-        """Return its "rollouts", "scores", "plan", or logprobs by their name. Reads a manifest."""
+        """Return the shards of a kind: "rollouts", "scores", "plan", or the name of logprobs."""
         return ShardSet(self.folder.shards(self.number, kind), kind)
 
     def heading(self, phase: str) -> str:

@@ -44,13 +44,13 @@ class Training:
         trainer = Trainer(self._weights.load(), self._run.config, self._weights.budget)
         if self._run.config.optimizer.share_prompts and not trainer.share:
             self._run.progress.say(
-                "responses cannot share the computation of their prompt, because of the model's "
-                "architecture or gradient checkpointing: each is computed with its own prompt"
+                "each response is computed with its own copy of the prompt: the model's "
+                "architecture or gradient checkpointing does not allow shared prompts"
             )
         return trainer
 
     def release(self) -> None:
-        """Leave updates and memory to other processes."""
+        """Drop the trainer and all models, to leave their memory to other processes."""
         self.trainer = None
         self._weights.release()
 
@@ -67,7 +67,7 @@ class Training:
         return trainer.update > self._run.folder.newest_update()
 
     def save(self, metrics: MetricsLog) -> None:
-        """Publish a checkpoint of the trainer. Metrics up to it are on disk first."""
+        """Publish a checkpoint of the trainer, after syncing the metrics up to it."""
         began = time.monotonic()
         run, trainer, schedule = self._run, self.trainer, self.schedule
         assert trainer is not None

@@ -1,5 +1,6 @@
 """Studies: many runs that differ in a few options, over several seeds, with intervals.
 
+command         the command `mugrpo study`
 spec            from a file to cells, each a run's config with a seed
 running         from cells to runs, as many at once as there are cores
 outcome         from a run to a row of the study's table

@@ -1,4 +1,4 @@
-"""What `mugrpo study` does."""
+"""The command `mugrpo study`: run a study, or show its results."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run_study(
 ) -> tuple[Path, list[str]]:
     """Run the study's missing cells and write its page.
 
-    Returns the page's file (the study's file if there are no results) and a sentence per failure.
-    Raises UsageError for a bad file, for results of other options, and if another process works in
-    `work`; Interrupted if a signal asked for it.
+    Returns the path of the page (of the study's file if there are no results) and a sentence per
+    failure. Raises UsageError if the file is bad, if stored results were made with other options,
+    or if another process works in `work`; Interrupted after a signal.
     """
     study, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
@@ -42,7 +42,7 @@ def run_study(
 
 
 def show_study(file: Path) -> str:
-    """Return the study's table, and its comparisons with the baseline, from the finished cells.
+    """Return the table of the finished cells, and their comparison with the baseline.
 
     Raises UsageError if no cell is finished.
     """

@@ -33,7 +33,7 @@ NAMES = {
     "tv_token": "total variation, token",
 }
 
-_OF_ONE = ("accuracy", "best", "mean")
+_SHARES = ("accuracy", "best", "mean")
 _PANEL, _ALONE, _HEIGHT = 340, 580, 230
 _SHADES = 5  # with more lines, intervals are not shaded
 _ROW, _DOTS = 24, 440
@@ -46,9 +46,9 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 
 def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return a quantity at every evaluation: seeds thin, their mean thick, its interval shaded.
+    """Return lines of a quantity over updates: seeds thin, their mean thick, its interval shaded.
 
-    The shades of many lines could not be told apart, so the seeds alone show the spread then.
+    With more than five lines, none is shaded: overlapping shades cannot be told apart.
     """
     panels = list(study.axes[figure.panels]) if figure.panels else [""]
     lines = list(study.axes[figure.lines]) if figure.lines else [""]
@@ -71,7 +71,7 @@ def curves(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
 
 
 def values(study: Study, figure: Figure, rows: Sequence[Row]) -> Chart:
-    """Return one number per cell: a row per arm, its seeds as dots, mean and interval as a bar."""
+    """Return one number per cell: a row per arm, with a dot per seed and the mean's interval."""
     axis = _axis(figure, [quantity(row, figure.of) for row in rows])
     hues = {label: run_hue(hue) for hue, label in enumerate(study.axes.get(figure.lines or "", {}))}
     dots, bars, labels = [], [], []
@@ -105,9 +105,9 @@ def named(key: str) -> str:
 
 
 def _axis(figure: Figure, numbers: Sequence[float | None]) -> Axis:
-    """Return an axis that spans the values, not their intervals: those of two seeds are huge."""
+    """Return an axis that spans the values, not the intervals: with two seeds, those are huge."""
     known = _known(numbers, figure.log)
-    low, high = (0.0, 1.0) if figure.of in _OF_ONE else with_room(known, log=figure.log)
+    low, high = (0.0, 1.0) if figure.of in _SHARES else with_room(known, log=figure.log)
     axis = Axis(named(figure.of), figure.log, low, high)
     return replace(axis, ticks=log_ticks(axis)) if figure.log else axis
 
@@ -119,7 +119,7 @@ def _known(numbers: Sequence[float | None], log: bool) -> list[float]:
 def _traces(
     runs: Sequence[Sequence[Row]], figure: Figure, line: str, hue: str, shaded: bool
 ) -> list[Trace]:
-    """Return every run, their mean and its interval.
+    """Return a trace of every run, of their mean, and of its interval if `shaded`.
 
     A run that lacks the number at an update is left out of the mean there.
     """
@@ -138,7 +138,7 @@ def _traces(
 
 
 def _interval(values: Sequence[float | None], log: bool) -> tuple[float, float, float] | None:
-    """Return the mean and the ends of its interval; on a logarithmic axis, by the logarithms."""
+    """Return (mean, low, high), computed on logarithms if `log`, or None without values."""
     if log:
         ends = geometric(values)
         return ends[:3] if ends else None

@@ -23,7 +23,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     """Return the estimate over the known values, or None if there is none.
 
     The interval assumes that the values are draws from one normal distribution. Runs that either
-    learn or collapse are not. Their interval is wide, and only the single values show what
+    learn or collapse are not. Their interval is wide, and only the individual values show what
     happened.
     """
     known = [value for value in values if value is not None]
@@ -36,17 +36,17 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def geometric(values: Sequence[float | None]) -> tuple[float, float, float, int] | None:
-    """Return (mean, low, high, count) of the positive values, by an interval of their logarithms.
+    """Return (geometric mean, low, high, count) of the positive values, or None if there are none.
 
-    Return None if there are no such values.
+    The interval is that of their logarithms.
     """
     known = [math.log(value) for value in values if value is not None and value > 0]
-    power = estimate(known)
-    if power is None:
+    logs = estimate(known)
+    if logs is None:
         return None
-    half = power.half_width or 0.0
-    middle, low, high = (_exp(power.mean + shift) for shift in (0.0, -half, half))
-    return middle, low, high, power.count
+    half = logs.half_width or 0.0
+    middle, low, high = (_exp(logs.mean + shift) for shift in (0.0, -half, half))
+    return middle, low, high, logs.count
 
 
 def _exp(power: float) -> float:
@@ -54,5 +54,5 @@ def _exp(power: float) -> float:
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
-    """Return the 0.975 quantile to three decimals, as the published tables give it."""
+    """Return the 0.975 quantile of Student's t to three decimals, as published tables give it."""
     return round(float(stdtrit(degrees_of_freedom, 0.975)), 3)

@@ -20,7 +20,7 @@ from mugrpo.report.costs import phase_seconds, spans, training_clock
 from mugrpo.report.read import Line, RunData, number, read_runs
 from mugrpo.study.spec import Cell
 
-# How the updates between two evaluations are summarized: by the mean, or by the greatest.
+# The updates between two evaluations are summarized by these means and this maximum.
 _MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")
 _GREATEST = "ratio/negative/max"
 
@@ -30,7 +30,8 @@ Row = dict[str, Any]
 class Results:
     """The table at `file`: a row for each finished cell, with all that a study needs of its run.
 
-    A run that a study beside this one has finished is not repeated: its row is copied.
+    A run that another study has finished (in a folder beside this one) is not repeated: its row is
+    copied.
     """
 
     def __init__(self, file: Path) -> None:
@@ -89,7 +90,7 @@ def _differing(row: Row, cell: Cell) -> list[str]:
 
 
 def _written(config: RunConfig) -> str:
-    """Return the config as JSON, with paths relative to the working directory (any clone's)."""
+    """Return the config as JSON, with paths relative to the working directory (as in any clone)."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
     return text.replace(f'"{os.getcwd()}/', '"')
 
@@ -143,7 +144,7 @@ def quantity(row: Row, name: str) -> float | None:
 
 
 def _curve(run: RunData) -> list[Row]:
-    """Return each evaluation with its accuracy, training time, and the updates since the last."""
+    """Return a point per evaluation: its numbers, and those of the updates since the last one."""
     clock = training_clock(run)
     shares = run.keys("update", suffix="_fraction")
     points, before = [], -1

@@ -43,10 +43,11 @@ def table(study: Study, rows: Sequence[Row]) -> str:
 
 
 def compared(study: Study, rows: Sequence[Row]) -> str:
-    """Return a table of every other arm against the baseline's, on the same seeds and other axes.
+    """Return a table that compares every other arm with its baseline, on the same seeds.
 
-    Times and ratios are compared by their ratio (with an interval of its logarithm), everything
-    else by its difference.
+    An arm's baseline has the values of `study.baseline`, and the arm's own on the other axes. Times
+    and ratios are compared by their quotient (with an interval of its logarithm), everything else
+    by its difference.
     """
     head = [*study.axes, "pairs", *map(named, study.columns)]
     body = []
@@ -64,7 +65,7 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
 
 
 def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Path:
-    """Write the page and the figures into the folder of the results. Return the page's file."""
+    """Write the page and the figures into the folder of the results. Return the page's path."""
     folder = folder_of(file)
     images = []
     for figure in study.figures:
@@ -95,7 +96,7 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
 
 
 def _mean(column: str, values: Sequence[float | None]) -> str:
-    """Return the text of a table's cell on the mean of `values`."""
+    """Return a table cell: the mean of `values` with its interval, or "" without values."""
     if _spans_decades(column):
         return _geometric_mean(values)
     mean = estimate(values)

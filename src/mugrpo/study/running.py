@@ -1,10 +1,11 @@
-"""Running a study's cells: one thread each, as many at once as there are cores.
+"""Run a study's cells: one thread each, as many at once as there are cores.
 
     WORK/first-stages/KEY/    a run whose first stage's rollouts and scores several cells share
     WORK/cells/CELL/          a cell's run, with its output in CELL.log
 
 A cell is a run like any other: it can be inspected, and resumed after a kill. A finished cell
-becomes a row of the study's table. Of its run, only metrics and config are kept.
+becomes a row of the study's table. Its rollouts, checkpoints and evaluations are then removed,
+unless they are to be kept.
 """
 
 from __future__ import annotations
@@ -60,16 +61,17 @@ class Cells:
         self.keep = keep
         self.say = say
         self.stop = stop
-        self._alone = Lock()  # this process opens runs and writes results one at a time
+        self._alone = Lock()  # held to open a run or to write results
 
     def run(self, at_once: int) -> list[str]:
         """Run the unfinished cells, `at_once` at a time. Return a sentence per cell that failed.
 
-        Raises Interrupted if a signal asked for it, after the running cells are saved.
+        If a shared first stage fails, no cell is run. Raises Interrupted after a signal, once the
+        running cells are saved.
         """
         pending = [cell for cell in self.cells if self.results.of(cell) is None]
         if copied := self.results.take_over(pending):
-            self.say(f"{len(copied)} cells are runs that another study has finished")
+            self.say(f"{len(copied)} cells are copied from other studies")
             pending = [cell for cell in pending if cell not in copied]
         self.say(f"{len(self.cells) - len(pending)} of {len(self.cells)} cells are finished")
         users = Counter(cell.first_stage for cell in self.cells)
@@ -85,10 +87,10 @@ class Cells:
         try:
             return do(cell)
         except (UsageError, RunStopped) as error:
-            return f"{cell}: {error}; to start it again, remove its folder in {self.work}"
+            return f"{cell}: {error}; to start it from scratch, remove its folder in {self.work}"
 
     def _first_stage(self, cell: Cell) -> str | None:
-        """Generate and score the first stage that `cell` shares with others. Return its fault."""
+        """Generate and score the first stage that `cell` shares. Return what failed, or None."""
         if self._stopping():
             return None
         folder = self._shared(cell)
@@ -103,7 +105,7 @@ class Cells:
         return None
 
     def _cell(self, cell: Cell) -> str | None:
-        """Run a cell to its end, and put its row into the table. Return its fault."""
+        """Run a cell to its end and put its row into the table. Return what failed, or None."""
         if self._stopping():
             return None
         folder = self.work / "cells" / cell.name
@@ -142,7 +144,7 @@ class Cells:
         )
 
     def _process(self, words: Sequence[str], log: Path) -> str | None:
-        """Run a mugrpo command to its end. Return what went wrong, or None.
+        """Run a mugrpo command to its end. Return its error, or None.
 
         A signal to this process is passed on to the command, so that the run is saved.
         """
@@ -152,7 +154,7 @@ class Cells:
                 stdout=file,
                 stderr=file,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C reaches it only from here, once
+                start_new_session=True,  # Ctrl-C must not reach it directly, only from here
             )
             terminated = False
             while True:
@@ -179,7 +181,7 @@ def share_first_stage(source: RunDir, target: RunDir) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file, which is never written to again, a second name."""
+    """Link a file, which is never written to again, or copy it if it cannot be linked."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

@@ -10,7 +10,7 @@
     wide = { objective.ratio_clip = [0, 5] }
 
 A cell is a value of every axis and a seed. Its options are those of the base, overridden by the
-study's `set`, then by the options of its values, in the way of the command line.
+study's `set`, then by the options of its values, as on the command line.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Figure(Options):
     of: str = "accuracy"
     """The quantity: a number of each evaluation for curves, of each cell for values."""
     lines: str | None = None
-    """The axis whose values have a line each; in a picture of values, a color each."""
+    """The axis with a line for each value; in a picture of values, with a color for each."""
     panels: str | None = None
-    """The axis whose values have a panel each."""
+    """The axis with a panel for each value."""
     log: bool = False
     """Whether the quantity's axis is logarithmic."""
 
@@ -65,19 +65,19 @@ class Study(Options):
     base: str
     """The config file that all cells start from."""
     seeds: tuple[int, ...] = Field(min_length=2)
-    """One run each; an interval needs two."""
+    """The seeds of each arm's runs. An interval needs at least two."""
     set: dict[str, Any] = Field(default_factory=dict)
-    """Options of all cells, which override those of the base."""
+    """Options of all cells. They override those of the base."""
     axes: dict[str, Annotated[dict[str, dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
     """Axis -> value -> its options."""
     columns: tuple[str, ...] = ("accuracy", "best", "training_seconds")
-    """What the table shows for each arm: columns of the results, updates_to_0.9, seconds_to_0.9."""
+    """The table's columns: those of the results, or such as updates_to_0.9 or seconds_to_0.9."""
     baseline: dict[str, str] = Field(default_factory=dict)
     """Axis -> the value that the others are compared with, seed by seed."""
     figures: tuple[Figure, ...] = ()
     """The study's pictures."""
     setting: str = ""
-    """What a reader has to know about the runs besides the table."""
+    """What a reader needs to know about the runs to understand the table."""
     findings: str = ""
     """The result, whether the claim holds here, and what would change our mind."""
 
@@ -110,7 +110,7 @@ class Cell:
 
 
 def load_study(file: Path) -> tuple[Study, list[Cell]]:
-    """Return the study of `file` and its cells, those of a seed next to each other.
+    """Return the study in `file` and its cells, grouped by seed.
 
     Raises UsageError if the file is not a valid study, or if a cell's options are not valid.
     """
@@ -146,14 +146,14 @@ def _cells(study: Study, file: Path) -> Iterator[Cell]:
 def _faults(study: Study) -> Iterator[str]:
     """Yield what is wrong with names and seeds."""
     if len(set(study.seeds)) < len(study.seeds):
-        yield f"seeds {list(study.seeds)} repeat themselves"
+        yield f"seeds {list(study.seeds)} contain a duplicate"
     for axis, values in study.axes.items():
         slugs = [_slug(label) for label in values]
         for label, slug in zip(values, slugs, strict=True):
             if not slug or slugs.count(slug) > 1:
                 yield (
-                    f"axes.{axis} has a value {label!r} whose folder would be called {slug!r}, "
-                    "which is empty or another value's; rename it"
+                    f"axes.{axis} has a value {label!r} whose folder name, {slug!r}, is empty or "
+                    "that of another value; rename it"
                 )
     for axis, label in study.baseline.items():
         if label not in study.axes.get(axis, {}):

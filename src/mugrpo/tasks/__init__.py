@@ -10,9 +10,7 @@ from mugrpo.tasks.base import Task
 def make_task(options: NamedOptions) -> Task:
     """Return the task that `options` describes."""
     if isinstance(options, DatasetOptions):
-        from mugrpo.tasks.dataset import (
-            Dataset,
-        )  # imported here, so that reward workers start faster
+        from mugrpo.tasks.dataset import Dataset  # embedded tasks do not need pyarrow
 
         return Dataset(options)
     if isinstance(options, LettersOptions):

@@ -50,7 +50,7 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
 
 
 class Chain(EmbeddedTask):
-    """The chain task under `options`.
+    """The chain task with `options`.
 
     The methods that return problems raise UsageError if more are requested than exist.
     """

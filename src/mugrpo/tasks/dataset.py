@@ -1,4 +1,4 @@
-"""Problems of your own: rows of a file or of a hub data set, whose answers rewards judge."""
+"""Problems of your own, read from a file or a hub data set. Rewards judge the answers."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def demonstration(prompt: str, rng: random.Random | None = None, wrong_steps: fl
 
 
 class Letters(EmbeddedTask):
-    """The letters task under `options`.
+    """The letters task with `options`.
 
     The methods that return problems raise UsageError if more are requested than exist.
     """

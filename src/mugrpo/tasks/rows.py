@@ -1,4 +1,4 @@
-"""Rows of a data set, each with its place, which error messages name."""
+"""Rows of a data set, each with the place that error messages give."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
 
 
 def _kind(value: Any) -> str:
-    kinds = {list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    kinds = {list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 

@@ -1,9 +1,9 @@
-"""Several methods from one checkpoint on the same stored rollouts, side by side.
+"""A comparison of several methods, trained from one checkpoint on the same stored rollouts.
 
-RUN/bakeoff/stage-000/METHOD is a run like any other. Its rollouts, scores, plan and first
-checkpoint are links to those of RUN. So it can be resumed, evaluated and reported like any other.
-Its updates come in the same order, with the same learning rates. It makes all the updates that the
-stage was planned for, even if the stage ended early in RUN.
+RUN/bakeoff/stage-000/METHOD is a run like any other: it can be resumed, evaluated and reported. Its
+rollouts, scores, plan, and the checkpoints up to the stage's start, are links to those of RUN. Its
+updates use the same batches in the same order, with the same learning rates. It makes all the
+updates that were planned for the stage, even if the stage ended early in RUN.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
 
     A method is a preset's name or a TOML file. It sets the parts of the update (UPDATE_PARTS);
     everything else is taken from `run`. "all" stands for every preset; presets with the same parts
-    are trained once. Returns the table's file. Raises UsageError for an unknown method, a stage
-    without scores, and a method that was trained on other rollouts or with other options before.
+    are trained once. Returns the path of the table. Raises UsageError for an unknown method, two
+    methods with the same name, a stage without rollouts or scores, and a method that was trained on
+    other rollouts or with other options before.
     """
-    named = _named(run.config, methods)
-    configs = {Path(method).stem: _config_of(run.config, method) for method in named}
-    if len(configs) < len(named):
-        raise UsageError(f"{', '.join(named)}: two methods have the same name; rename a file")
+    names = _distinct(run.config, methods)
+    configs = {Path(name).stem: _config_of(run.config, name) for name in names}
+    if len(configs) < len(names):
+        raise UsageError(f"{', '.join(names)}: two methods have the same name; rename a file")
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update
     require(the_stage, "rollouts")
     require(the_stage, "scores")
     plan_stage(the_stage, run.progress.say)
-    weights_at(run.folder, run.config.model, first)  # refused here if its checkpoint is gone
+    weights_at(run.folder, run.config.model, first)  # raises if the checkpoint is gone
     if run.eval_problems:
         evaluate(run, first, again=False)
     home = run.folder.bakeoff(stage)
@@ -77,7 +78,7 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
 
 
 def table(methods: dict[str, list[Line]], first: int) -> str:
-    """Return a Markdown table of methods from their metrics lines, the highest accuracy first.
+    """Return a Markdown table of methods from their metrics lines, by descending accuracy.
 
     `first` is the update that all methods start from. Accuracy is followed by the half width of its
     95 % interval, by the normal approximation of the binomial. Shares and times are those of the
@@ -85,13 +86,13 @@ def table(methods: dict[str, list[Line]], first: int) -> str:
     """
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
-    head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds an update"]
+    head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds per update"]
     body = [head, ["---"] * len(head), *(row[1:] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
 
 
 def _row(name: str, lines: list[Line], first: int) -> list[str]:
-    """Return the accuracy that sorts the row, and its cells."""
+    """Return the accuracy to sort by, followed by the row's cells."""
     evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
     updates = [line for line in lines if line["kind"] == "update" and line["update"] > first]
     last = updates[-1] if updates else {}
@@ -127,7 +128,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _named(config: RunConfig, methods: Sequence[str]) -> list[str]:
+def _distinct(config: RunConfig, methods: Sequence[str]) -> list[str]:
     """Return each method once. "all" becomes every preset whose parts differ."""
     if list(methods) != ["all"]:
         return list(dict.fromkeys(methods))
@@ -139,9 +140,9 @@ def _named(config: RunConfig, methods: Sequence[str]) -> list[str]:
 
 
 def _config_of(config: RunConfig, method: str) -> RunConfig:
-    """Return `config` with the parts of `method`, for updates on one stage that is scored.
+    """Return `config` with the parts of `method`, for training on one stage of scored rollouts.
 
-    Raises UsageError if `method` is not a method.
+    Raises UsageError if there is no such method.
     """
     if method.endswith(".toml"):
         source = load_config(Path(method))
@@ -164,9 +165,10 @@ def _parts(config: RunConfig) -> dict[str, Any]:
 
 
 def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
-    """Create the run in `folder`, with links to what it uses of `run`, if it does not exist yet.
+    """Create the run in `folder`, with links to the files of `run` that it uses.
 
-    Raises UsageError if it exists with other rollouts, scores or options.
+    Do nothing if it exists already. Raises UsageError if it exists with other rollouts, scores or
+    options.
     """
     resolved = config.model_dump(mode="json")
     origin = {"rests_on": _origin(run, stage), "config": resolved}
@@ -186,12 +188,12 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         new = RunDir(unfinished)
 
         def link(source: Path, target: Path) -> None:
-            """Link by a relative path that is valid once the folder has its final name."""
+            """Link `target` to `source` by a relative path, valid once `folder` is published."""
             target.parent.mkdir(parents=True, exist_ok=True)
             final = folder / target.relative_to(unfinished)
             target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
 
-        for past in range(stage):  # so that this run never generates them
+        for past in range(stage):  # so that the new run never generates them
             link(run_dir.stage(past), new.stage(past))
         for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
             run_dir.shards(stage, name).mkdir(exist_ok=True)

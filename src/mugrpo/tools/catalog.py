@@ -1,4 +1,4 @@
-"""The parts that an update can consist of, with equation, paper and defaults, and all presets."""
+"""What `mugrpo objectives` lists: presets, and parts with equation, paper and defaults."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An estimate of a run's memory on each GPU, without a GPU and without the weights.
 
-The model consists of fake tensors, which have shapes but no data. It is cut over as many ranks as
-the run has, and computes an update's largest micro-batch, while torch's own trackers count the
+The model consists of fake tensors, which have shapes but no data. It is sharded over as many ranks
+as the run has, and computes an update's largest micro-batch, while torch's own trackers count the
 memory in use. CUDA's context, fragmentation and communication buffers come on top: a tenth of the
 GPU is left for them.
 """
@@ -50,13 +50,13 @@ _ON_THE_HOST = ("weights", "gradients", "optimizer")  # with cpu_offload
 class UpdateMemory:
     """An update's peak memory on one rank, in bytes."""
 
-    parameters: int  # of the whole model, a count
+    parameters: int  # number, in the whole model
     rows: int  # responses of the micro-batch
     longest: int  # tokens of each, prompt included
     parts: dict[str, int]  # kind -> bytes at the peak
 
     def on_gpu(self, *, offloaded: bool) -> int:
-        """Return the bytes on the GPU. If `offloaded`, weights, gradients and moments are not."""
+        """Return the bytes on the GPU: if `offloaded`, without weights, gradients and moments."""
         kinds = [kind for kind in self.parts if not (offloaded and kind in _ON_THE_HOST)]
         return sum(self.parts[kind] for kind in kinds)
 
@@ -67,12 +67,12 @@ def memory_table(
     """Return lines on the GPU memory of each phase, and a sentence if a phase does not fit.
 
     `form` is a directory with the model's config.json, for a model that is not on this machine.
-    Raises UsageError if that cannot be read.
+    Raises UsageError if the model's config.json cannot be read.
     """
     peak = update_memory(config, form=form, prompt_tokens=prompt_tokens)
     ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
     where = "on the host" if offloaded else "on the GPU"
-    beside = _beside_updates(config, peak.parameters)
+    beside = _beside_update(config, peak.parameters)
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
     generate, text = _generation(config, peak.parameters, gpu_gib)
     lines = [
@@ -83,7 +83,7 @@ def memory_table(
             f"  {kind:<12}{size / GIB:6.1f} GiB" + (f"  {where}" if kind in _ON_THE_HOST else "")
             for kind, size in peak.parts.items()
         ),
-        *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside it" for kind, size in beside.items()),
+        *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside the update" for kind, size in beside.items()),
         f"generate    {generate:.1f} GiB of the first GPU: {text}",
         f"host        {_on_host(config, peak) / GIB:.1f} GiB: the first rank reads the model"
         + (", and each keeps its share" if offloaded else ""),
@@ -91,15 +91,16 @@ def memory_table(
     limit = _USABLE * gpu_gib
     if update / GIB > limit:
         return lines, (
-            f"an update takes {update / GIB:.1f} GiB, a GPU of {gpu_gib:g} GiB leaves "
-            f"{limit:.1f}: lower --optimizer.micro_batch_tokens, turn on "
-            "--model.gradient_checkpointing or --distributed.cpu_offload, take "
+            f"an update takes {update / GIB:.1f} GiB, but only {limit:.1f} of a GPU's "
+            f"{gpu_gib:g} GiB can be used: lower --optimizer.micro_batch_tokens, turn on "
+            "--model.gradient_checkpointing or --distributed.cpu_offload, or use "
             "--model.precision bf16 or more --distributed.processes"
         )
     if generate > limit:
         return lines, (
-            f"generation takes {generate:.1f} GiB of the first GPU, a GPU of {gpu_gib:g} GiB "
-            f"leaves {limit:.1f}: lower --engine.gpu_memory_utilization or the engine's slots"
+            f"generation takes {generate:.1f} GiB of the first GPU, but only {limit:.1f} of its "
+            f"{gpu_gib:g} GiB can be used: lower --engine.gpu_memory_utilization or the engine's "
+            "slots"
         )
     return lines, None
 
@@ -107,8 +108,8 @@ def memory_table(
 def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -> UpdateMemory:
     """Return the peak memory of an update's largest micro-batch.
 
-    It is filled to `micro_batch_tokens` with long responses that share no prompt, and the gradients
-    of a micro-batch before it exist already. Raises UsageError if the model's config.json cannot be
+    It is filled to `micro_batch_tokens` with long responses that share no prompt, and gradients of
+    an earlier micro-batch exist already. Raises UsageError if the model's config.json cannot be
     read.
     """
     longest = prompt_tokens + config.rollouts.max_new_tokens
@@ -127,7 +128,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         if mesh is not None:
             cut_over(mesh, full_rows, model, config.model.precision, config.distributed)
         optimizer = torch.optim.AdamW(full_rows.parameters(), fused=True)
-        for parameter in full_rows.parameters():  # gradients of the micro-batch before
+        for parameter in full_rows.parameters():  # from an earlier micro-batch
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         ids_BL = torch.zeros(rows, longest, dtype=torch.int64)
@@ -144,7 +145,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
 
 
 class _FullRows(nn.Module):
-    """Logprobs of responses of equal length: `response_logprobs`, with shapes known in advance."""
+    """A stand-in for `response_logprobs`, with responses of equal length and known shapes."""
 
     def __init__(self, model: nn.Module, config: RunConfig, prompt_tokens: int) -> None:
         super().__init__()
@@ -169,7 +170,7 @@ class _FullRows(nn.Module):
 
 @contextlib.contextmanager
 def _ranks(count: int) -> Iterator[Any]:
-    """Yield a mesh of `count` ranks, of which only this one exists; None if `count` is 1."""
+    """Yield a mesh of `count` ranks, of which only this one is real, or None if `count` is 1."""
     if count == 1:
         yield None
         return
@@ -191,8 +192,8 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
         ) from None
 
 
-def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
-    """Return what else is on the GPU during updates that the run itself makes, in bytes."""
+def _beside_update(config: RunConfig, parameters: int) -> dict[str, int]:
+    """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
     sizes = {}
     if config.distributed.processes == 1 and config.backend.name == "local":
         engine = config.engine
@@ -204,16 +205,16 @@ def _beside_updates(config: RunConfig, parameters: int) -> dict[str, int]:
 
 
 def _on_host(config: RunConfig, peak: UpdateMemory) -> int:
-    """Return the bytes in the host's memory: one model, and what the ranks keep there."""
+    """Return the bytes in the host's memory: one model, and what the ranks offload."""
     kept = sum(peak.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
     return 4 * peak.parameters + config.distributed.processes * kept
 
 
 def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:
-    """Return the GiB of the first GPU that generation takes, and a sentence on what they are.
+    """Return the GiB of the first GPU that generation takes, and a list of what takes them.
 
-    The run's copy of the model checks the engine's logprobs. In bf16, its weights exist in both
-    precisions.
+    The run's copy of the model checks the engine's logprobs. With precision bf16, its weights exist
+    in both precisions.
     """
     half = config.model.precision == "bf16"
     own = (6 if half else 4) * parameters / GIB
@@ -223,11 +224,11 @@ def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[flo
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
     if config.engine_in_process:
-        return own, f"{text}; keys and values come on top"
+        return own, f"{text}; the KV cache comes on top"
     if config.overlap or config.backend.name == "ray" or isinstance(engine, VLLMServerOptions):
         return own, f"{text}; the engine is elsewhere"
     if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib
-        return own + share, f"{text}, and vLLM's {engine.gpu_memory_utilization:g} of it"
+        return own + share, f"{text}, and vLLM's share, {share:.1f}"
     copy = 4 * parameters / GIB
-    return own + copy, f"{text}, and an engine's, {copy:.1f}; keys and values come on top"
+    return own + copy, f"{text}, and the engine's copy, {copy:.1f}; the KV cache comes on top"

@@ -1,4 +1,4 @@
-"""Check every checksum of a run, and set damaged files aside, so that `train` makes them again."""
+"""Check every checksum of a run, and set damaged files aside for `train` to make them again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def repair(run_dir: RunDir, say: Callable[[str], None]) -> int:
     """Set damaged shards, manifests, checkpoints and evaluations aside. Return how many.
 
     A damaged file gets the ending `.bad`, and a damaged shard is removed from its manifest. If a
-    rollout shard comes out differently when it is made again, so are its scores. Files that no
-    manifest lists are named and left alone.
+    rollout shard that is made again differs from the old one, it is also scored again. Files that
+    no manifest lists are reported and left alone.
     """
     bad = sum(_bad_shards(folder, kind, say) for folder, kind in run_dir.shard_folders())
     newest = max(run_dir.checkpoint_updates(), default=0)

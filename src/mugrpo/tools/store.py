@@ -43,7 +43,9 @@ class _Store:
         try:
             self._system, self._root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise UsageError(f"{url} cannot be used ({error}); pip install what it names") from None
+            raise UsageError(
+                f"{url} cannot be used ({error}); check it, or install the package that it needs"
+            ) from None
         local = fsspec.implementations.local.LocalFileSystem
         self._local = isinstance(self._system, local)  # a folder, where a file may be cut short
 
@@ -97,10 +99,11 @@ class _Store:
 
 
 def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = lambda: None) -> int:
-    """Update the copy at `url` to what the run has published. Return the number of objects written.
+    """Make the copy at `url` match what the run has published.
 
-    The run may continue meanwhile. `check` is called between objects and may raise to stop. Raises
-    UsageError if the folder is not a run, RunStopped if a file does not match its checksum.
+    Returns the number of objects written. The run may continue meanwhile. `check` is called between
+    objects and may raise to stop. Raises UsageError if the folder is not a run, RunStopped if a
+    file does not match its checksum.
     """
     if run_dir.read_config() is None:
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
@@ -123,7 +126,7 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
 
 
 class _Push:
-    """One push: it writes to a store what the run has and the store lacks."""
+    """One push of a run to a store, with counts of the objects that it writes and removes."""
 
     def __init__(self, run_dir: RunDir, store: _Store, check: Check) -> None:
         self._root = run_dir.root
@@ -233,7 +236,7 @@ class _Push:
 
 
 def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = lambda: None) -> None:
-    """Restore the run that `url` has a copy of, in a new directory.
+    """Restore a run from its copy at `url`, in a new directory.
 
     Raises UsageError if there is no copy or the directory exists, RunStopped if an object is
     missing or does not match its checksum.
@@ -245,8 +248,8 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     _refuse_odd(names, url)
     if run_dir.config.name not in names:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
-    first = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}
-    plain = [n for n in names if n in first or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
+    top_level = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}
+    plain = [n for n in names if n in top_level or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
     lists = {n: store.read(n) or b"{}" for n in names if n.rpartition("/")[2] in (_MANIFEST, SUMS)}
     sums: dict[str, str] = {}
     for name, text in lists.items():
@@ -270,7 +273,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
 
 
 def _refuse_odd(names: Iterable[str], url: str) -> None:
-    """Raise UsageError if a name would be outside the run's directory on some system."""
+    """Raise UsageError if a name might lead outside the run's directory on some system."""
     for name in names:
         parts = name.split("/")
         if "\\" in name or ":" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):

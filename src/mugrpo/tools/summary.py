@@ -11,7 +11,7 @@ _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compare
 
 
 def summarize(lines: list[dict[str, Any]]) -> str:
-    """Return lines on accuracy before and after, time by phase, and refreshes beside GRPO's."""
+    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's."""
 
     def of(kind: str) -> list[dict[str, Any]]:
         matching = [line for line in lines if line["kind"] == kind]

@@ -1,4 +1,4 @@
-"""Objectives: functions of tensors and numbers, one file each, each found by its name.
+"""Objectives: functions of tensors and numbers, one per file and found by the file's name.
 
 Each file `NAME.py` here defines
 
@@ -6,7 +6,7 @@ Each file `NAME.py` here defines
 
 with logprobs and behavior_logprobs [B, T] float, advantages [B], and mask [B, T] bool, true on
 response tokens. The token losses are [B, T] and to be minimized. The metrics are a dictionary of
-[B, T] tensors, whose means over the update's response tokens are logged. Advantages, masks,
+[B, T] tensors. Their means over the update's response tokens are logged. Advantages, masks,
 reduction and the size of the step are decided elsewhere. The file also defines
 
     METRICS = names of the metrics to log; an update that computes nothing logs 0 for them

@@ -21,8 +21,8 @@ def loss(
 
         loss_t = -sg[clip(r_t, low, high)] A log pi_t
 
-    MiniMax-M1 (arXiv 2506.13585). Equals TRL's loss_type "cispo" with epsilon_high = high if
-    low = 0: TRL has no lower bound. TRL counts only tokens with A > 0 as clipped.
+    From MiniMax-M1 (arXiv 2506.13585). If low = 0, this equals TRL's loss_type "cispo" with
+    epsilon_high = high (TRL has no lower bound). TRL counts only tokens with A > 0 as clipped.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low, high = ratio_clip

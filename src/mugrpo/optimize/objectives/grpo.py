@@ -1,4 +1,4 @@
-"""GRPO, with GSPO's ratio and off-policy GRPO's clip as switches. B responses, T tokens."""
+"""GRPO, with GSPO's ratio and off-policy GRPO's clip as options. B responses, T tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loss(
     gives every token the gradient and ratio of the response. TRL's `delta` bounds r before the
     clip, for both signs of A; it equals our c if c >= high.
 
-    Returns the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
+    Return the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low: float | torch.Tensor

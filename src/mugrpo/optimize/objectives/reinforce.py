@@ -15,7 +15,7 @@ def loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """loss_t = -A log pi_t.
+    """REINFORCE: loss_t = -A log pi_t.
 
     With `advantage.name = "asymre"` this is AsymRE (arXiv 2506.20520). With a baseline below the
     mean reward (delta < 0) the policy improves without any correction; with delta >= 0 its support
