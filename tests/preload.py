@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pyarrow
 import torch
 
@@ -14,3 +16,4 @@ from mugrpo.run import provenance
 pyarrow.Table.from_pydict({"imports": ["pandas, if it is installed"]})
 provenance.code_sha256(provenance.HOME)
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())
+gc.freeze()  # a collection in a fork need not go through what is imported here

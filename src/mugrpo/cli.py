@@ -212,7 +212,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
     """Return the sentence with the command that resumes the run: this one, without --force."""
-    places = [str(options.target), *options.url.split()]
+    places = [str(options.target), *filter(None, [options.url])]
     if options.command == "pull":
         places.reverse()
     words = ["mugrpo", options.command, *options.action.split(), *places]

@@ -109,3 +109,18 @@ def test_tensorboard_shows_the_updates_made_after_a_resume_and_not_those_they_re
         (2, 0.25),
         (3, 0.25),
     ]
+
+
+def test_a_sink_that_cannot_be_closed_does_not_hide_how_the_run_ended(
+    recorder, tmp_path, monkeypatch
+):
+    said: list[str] = []
+    sinks = sinks_of(recorder, tmp_path, said)
+
+    def fail() -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(recorder, "finish", fail)
+    sinks.close()
+    name = recorder.__name__
+    assert said == [f"{name} failed (no route) and is dropped; metrics.jsonl has everything"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.shards import read_plan
+from mugrpo.disk.shards import read_plan, read_rollouts, write_rollouts
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.stages.logprobs import StoredLogprobs
 from mugrpo.stages.optimize import checkpoint_due, samples_due
@@ -164,6 +165,25 @@ def test_the_proximal_policy_is_asked_once_a_period_for_all_its_rollouts(tmp_pat
         [-8, -9, -10, -11, -12, -13, -14, -15],
         [2, 1, 0, -1, -2, -3, -4, -5],
     ]
+
+
+def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path: Path):
+    stage = stage_of(tmp_path, objective={"name": "decoupled_ppo", "proximal_period": 2})
+    for shard in range(3):
+        write_shard(stage, shard, [MIXED, MIXED])
+    asked: list[int] = []
+
+    def compute(update: int, rollouts: list[object]) -> list[np.ndarray]:
+        asked.append(update)
+        return [np.zeros(2, np.float32)] * len(rollouts)
+
+    StoredLogprobs(stage, planned(stage), compute).of_update(0)
+    rollouts = stage.shards("rollouts")
+    for shard, recomputed in [(2, [0]), (1, [0, 0])]:  # the first period trains on shards 0 and 1
+        others = [replace(r, seed=r.seed + 100) for r in read_rollouts(rollouts, shard)]
+        write_rollouts(rollouts, shard, others, policy_step=0)
+        StoredLogprobs(stage, planned(stage), compute).of_update(1)
+        assert asked == recomputed
 
 
 # ---- saving ----

@@ -219,8 +219,8 @@ class RunConfig(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for fault in self._faults():
-            raise ValueError(fault)
+        if faults := list(self._faults()):
+            raise ValueError("; ".join(faults))
         return self
 
     def _faults(self) -> Iterator[str]:

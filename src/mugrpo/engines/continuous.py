@@ -11,7 +11,6 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ class ContinuousEngine(SharedModel):
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Finished responses are reported after every step."""
         batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens)
-        with _evaluating(self.policy), reordered(self.policy, batch.slots):
+        with self.policy.evaluating(), reordered(self.policy, batch.slots):
             while batch.busy:
                 yield batch.advance()
 
@@ -64,7 +63,7 @@ def unfit(policy: Policy) -> str | None:
     prompts = [np.arange(length, dtype=np.int32) % policy.vocab_size for length in (3, 5)]
     cache = SlotCache(2)
     try:
-        with _evaluating(policy), torch.inference_mode():
+        with policy.evaluating(), torch.inference_mode():
             for row, prompt in enumerate(prefill(policy, prompts)):
                 cache.begin(np.array([row]), prompt.layers)
             tokens = torch.tensor([1, 2], device=policy.device) % policy.vocab_size
@@ -79,20 +78,6 @@ def unfit(policy: Policy) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return None
-
-
-@contextmanager
-def _evaluating(policy: Policy) -> Iterator[None]:
-    """Put the model in evaluation mode within the block.
-
-    In training mode, gradient checkpointing rules out a cache.
-    """
-    was_training = policy.model.training
-    policy.model.eval()
-    try:
-        yield
-    finally:
-        policy.model.train(was_training)
 
 
 @torch.inference_mode()

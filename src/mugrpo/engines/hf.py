@@ -60,29 +60,27 @@ class HFEngine(SharedModel):
         cache = self._cache(longest + max_new_tokens)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
-        was_training = policy.model.training
-        policy.model.eval()  # in training mode, gradient checkpointing rules out a cache
-        for t in range(max_new_tokens):
-            with policy.autocast():
-                logits_BV = policy.model(
-                    input_ids=step_ids,
-                    attention_mask=mask_BL,
-                    position_ids=position_ids,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                ).logits[:, -1]
-            token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t])
-            refuse_nan(logprob_B, policy)
-            tokens.append(token_B)
-            logprobs.append(logprob_B)
-            finished_B |= torch.isin(token_B, stop_ids)
-            if finished_B.all():
-                break
-            step_ids = token_B[:, None]
-            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
-            position_ids = position_ids[:, -1:] + 1
-        policy.model.train(was_training)
+        with policy.evaluating():
+            for t in range(max_new_tokens):
+                with policy.autocast():
+                    logits_BV = policy.model(
+                        input_ids=step_ids,
+                        attention_mask=mask_BL,
+                        position_ids=position_ids,
+                        past_key_values=cache,
+                        use_cache=True,
+                        logits_to_keep=1,
+                    ).logits[:, -1]
+                token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t])
+                refuse_nan(logprob_B, policy)
+                tokens.append(token_B)
+                logprobs.append(logprob_B)
+                finished_B |= torch.isin(token_B, stop_ids)
+                if finished_B.all():
+                    break
+                step_ids = token_B[:, None]
+                mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
+                position_ids = position_ids[:, -1:] + 1
         return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
 
     def _cache(self, length: int) -> StaticCache | DynamicCache:

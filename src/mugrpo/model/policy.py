@@ -65,6 +65,19 @@ class Policy:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put the model in evaluation mode within the block.
+
+        In training mode, gradient checkpointing rules out a cache.
+        """
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
+
     def nonfinite_parameter(self) -> str | None:
         """Return the name of a parameter that contains NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():

@@ -60,7 +60,7 @@ def timeline_figure(run: RunData) -> Markup | None:
         note += f"; a row holds {len(stretches[0])} stages"
     if added_up:
         note += "; phases are added up within a row"
-    return drawn("Time by phase", note, stacked_rows(rows, hues, _WIDE), css="wide")
+    return drawn("Time by phase", note, stacked_rows(rows, hues, _WIDE))
 
 
 def totals_figure(runs: Sequence[RunData]) -> Markup | None:
@@ -94,11 +94,11 @@ def grpo_words(run: RunData) -> Markup:
     """Return a remark on the time that the same updates would take under GRPO with mu = 4."""
     cost, updates, refreshes = grpo_cost(run), len(run.updates), len(run.refreshes)
     if cost is None:
-        words = (
+        remark = (
             f"The cost of these updates under {_GRPO} is unknown: no refresh of this run was "
             "measured (time/refresh)."
         )
-        return tag("p", words, class_="remark")
+        return tag("p", remark, class_="remark")
     refresh = join(
         [
             tag("b", duration(cost.refresh_seconds)),
@@ -106,8 +106,8 @@ def grpo_words(run: RunData) -> Markup:
         ]
     )
     if cost.refreshes == refreshes:
-        words = f"This run made the {refreshes:,} refreshes that {_GRPO} would make, at "
-        return tag("p", words, refresh, ".", class_="remark")
+        remark = f"This run made the {refreshes:,} refreshes that {_GRPO} would make, at "
+        return tag("p", remark, refresh, ".", class_="remark")
     actual = training_seconds(run)
     difference = cost.training_seconds - actual
     change = f"{duration(abs(difference))} {'more' if difference >= 0 else 'less'}"
@@ -129,13 +129,13 @@ def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
     costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
     if not any(cost and cost.refreshes != refreshes for cost, refreshes in costs):
         return None
-    words = (
+    remark = (
         f"Time under {_GRPO} is arithmetic on measured durations, not a run of GRPO. It assumes "
         "that generation, scoring and optimization take as long as they did here, although small "
         "batches generate less efficiently. It says nothing about the accuracy that GRPO would "
         "have reached."
     )
-    return tag("p", words, class_="remark muted")
+    return tag("p", remark, class_="remark muted")
 
 
 def status_figures(run: RunData) -> list[Markup | None]:

@@ -81,7 +81,7 @@ def line_chart(
     that a legend must fit into.
     """
     points = [_points(trace, y.log) for trace in traces]
-    known = [value for one in points for _, *ends in one for value in ends if value is not None]
+    known = [value for one in points for _, *ys in one for value in ys if value is not None]
     if not known:
         return None
     if y.log:

@@ -69,15 +69,15 @@ def run_label(run: RunData, runs: Sequence[RunData]) -> str:
     return labels[place] if labels.count(labels[place]) == 1 else f"{place + 1}. {labels[place]}"
 
 
-def figure(title: str, note: Content, *content: Content, css: str = "") -> Markup:
+def figure(title: str, note: Content, *content: Content) -> Markup:
     """Return `content` as a figure under its title and note."""
     caption = tag("figcaption", tag("strong", title), tag("span", note) if note else None)
-    return tag("figure", caption, tag("div", *content), class_=css or None)
+    return tag("figure", caption, tag("div", *content))
 
 
-def drawn(title: str, note: Content, picture: Picture | None, css: str = "") -> Markup | None:
+def drawn(title: str, note: Content, picture: Picture | None) -> Markup | None:
     """Return the picture as a figure under its title, or None without a picture."""
-    return figure(title, note, chart_markup(title, picture), css=css) if picture else None
+    return figure(title, note, chart_markup(title, picture)) if picture else None
 
 
 def update_figure(runs: Sequence[RunData], panel: Panel) -> Markup | None:

@@ -99,7 +99,7 @@ def results_table(runs: Sequence[RunData]) -> Markup:
         ),
     ]
     body = [(name, [cell(run) for run in runs]) for name, cell in rows]
-    return _table(runs, body, css="numbers")
+    return _table(runs, body)
 
 
 def config_table(runs: Sequence[RunData]) -> Markup:
@@ -169,7 +169,6 @@ def _table(
     runs: Sequence[RunData],
     rows: Sequence[tuple[str, Sequence[Content]]],
     *,
-    css: str = "",
     marked: set[str] | frozenset[str] = frozenset(),
 ) -> Markup:
     several = len(runs) > 1
@@ -184,7 +183,7 @@ def _table(
         )
         for name, cells in rows
     ]
-    return tag("div", tag("table", head, tag("tbody", *body), class_=css or None), class_="scroll")
+    return tag("div", tag("table", head, tag("tbody", *body)), class_="scroll")
 
 
 def _option(options: dict[str, Any], name: str) -> str:

@@ -31,7 +31,7 @@ def place_of(function: str) -> tuple[str, str, bool]:
     Return (module or file, name of the function, whether it is a file).
     """
     place, _, name = function.rpartition(":")
-    return place, name, place.endswith(".py") or os.sep in place
+    return place, name, place.endswith(".py")
 
 
 def load_function(function: str) -> Callable[..., Any]:

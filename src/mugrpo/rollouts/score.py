@@ -115,8 +115,8 @@ class Scorer:
             raise RunStopped(
                 f"{failed} of a shard's {rows} responses could not be judged, more than "
                 f"rewards.failure_limit = {self.options.failure_limit:g} allows; {count} of them: "
-                f"{reason}. Fix the reward, or raise --rewards.failure_limit; the rollouts are "
-                "kept (add --force if a reward's file or options change)"
+                f"{reason}. Fix the reward, or raise --rewards.failure_limit; a stage's "
+                "rollouts are kept (add --force if a reward's file or options change)"
             )
 
 

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mugrpo.disk.records import Rollout
@@ -68,7 +69,8 @@ class Sampling:
             with lock:
                 return handed_over()
 
-        give_back_memory()
+        if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
+            give_back_memory()
         with ThreadPoolExecutor(len(engines)) as pool:
             list(pool.map(lambda engine: engine.refresh(update, weights), engines))
         return engines

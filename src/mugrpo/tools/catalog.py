@@ -60,5 +60,8 @@ def _docstring(group: str, name: str) -> str | None:
         if name == "file":
             return None
         return inspect.getdoc(importlib.import_module(f"mugrpo.optimize.objectives.{name}").loss)
-    functions = importlib.import_module(_FUNCTIONS[group]) if group in _FUNCTIONS else None
-    return inspect.getdoc(getattr(functions, _CALLED.get(name, name), None))
+    if group not in _FUNCTIONS:
+        return None
+    functions = importlib.import_module(_FUNCTIONS[group])
+    function = getattr(functions, _CALLED.get(name, name), None)
+    return inspect.getdoc(function) if function else None

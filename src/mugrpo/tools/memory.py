@@ -1,9 +1,9 @@
 """An estimate of a run's memory on each GPU, without a GPU and without the weights.
 
-The model consists of fake tensors, which have shapes but no data. It is sharded over as many ranks
-as the run has, and computes an update's largest micro-batch, while torch's own trackers count the
-memory in use. CUDA's context, fragmentation and communication buffers come on top: a tenth of the
-GPU is left for them.
+The model consists of fake tensors, which have shapes but no data. FSDP2 splits it among the run's
+ranks. It computes an update's largest micro-batch, while torch's own trackers count the memory in
+use. CUDA's context, fragmentation and communication buffers come on top: a tenth of the GPU is left
+for them.
 """
 
 from __future__ import annotations
