@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mugrpo.cli import main
-from tests.runs import MODEL, Command, Ended, State, finished, killed, state
+from mugrpo.disk.records import Answer, Score, Status
+from mugrpo.tasks.chain import Chain
+from mugrpo.tools import bakeoff
+from tests.runs import EARLY, MODEL, Command, Ended, State, finished, killed, state
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +33,27 @@ def fifth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.fixture(scope="session")
+def scored_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed before its first update. Tests copy it."""
+    run_dir = tmp_path_factory.mktemp("scored") / "run"
+    killed(run_dir, "gradient", 1)
+    assert state(run_dir).scores == (3, 0)
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def early_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """An uninterrupted run whose stages end early, and what it printed. Tests only read it."""
+    run_dir = tmp_path_factory.mktemp("early") / "run"
+    return run_dir, finished(run_dir, *EARLY)
+
+
+@pytest.fixture(scope="session")
+def early(early_run: tuple[Path, Ended]) -> Path:
+    return early_run[0]
+
+
 @pytest.fixture
 def run_dir(fifth_update: Path, tmp_path: Path) -> Path:
     """A copy of a run that was killed in its fifth update, with the last two still to be made."""
@@ -46,6 +70,24 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return Ended(status, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the report of a bakeoff in this process. Drawing it takes longer than the rest."""
+    monkeypatch.setattr(bakeoff, "write_report", lambda _, out: out)
+
+
+@pytest.fixture
+def stricter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install another judge, which gives a wrong answer -1 instead of 0."""
+    before = Chain.score
+
+    def score(task: Chain, answers: Iterable[Answer]) -> Iterator[Score]:
+        for given in before(task, answers):
+            yield Score(Status.WRONG, -1.0) if given.status is Status.WRONG else given
+
+    monkeypatch.setattr(Chain, "score", score)
 
 
 @pytest.fixture

@@ -71,6 +71,10 @@ every = 3
 every = 2
 """
 
+# Two stages of 4 updates that become three: 3 updates, 2, and the 3 that are left. Checkpoints come
+# after updates 2, 3, 4, 5, 6 and 8, and every update has a gradient, as a test checks.
+LIMIT = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
+EARLY = ("--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *LIMIT)
 
 # The prompt holds all but the last step of the scratchpad, so a response has six tokens and a run
 # takes half a second: "3+2-1=" becomes "3+2-1=3+2=5,".

@@ -18,6 +18,7 @@ def test_five_updates_on_the_stored_rollouts_give_the_recorded_numbers():
 
 
 def test_the_recorded_updates_clip_and_veto():
+    """Otherwise the trace would say nothing about the clip and the veto."""
     updates = recorded()["updates"]
     assert updates[0]["kl_behavior"] == pytest.approx(0, abs=1e-7)
     assert max(line["vetoed_fraction"] for line in updates) > 0.005

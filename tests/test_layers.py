@@ -134,6 +134,16 @@ def test_a_file_has_at_most_300_lines(file: Path):
     assert len(file.read_text().splitlines()) <= 300
 
 
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_a_function_has_at_most_60_lines(file: Path):
+    lengths = [
+        (node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [(name, lines) for name, lines in lengths if lines > 60] == []
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

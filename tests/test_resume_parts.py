@@ -162,6 +162,7 @@ def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
     while not statuses or (statuses[-1] == -signal.SIGKILL and len(statuses) < 20):
         statuses.append(train(run_dir, *PARTS["proximal"], at="after a publish", nth=6).status)
     assert statuses == [-signal.SIGKILL] * (len(statuses) - 1) + [0]
+    assert len(statuses) > 5
     assert_same(run_dir, whole["proximal"])
 
 

@@ -16,6 +16,8 @@ from mugrpo.stages.optimize import early_end_sentence, ends_early
 from mugrpo.stages.stage import Stage
 from tests.faults.harm import refused
 from tests.runs import (
+    EARLY,
+    LIMIT,
     Command,
     Ended,
     assert_same,
@@ -31,10 +33,6 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# Two stages of 4 updates become three: 3 updates, 2, and the 3 that are left. Checkpoints come
-# after updates 2, 3, 4, 5, 6 and 8, and every update has a gradient, as a test checks.
-LIMIT = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
-EARLY = ("--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *LIMIT)
 NO_STAGE_END = (*EARLY, "--checkpoint.stage_end", "false")
 
 
@@ -47,27 +45,6 @@ def starts(run_dir: Path) -> dict[int, list[int]]:
     """Return the starts of stages that each checkpoint stores."""
     files = {u: run_dir / f"checkpoints/update-{u:06d}/stages.json" for u in checkpoints(run_dir)}
     return {update: json.loads(file.read_text())["starts"] for update, file in files.items()}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """An uninterrupted run and what it printed."""
-    run_dir = tmp_path_factory.mktemp("early") / "run"
-    return run_dir, finished(run_dir, *EARLY)
-
-
-@pytest.fixture(scope="module")
-def early(whole: tuple[Path, Ended]) -> Path:
-    return whole[0]
-
-
-@pytest.fixture(scope="module")
-def eighth_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed in the last of the 3 updates of its last stage. Tests copy it."""
-    run_dir = tmp_path_factory.mktemp("early") / "run"
-    killed(run_dir, "gradient", 8, *EARLY)
-    assert checkpoints(run_dir) == [2, 3, 4, 5, 6]
-    return run_dir
 
 
 def test_a_stage_ends_after_the_update_above_the_limit_and_the_updates_are_all_made(early: Path):
@@ -103,8 +80,8 @@ def test_an_early_end_has_a_line_with_what_was_not_trained_on(early: Path):
     assert [(line["update"], line["rollouts"]) for line in refreshes] == [(0, 32), (3, 32), (5, 24)]
 
 
-def test_a_run_reports_stages_that_ended_early(whole: tuple[Path, Ended]):
-    _, ended = whole
+def test_a_run_reports_stages_that_ended_early(early_run: tuple[Path, Ended]):
+    _, ended = early_run
     said = [line for line in ended.out.splitlines() if " ends after " in line]
     first, second = (line.split(": tv_token 0.0") for line in said)
     assert first[0] == "stage 0 ends after 3 of 4 updates"
@@ -157,9 +134,8 @@ def test_a_run_killed_around_an_early_end_and_resumed_ends_in_the_same_bits(
     [
         pytest.param("engine batch", 12, 2, [2], marks=pytest.mark.long),
         ("gradient", 7, 2, [2, 4, 6]),
-        pytest.param(
-            "gradient", 7, 0, [], marks=pytest.mark.long
-        ),  # it starts over, on the shards of three stages
+        # it starts over, on the shards of three stages
+        pytest.param("gradient", 7, 0, [], marks=pytest.mark.long),
     ],
 )
 def test_an_early_end_without_a_checkpoint_is_repeated_on_the_existing_shards(
@@ -200,12 +176,10 @@ def test_a_stage_that_is_over_has_no_more_updates(early: Path, tmp_path: Path, c
     same(run_dir, early)
 
 
-@pytest.mark.parametrize("rule", ["tv_token", "tv_sequence"])
 def test_a_limit_that_is_never_reached_gives_the_run_of_whole_stages(
-    reference: Path, tmp_path: Path, rule: str
+    reference: Path, tmp_path: Path
 ):
-    options = ("--stage_until.name", rule, "--stage_until.limit", "0.99")
-    finished(tmp_path / "run", *options)
+    finished(tmp_path / "run", *LIMIT, "--stage_until.limit", "0.99")
     assert_same(tmp_path / "run", reference)
 
 
@@ -225,8 +199,8 @@ def test_passes_over_a_batch_that_a_stages_end_cuts_short_are_resumed(
     assert not found, found
 
 
-def first_stage(tmp_path: Path) -> Stage:
-    """Return a stage of 3 batches x 2 passes, 8 rollouts a batch, that ends above 0.5."""
+def first_stage(tmp_path: Path, measure: str = "tv_token", limit: float = 0.5) -> Stage:
+    """Return a stage of 3 batches x 2 passes, 8 rollouts a batch, that ends above `limit`."""
     raw = {
         "schedule": {
             "stages": 2,
@@ -235,7 +209,7 @@ def first_stage(tmp_path: Path) -> Stage:
             "problems_per_update": 2,
             "group_size": 4,
         },
-        "stage_until": {"name": "tv_token", "limit": 0.5},
+        "stage_until": {"name": measure, "limit": limit},
     }
     config = build_config(raw, "test")
     return Stage(0, Schedule(config.schedule, 24, seed=0), RunDir(tmp_path), config, judge="")
@@ -275,13 +249,15 @@ def test_a_stage_goes_on_if_nothing_is_above_the_limit(
     assert ends_early(first_stage(tmp_path), made, line) is None
 
 
-# ---- regressions ----
-
-
-def test_a_limit_on_the_variation_of_responses_ends_stages(tmp_path: Path):
+def test_a_limit_on_the_variation_of_responses_ends_stages(early: Path, tmp_path: Path):
     """Responses have six tokens: a variation above 0.02 a token is above 0.02 a response too."""
-    finished(tmp_path / "run", *EARLY, "--stage_until.name", "tv_sequence", *LIMIT[2:])
-    assert any(line["kind"] == "stage_end" for line in read_metrics(tmp_path / "run"))
+    lines = {line["update"]: line for line in read_metrics(early) if line["kind"] == "update"}
+    assert lines[3]["tv_sequence"] > lines[3]["tv_token"] > 0.02
+    line = ends_early(first_stage(tmp_path, "tv_sequence", 0.02), 3, lines[3])
+    assert line is not None and line["tv_sequence"] == lines[3]["tv_sequence"]
+    assert "tv_token" not in line
+    high = first_stage(tmp_path, "tv_sequence", 0.99)
+    assert [ends_early(high, update, lines[update]) for update in range(1, 6)] == [None] * 5
 
 
 def test_samples_are_kept_of_the_first_and_last_update_of_the_last_stage(early: Path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
 from mugrpo.config.load import build_config
@@ -15,7 +18,7 @@ from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from tests.builders import verdict
+from tests.builders import stale, verdict
 
 Gradients = dict[str, torch.Tensor]
 
@@ -50,14 +53,50 @@ def hand_batch(
     )
 
 
+Result = tuple[list[float], list[float], list[bool]]
+
+
+def of_ratios(
+    loss: Callable[..., Any],
+    ratios: Sequence[float],
+    advantage: float,
+    proximal: Sequence[float] | None = None,
+    **knobs: Any,
+) -> Result:
+    """Return (token losses, weights on grad log pi, clipped) of one response, in fp64.
+
+    `ratios` are pi / beta, and `proximal` prox / beta. The policy's logprobs are -1, -2, -3, ...
+    The loss is minimized, so the weight on grad log pi is minus the gradient w.r.t. the logprob.
+    """
+    logprobs = -torch.arange(1.0, len(ratios) + 1, dtype=torch.float64)[None]
+    behavior = logprobs - torch.tensor([ratios], dtype=torch.float64).log()
+    if proximal is not None:
+        knobs["proximal_logprobs"] = behavior + torch.tensor([proximal]).double().log()
+    loss_BT, metrics = loss(
+        logprobs.requires_grad_(),
+        behavior,
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.ones(1, len(ratios), dtype=torch.bool),
+        **knobs,
+    )
+    (gradient,) = torch.autograd.grad(loss_BT.sum(), logprobs)
+    return loss_BT[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
+
+
+def assert_response(
+    actual: Result, losses: Sequence[float], weights: Sequence[float], clipped: Sequence[int]
+) -> None:
+    assert actual[0] == pytest.approx(losses, abs=1e-12)
+    assert actual[1] == pytest.approx(weights, abs=1e-12)
+    assert actual[2] == [bool(c) for c in clipped]
+
+
 def step(
-    experience: Experience, config: RunConfig, policy: Policy | None = None, **objective: Any
+    experience: Experience, config: RunConfig, policy: Policy | None = None
 ) -> tuple[dict[str, Any], Gradients]:
-    """Return metrics and gradients of one update. `objective` replaces parts of the objective."""
+    """Return metrics and gradients of one update."""
     policy = policy or load_policy(ModelOptions())
     trainer = Trainer(policy, config)
-    parts = replace(trainer.loss.objective, **objective)
-    trainer.loss = replace(trainer.loss, objective=parts)
     gradients: Gradients = {}
 
     def keep(*_: Any) -> None:
@@ -88,3 +127,16 @@ def part(experience: Experience, rows: list[int], rewards: list[float | None]) -
     """Return some rows of `experience` with other rewards."""
     rollouts = [experience.rollouts[row] for row in rows]
     return Experience(rollouts, [verdict(reward) for reward in rewards])
+
+
+def with_stored(experience: Experience, *names: str, spread: float = 0.2) -> Experience:
+    """Return `experience`, stale, with stored logprobs of other policies.
+
+    They differ from the behavior policy's by normal noise with the standard deviation `spread`.
+    """
+    moved, rng = stale(experience), np.random.default_rng(4)
+    behavior = [r.behavior_logprobs for r in moved.rollouts]
+    stored = {
+        n: [(b + rng.normal(0, spread, len(b))).astype("f4") for b in behavior] for n in names
+    }
+    return replace(moved, stored=stored)

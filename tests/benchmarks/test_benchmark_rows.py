@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import sys
 
@@ -98,7 +99,7 @@ def test_trls_reward_is_the_tasks_and_0_where_truncated():
     "name", ["run_same_schedule", "run_to_accuracy", "schedules", "stage_length", "overlap"]
 )
 def test_rows_of_whole_runs(name, tmp_path, capfd):
-    command = __import__(name)
+    command = importlib.import_module(name)
     document = command.main(["--tiny", "--output", str(tmp_path / "row.json")])
     for side in document["sides"].values():
         assert all(seconds > 0 for seconds in side["seconds"]["values"])

@@ -10,20 +10,9 @@ import pytest
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
 
 CHOICES = RunConfig.choices()
-
-
-@pytest.fixture
-def toml(tmp_path: Path):
-    def write(text: str) -> Path:
-        file = tmp_path / "run.toml"
-        file.write_text(text)
-        return file
-
-    return write
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -148,13 +137,7 @@ def test_batches_and_passes_of_a_stage_are_those_of_the_literature(name, batches
     assert schedule.rollouts_per_stage == batches * schedule.rollouts_per_update
 
 
-def refusal(*overrides: str) -> str:
-    with pytest.raises(UsageError) as refused:
-        load_config(None, overrides)
-    return str(refused.value)
-
-
-def test_an_unknown_preset_is_refused_with_the_choices():
+def test_an_unknown_preset_is_refused_with_the_choices(refusal):
     sentence = refusal("--preset=nothing")
     assert "preset = 'nothing': no such preset; choose among asymre, cispo, " in sentence
     assert all(name in sentence for name in PRESETS)
@@ -170,15 +153,18 @@ def test_an_unknown_preset_is_refused_with_the_choices():
         ),
     ],
 )
-def test_a_fault_of_the_whole_config_names_its_option_and_not_every_value(overrides, beginning):
+def test_a_fault_of_the_whole_config_names_its_option_and_not_every_value(
+    refusal, overrides, beginning
+):
     assert re.match(f"the command line: {re.escape(beginning)}", refusal(*overrides))
 
 
-def test_a_preset_that_is_a_table_is_refused():
-    assert "preset" in refusal("--preset.name=grpo")
+def test_a_preset_that_is_a_table_is_refused(refusal):
+    sentence = "the command line: preset = {'name': 'grpo'}: no such preset; choose among "
+    assert refusal("--preset.name=grpo").startswith(sentence)
 
 
-def test_a_moving_reference_needs_the_policies_of_stage_ends():
+def test_a_moving_reference_needs_the_policies_of_stage_ends(refusal):
     words = ["--reference.name=kl", "--reference.period=1"]
     assert "needs checkpoint.stage_end" in refusal(*words, "--preset=grpo")
     load_config(None, ["--preset=grpo", *words, "--checkpoint.stage_end=true"])

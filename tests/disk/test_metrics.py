@@ -115,7 +115,8 @@ def test_a_line_that_is_put_twice_is_written_once_whatever_its_values(path):
     log.close()
 
 
-def test_a_log_without_a_path_keeps_nothing_and_tells_of_every_line():
+def test_a_log_without_a_file_passes_every_line_to_its_listener():
+    """Even a second line of the same kind and update, which a file would hold only once."""
     heard = []
     log = MetricsLog(None, 4, lambda *line: heard.append(line))
     assert log.put("refresh", 4, gap=1) and log.put("refresh", 4, gap=2)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,7 @@ from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer
 from tests.builders import PROMPTS, encoded
-from tests.processes.test_peer import alive, soon
-from tests.runs import ENVIRONMENT
+from tests.waiting import alive, soon
 
 COUNT, LIMIT = 24, 24  # one slot: a second or two of work, so some is left at a kill
 CHAIN = str(EMBEDDED["chain"])
@@ -77,12 +75,19 @@ def expected(embedded_policy: Policy, requests: list[Request]) -> list[Completio
 
 
 @pytest.fixture(scope="module")
-def shared(embedded_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
+def kept(embedded_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     """One process for the tests that leave it alive."""
     remote = Remote(embedded_policy, tmp_path_factory.mktemp("shared"))
-    remote.engine.refresh(0, lambda: CHAIN)
     yield remote
     remote.engine.close()
+
+
+@pytest.fixture
+def shared(kept: Remote) -> Remote:
+    """That process with the weights of update 0, whatever an earlier test has left."""
+    kept.engine.refresh(0, lambda: CHAIN)
+    kept.said.clear()
+    return kept
 
 
 def taken(engine, requests, *, after=lambda done: None, temperature=1.0) -> list[Completion]:
@@ -128,62 +133,45 @@ def test_it_samples_from_the_weights_of_the_refresh(
     assert any(len(a.ids) != len(b.ids) for a, b in zip(completions, expected, strict=True))
     shared.engine.refresh(0, lambda: CHAIN)
     assert_same(taken(shared.engine, requests), expected)
-    assert shared.pid == pid
+    assert shared.pid == pid and shared.said == []
 
 
-def test_a_killed_process_is_restarted_and_makes_the_same_responses(
+def test_a_process_that_is_lost_is_restarted_and_makes_the_same_responses_but_not_too_often(
     embedded_policy: Policy, requests, expected, tmp_path: Path
 ):
-    killed = Remote(embedded_policy, tmp_path)
-    killed.engine.refresh(0, lambda: CHAIN)
-    first = killed.pid
+    """The first process is killed and the second one hangs. The third loss is one too many."""
+    lost = Remote(embedded_policy, tmp_path)
+    lost.engine.refresh(0, lambda: CHAIN)
+    first = lost.pid
+    hung: list[int] = []
 
-    def kill(done: int) -> None:
-        if done >= 5 and killed.pid == first:
+    def lose(done: int) -> None:
+        if done >= 5 and lost.pid == first:
             os.kill(first, signal.SIGKILL)
             time.sleep(0.2)
+        elif done > 5 and not hung:
+            lost.peer.silence = 1.0  # of this process only: the next may be slow to load
+            hung.append(lost.pid)
+            os.kill(lost.pid, signal.SIGSTOP)
 
-    assert_same(taken(killed.engine, requests, after=kill), expected)
-    (sentence,) = killed.said
-    assert "ended with SIGKILL" in sentence and str(killed.log) in sentence
-    assert sentence.endswith("Restarting it (1/2)")
-    killed.engine.close()
-
-
-def test_a_process_that_hangs_is_restarted(
-    embedded_policy: Policy, requests, expected, tmp_path: Path
-):
-    hanging = Remote(embedded_policy, tmp_path)
-    hanging.engine.refresh(0, lambda: CHAIN)
-    hanging.peer.silence = 1.0  # of the first process only: the second may be slow to load
-    first = hanging.pid
-
-    def stop(done: int) -> None:
-        if done >= 5 and hanging.pid == first:
-            os.kill(first, signal.SIGSTOP)
-
-    assert_same(taken(hanging.engine, requests, after=stop), expected)
-    assert "the engine has sent nothing for 1 s" in hanging.said[0]
-    assert not Path(f"/proc/{first}").exists()
-    hanging.engine.close()
-
-
-def test_a_process_that_dies_too_often_stops_the_run(
-    embedded_policy: Policy, requests, tmp_path: Path
-):
-    dying = Remote(embedded_policy, tmp_path, restarts=1)
-    dying.engine.refresh(0, lambda: CHAIN)
+    assert_same(taken(lost.engine, requests, after=lose), expected)
+    killed, silent = lost.said
+    assert killed == f"the engine ended with SIGKILL; its log is {lost.log}. Restarting it (1/2)"
+    assert silent == (
+        f"the engine has sent nothing for 1 s; its log is {lost.log}. Restarting it (2/2)"
+    )
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, *hung))
 
     def kill(done: int) -> None:
         if done:
-            os.kill(dying.pid, signal.SIGKILL)
+            os.kill(lost.pid, signal.SIGKILL)
             time.sleep(0.2)
 
     with pytest.raises(
-        RunStopped, match=r"ended with SIGKILL.*started 2 times.*--engine\.restarts"
+        RunStopped, match=r"ended with SIGKILL.*started 3 times \(--engine\.restarts 2\)"
     ):
-        taken(dying.engine, requests, after=kill)
-    assert len(dying.said) == 1
+        taken(lost.engine, requests, after=kill)
+    assert len(lost.said) == 2
 
 
 def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, expected):
@@ -194,27 +182,28 @@ def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, ex
     assert_same(taken(shared.engine, requests), expected)  # in a new one
 
 
-def test_a_process_that_generates_ends_with_a_killed_run(tmp_path: Path):
-    script = f"""
-        import os, signal
-        from pathlib import Path
-        from tests.builders import PROMPTS, encoded
-        from tests.engines.test_process import CHAIN, Remote, taken
-        from mugrpo.config.run import ModelOptions
-        from mugrpo.engines.base import Request
-        from mugrpo.model.policy import load_policy
-        policy = load_policy(ModelOptions())
-        remote = Remote(policy, Path({str(tmp_path)!r}))
-        remote.engine.refresh(0, lambda: CHAIN)
-        print(remote.pid, flush=True)
-        requests = [Request(encoded(policy, PROMPTS[0]), i) for i in range(1000)]
-        taken(remote.engine, requests, after=lambda done: done and os.kill(os.getpid(), 9))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = {**os.environ, **ENVIRONMENT}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert soon(lambda: not alive(int(ended.stdout)))
+def die_in_generation(
+    policy: Policy, folder: Path, requests: list[Request], pid: Connection
+) -> None:
+    remote = Remote(policy, folder)
+    remote.engine.refresh(0, lambda: CHAIN)
+    pid.send(remote.pid)
+    taken(remote.engine, requests, after=lambda done: done and os.kill(os.getpid(), 9))
+
+
+def test_a_process_that_generates_ends_with_a_killed_run(
+    embedded_policy: Policy, requests, tmp_path: Path
+):
+    context = multiprocessing.get_context("fork")  # saves it the imports
+    ours, theirs = context.Pipe()
+    run = context.Process(
+        target=die_in_generation, args=(embedded_policy, tmp_path, requests, theirs)
+    )
+    run.start()
+    run.join(120)
+    assert run.exitcode == -signal.SIGKILL
+    pid = ours.recv()
+    assert soon(lambda: not alive(pid))
 
 
 def test_a_missing_interpreter_is_refused(embedded_policy: Policy, tmp_path: Path):

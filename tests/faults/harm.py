@@ -1,12 +1,22 @@
-"""Checks of error messages, and damage to files, for the tests of faults."""
+"""Checks of error messages, damage to files, and calls that fail, for the tests of faults."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from tests.runs import Ended
+
+CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 1600000000 bytes. Error code 12 (Cannot allocate memory)"
+)
 
 
 def refused(ended: Ended, *parts: str) -> None:
@@ -52,3 +62,22 @@ def edited(path: Path, **values: object) -> None:
     """Set keys of a JSON file. None removes a key."""
     stored = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *calls: int, error: Exception = CPU
+) -> list[int]:
+    """Raise `error` at the given `calls` of `owner.name`, counted from 1.
+
+    Return a list whose only element is the number of calls so far.
+    """
+    original, count = getattr(owner, name), [0]
+
+    def failing(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] in calls:
+            raise error
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+    return count

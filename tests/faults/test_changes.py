@@ -154,15 +154,12 @@ def test_a_run_with_a_relative_model_path_is_resumed_from_another_directory(
     assert final_weights(run_dir) == final_weights(reference)
 
 
-def test_a_forced_shard_size_uses_no_shard_of_the_old_size(
-    tmp_path: Path, command: Command, reference: Path
-):
-    run_dir = tmp_path / "run"
-    killed(run_dir, "engine batch", 4)
+def test_another_shard_size_is_refused_even_with_force(run_dir: Path, command: Command):
+    before = contents(run_dir)
     ended = command("train", run_dir, "--rollouts.shard_rollouts", 24, "--force")
-    assert ended.status in (0, 2)
-    if ended.status == 0:
-        assert final_weights(run_dir) == final_weights(reference)
+    parts = ("rollouts.shard_rollouts: 8 -> 24", "The shards on disk depend on rollouts.shard_roll")
+    refused(ended, *parts)
+    assert contents(run_dir) == before
 
 
 def test_the_remedy_that_a_refusal_names_works_on_the_same_directory(

@@ -131,7 +131,7 @@ def test_a_shard_write_that_fails_on_a_full_disk_leaves_no_file(
     assert_same(run_dir, reference)
 
 
-def test_a_full_disk_removes_what_was_begun_and_nothing_of_others(tmp_path: Path):
+def test_on_a_full_disk_only_the_unfinished_file_is_removed(tmp_path: Path):
     other = tmp_path / "below" / "report.html.tmp.1"
     other.parent.mkdir()
     other.write_bytes(b"another process is writing this")

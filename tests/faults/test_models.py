@@ -1,9 +1,10 @@
-"""Tokenizers and templates that do not fit, and an engine whose logprobs are off."""
+"""Tokenizers and templates that do not fit, and engines whose logprobs are off."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from mugrpo.disk.shards import ShardSet
-from mugrpo.engines.base import Completion
+from mugrpo.engines import continuous
+from mugrpo.engines.base import Completion, Decoded
 from mugrpo.engines.hf import HFEngine
+from tests.faults.case import Case
 from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
@@ -87,25 +90,6 @@ def test_a_token_beyond_the_embeddings_is_refused_before_the_engine(
     assert engine_batches == []
 
 
-def test_an_engine_whose_logprobs_are_off_stops_the_run_with_the_difference(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
-):
-    run_dir, completions = tmp_path / "run", HFEngine._completions
-
-    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
-        made = completions(engine, *tensors)
-        return [dataclasses.replace(c, logprobs=c.logprobs + np.float32(0.25)) for c in made]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HFEngine, "_completions", shifted)
-        ended = command("train", write_config(tmp_path), "--run-dir", run_dir)
-    stopped(ended, "canary: engine and trainer differ by 0.25", "tolerance 0.001")
-    assert state(run_dir).rollouts == (0, 0)
-    shutil.rmtree(run_dir / "evaluations")  # its logprobs were off, too
-    assert command("train", run_dir).status == 0
-    assert final_weights(run_dir) == final_weights(reference)
-
-
 def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
     model: Path, tmp_path: Path, command: Command
 ):
@@ -138,3 +122,71 @@ def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, 
     statuses = [row["status"] for n in range(3) for row in judged.open(n).read().to_pylist()]
     assert len(statuses) == 24
     assert set(statuses) <= {"right", "wrong"}
+
+
+# ---- the canary: on values in tests/stages/test_canary.py ----
+
+
+@pytest.fixture
+def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Numbers that are added to the engine's logprobs. The list is empty at first."""
+    by: list[float] = []
+    advance = continuous._Sequences.advance
+
+    def shifted(sequences: continuous._Sequences) -> Decoded:
+        made = advance(sequences)
+        more = np.float32(sum(by))
+        return Decoded(
+            [(i, dataclasses.replace(c, logprobs=c.logprobs + more)) for i, c in made.completions],
+            made.slots,
+        )
+
+    monkeypatch.setattr(continuous._Sequences, "advance", shifted)
+    return by
+
+
+def test_a_gap_above_half_the_tolerance_is_reported_and_recorded(case: Case, shift: list[float]):
+    case.data()
+    shift.append(0.0006)
+    ended = case.train()
+    assert ended.status == 0 and ended.err == ""
+    said = (
+        r"canary: engine and trainer differ by 0\.0006\d* in logprob; nothing is wrong yet, but "
+        r"above 0\.001 the run stops\n"
+    )
+    assert len(re.findall(said, ended.out)) == 1
+    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
+    assert refresh["canary_gap"] == pytest.approx(0.0006, rel=0.02)
+
+
+def test_a_gap_above_the_tolerance_stops_the_run_and_the_remedy_works(
+    case: Case, shift: list[float]
+):
+    case.data()
+    shift.append(0.5)
+    stopped(
+        case.train(),
+        "canary: engine and trainer differ by 0.5 in logprob (tolerance 0.001)",
+        "raise --engine.canary_tolerance (with --force)",
+    )
+    assert state(case.run_dir).rollouts == (0, 0)
+    assert case.train("--engine.canary_tolerance", 1, "--force").status == 0
+
+
+def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_bits(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
+):
+    run_dir, completions = tmp_path / "run", HFEngine._completions
+
+    def shifted(engine: HFEngine, *tensors: torch.Tensor) -> list[Completion]:
+        correct = completions(engine, *tensors)
+        return [dataclasses.replace(c, logprobs=c.logprobs + np.float32(0.25)) for c in correct]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFEngine, "_completions", shifted)
+        ended = command("train", write_config(tmp_path), "--run-dir", run_dir)
+    stopped(ended, "canary: engine and trainer differ by 0.25", "tolerance 0.001")
+    assert state(run_dir).rollouts == (0, 0)
+    shutil.rmtree(run_dir / "evaluations")  # its logprobs were off, too
+    assert command("train", run_dir).status == 0
+    assert final_weights(run_dir) == final_weights(reference)

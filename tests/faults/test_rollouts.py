@@ -87,7 +87,7 @@ def test_a_shard_does_not_depend_on_which_shards_exist_already(
     assert shards(run_dir) == shards(reference)
 
 
-def test_stages_use_different_seeds_for_the_same_problem(reference: Path, tmp_path: Path):
+def test_stages_use_different_seeds_for_the_same_problem(tmp_path: Path):
     options = ("--task.train_problems", 2, "--evaluation.every", 0)
     finished(tmp_path / "run", *options)
     seeds: list[int] = []

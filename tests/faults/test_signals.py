@@ -80,18 +80,14 @@ def test_a_signal_during_mugrpo_optimize_saves_the_updates_made(tmp_path: Path):
     assert checkpoints(run_dir) == [2]
 
 
-def test_an_evaluation_that_is_interrupted_leaves_the_one_before_as_it_was(run_dir: Path):
+def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_to_repeat_it(
+    run_dir: Path,
+):
     before = contents(run_dir / "evaluations" / "update-000003")
-    ended = mugrpo("evaluate", run_dir, "--update", 3, at="half an evaluation", act="SIGINT")
-    stopped(ended, "stopped by SIGINT")
-    after = contents(run_dir / "evaluations" / "update-000003")
-    assert after.items() >= before.items()
-
-
-def test_the_command_after_an_interrupted_evaluation_names_the_same_update(run_dir: Path):
     words = ["evaluate", str(run_dir), "--update", "3"]
     ended = mugrpo(*words, at="half an evaluation", act="SIGINT")
     stopped(ended, "stopped by SIGINT")
+    assert contents(run_dir / "evaluations" / "update-000003").items() >= before.items()
     assert resume_words(ended) == words
 
 

@@ -9,21 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harm import contents, refused
-from tests.runs import Command, checkpoints, final_weights, finished, killed, read_metrics
+from tests.runs import EARLY, Command, checkpoints, final_weights, finished, killed, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# Stages of 3, 2 and 3 updates, the last cut from 4: see tests.test_stage_until.
-LIMIT = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
-EARLY = ("--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *LIMIT)
 NO_STAGE_END = (*EARLY, "--checkpoint.stage_end", "false")
-
-
-@pytest.fixture(scope="module")
-def early(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("early") / "run"
-    finished(run_dir, *EARLY)
-    return run_dir
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +22,15 @@ def last_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("early") / "run"
     killed(run_dir, "gradient", 8, *EARLY)
     assert checkpoints(run_dir) == [2, 3, 4, 5, 6]
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def without_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in the stage after an early end that no checkpoint has."""
+    run_dir = tmp_path_factory.mktemp("early") / "run"
+    killed(run_dir, "engine batch", 12, *NO_STAGE_END)
+    assert checkpoints(run_dir) == [2] and policy_steps(run_dir, 1) == {3}
     return run_dir
 
 
@@ -49,26 +48,31 @@ def stage_starts(run_dir: Path) -> list[int]:
     ("change", "begins"),
     [
         (("--optimizer.lr", "4e-4"), None),
-        (("--stage_until.limit", "0.9"), [0, 4]),  # no stage ends early any more
+        # no stage ends early any more
         (("--stage_until.name", "all_updates"), [0, 4]),
+        pytest.param(("--stage_until.limit", "0.9"), [0, 4], marks=pytest.mark.long),
     ],
 )
 def test_a_forced_change_sets_aside_rollouts_after_an_early_end_without_a_checkpoint(
-    tmp_path: Path, command: Command, change: tuple[str, str], begins: list[int] | None
+    without_checkpoint: Path,
+    tmp_path: Path,
+    command: Command,
+    change: tuple[str, str],
+    begins: list[int] | None,
 ):
-    begun, run_dir = tmp_path / "begun", tmp_path / "run"
-    killed(begun, "engine batch", 12, *NO_STAGE_END)
-    assert checkpoints(begun) == [2] and policy_steps(begun, 1) == {3}
-    shutil.copytree(begun, run_dir)
+    """The run then makes the same updates as one that never had those rollouts."""
+    never, run_dir = tmp_path / "never", tmp_path / "run"
+    for folder in (never, run_dir):
+        shutil.copytree(without_checkpoint, folder)
     assert command("train", run_dir, *change, "--force").status == 0
     assert (run_dir / "stages/001.bad/rollouts").is_dir()
     assert begins is None or stage_starts(run_dir) == begins
     for stage, start in enumerate(stage_starts(run_dir)):
         assert policy_steps(run_dir, stage) == {start}
-    shutil.rmtree(begun / "stages/001")
-    assert command("train", begun, *change, "--force").status == 0
-    assert final_weights(begun, 8) == final_weights(run_dir, 8)
-    assert read_metrics(begun) == read_metrics(run_dir)
+    shutil.rmtree(never / "stages/001")
+    assert command("train", never, *change, "--force").status == 0
+    assert final_weights(never, 8) == final_weights(run_dir, 8)
+    assert read_metrics(never) == read_metrics(run_dir)
 
 
 def test_early_ends_in_a_checkpoint_stand_whatever_the_new_limit(
@@ -84,9 +88,11 @@ def test_more_updates_than_the_current_stage_plans_are_refused_and_can_be_undone
     last_stage: Path, tmp_path: Path, command: Command, early: Path
 ):
     run_dir = Path(shutil.copytree(last_stage, tmp_path / "run"))
+    before = contents(run_dir / "stages")
     ended = command("train", run_dir, "--schedule.stages", "3", "--force")
     plan = run_dir / "stages/002/plan"
     refused(ended, f"{plan} has 3 batches, the schedule 4: undo the change of schedule.stages")
+    assert contents(run_dir / "stages") == before
     assert command("train", run_dir, "--schedule.stages", "2", "--force").status == 0
     assert final_weights(run_dir, 8) == final_weights(early, 8)
 
@@ -103,18 +109,6 @@ def test_fewer_updates_end_the_current_stage_where_the_run_ends(tmp_path: Path, 
     assert checkpoints(run_dir)[-1] == 8 and stage_starts(run_dir)[: len(starts)] == starts
     finished(tmp_path / "eight", *EARLY, *constant)
     assert final_weights(run_dir, 8) == final_weights(tmp_path / "eight", 8)
-
-
-# ---- regressions ----
-
-
-def test_a_change_that_is_refused_leaves_the_rollouts_of_the_stage_as_they_were(
-    last_stage: Path, tmp_path: Path, command: Command
-):
-    run_dir = Path(shutil.copytree(last_stage, tmp_path / "run"))
-    before = contents(run_dir / "stages")
-    assert command("train", run_dir, "--schedule.stages", "3", "--force").status == 2
-    assert contents(run_dir / "stages") == before
 
 
 def test_a_finished_run_whose_last_stage_was_cut_short_can_be_given_more_stages(

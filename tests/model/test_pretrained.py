@@ -141,18 +141,6 @@ def test_a_name_means_the_model_whatever_the_working_directory_holds(
     assert ModelOptions(path="./chain").path == str(tmp_path / "chain")
 
 
-def test_a_run_with_a_directory_named_chain_beside_it_trains_the_embedded_model(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    words = ["generate", write_config(tmp_path / "config"), "--run-dir", tmp_path / "run"]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "chain").mkdir()
-    assert command(*words, "--model.path", "chain").status == 0
-    (tmp_path / "chain").rmdir()
-    monkeypatch.chdir("/")
-    assert command("score", tmp_path / "run").status == 0
-
-
 def test_train_names_the_command_that_converts(cache: Path, tmp_path: Path, command: Command):
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
     ended = command(*words, "--model.path", "smollm2")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.config.engines import HFOptions, VLLMOptions, VLLMServerOptions
-from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy, load_tokenizer, load_vocabulary
@@ -73,10 +72,3 @@ def test_an_id_outside_the_embeddings_is_refused_in_the_same_words(folder: Path)
     with pytest.raises(UsageError) as read:
         load_vocabulary(options, load_tokenizer(options))
     assert str(read.value) == str(loaded.value)
-
-
-def test_only_our_own_engines_may_sample_in_the_trainers_process():
-    assert RunConfig().engine_in_process and RunConfig(engine=HFOptions()).engine_in_process
-    elsewhere = (HFOptions(processes=1), VLLMOptions(), VLLMServerOptions())
-    assert not any(RunConfig(engine=options).engine_in_process for options in elsewhere)
-    assert not RunConfig.model_validate({"backend": {"name": "ray"}}).engine_in_process

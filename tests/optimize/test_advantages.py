@@ -1,13 +1,15 @@
-"""Group-relative advantages, by hand and compared with TRL's formula."""
+"""Group-relative advantages, by hand and compared with TRL's."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mugrpo.optimize import advantages
+from tests.trl import trl_run
 
 FAILED = 7.0  # the reward of a failed response, which must not be used
 
@@ -85,30 +87,35 @@ def test_equal_rewards_give_exactly_0(reward, std):
         assert of_group([reward] * size, std=std) == [0.0] * size
 
 
-def test_equal_rewards_would_leave_a_residue_by_the_formula():
-    # The test above guards against something that happens.
-    rewards = torch.full((3,), 0.1, dtype=torch.float64)
-    assert ((rewards - rewards.mean()) != 0).any()
+# ---- TRL ----
+
+
+def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
+    """Return TRL's advantages. A reward of NaN is unknown."""
+    scope = trl_run(
+        "mean_grouped_rewards",
+        self=SimpleNamespace(reward_weights=torch.ones(1).double(), scale_rewards=scale),
+        rewards_per_func=rewards_PG.reshape(-1, 1),
+        unscorable_mask=rewards_PG.reshape(-1).isnan(),
+        num_generations=rewards_PG.shape[1],
+        device="cpu",
+    )
+    return scope["advantages"].nan_to_num(nan=0.0).reshape(rewards_PG.shape)
 
 
 @pytest.mark.slow
-def test_equals_trl_with_failures_as_nan():
-    """The lines of TRL's `_generate_and_score_completions`, with its own nanstd.
-
-    nanstd's n / (n - 1) is rounded to fp32, hence the tolerance.
-    """
-    from trl.trainer.utils import nanstd
-
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(50, 8, generator=generator, dtype=torch.float64)
-    valid = torch.rand(50, 8, generator=generator) < 0.8
-    assert valid.sum(-1).min() >= 2 and not valid.all()
-    known = rewards.masked_fill(~valid, torch.nan)
-    centered = known - torch.nanmean(known, dim=1, keepdim=True)
-    scaled = centered / (nanstd(known, dim=1, keepdim=True) + 1e-4)
-    for std, theirs in (("unbiased", scaled), ("none", centered)):
-        ours = advantages.group(rewards, valid, std=std)
-        torch.testing.assert_close(ours, theirs.nan_to_num(0.0), rtol=1e-7, atol=1e-12)
+@pytest.mark.parametrize(("scale", "std"), [("group", "unbiased"), ("none", "none")])
+def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
+    """TRL's come from the code of its `_generate_and_score_completions`."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        rewards_PG = torch.randint(0, 3, (6, 5), generator=generator).double() / 2
+        unknown_PG = torch.rand(6, 5, generator=generator) < 0.2
+        unknown_PG[:, 0] = False
+        expected = trl_advantages(rewards_PG.masked_fill(unknown_PG, math.nan), scale)
+        actual = advantages.group(rewards_PG, ~unknown_PG, std=std)
+        # TRL's n / (n - 1) is in fp32
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-12)
 
 
 # ---- other advantages ----

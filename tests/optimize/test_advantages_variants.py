@@ -1,6 +1,6 @@
 """Properties of every form of advantage, for any rewards and in edge cases.
 
-Comparisons with numbers by hand and with TRL are in test_advantages and test_trl_equality.
+Comparisons with numbers by hand and with TRL are in test_advantages.
 """
 
 from __future__ import annotations

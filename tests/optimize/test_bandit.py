@@ -23,7 +23,7 @@ import torch
 from mugrpo.config.objectives import Advantage, Objective
 from mugrpo.config.options import choices
 from mugrpo.optimize import advantages, reference
-from mugrpo.optimize.objectives import kl_surrogate, load_objective, reinforce
+from mugrpo.optimize.objectives import kl_surrogate, load_objective
 
 COUNTS = torch.tensor([10, 5, 3, 1, 1])
 ARMS = torch.repeat_interleave(torch.arange(5), COUNTS)  # the arm of each of the twenty responses
@@ -294,78 +294,3 @@ def test_uncorrected_k3_on_policy_has_the_value_but_the_other_divergences_gradie
     (reverse,) = torch.autograd.grad(divergence(pi, ref), logits)
     same(gradient, forward)
     assert (gradient - reverse).norm() > 0.1 * reverse.norm()
-
-
-# ---- AsymRE's phase transition ----
-
-
-def after_asymre(delta: float, updates: int, lr: float) -> Tensor:
-    """Return the logprobs after exact expected updates on -A log pi from the behavior policy."""
-    of_responses = advantages.asymre(REWARDS[ARMS][None], VALID, delta=delta)[0]
-    logits = BETA.log().clone().requires_grad_()
-    for _ in range(updates):
-        loss, _ = reinforce.loss(
-            responses_of(logits.log_softmax(-1)), responses_of(BETA.log()), of_responses, MASK
-        )
-        (gradient,) = torch.autograd.grad(loss.mean(), logits)
-        logits = (logits - lr * gradient).detach().requires_grad_()
-    return logits.log_softmax(-1).detach()
-
-
-def asymre_limit(delta: float) -> Tensor:
-    """Return the policy that AsymRE converges to if delta < 0.
-
-    With c = beta (R - mean - delta), which sums to -delta, theta_a grows by c_a + delta pi_a. The
-    arms that survive grow at a common rate l: pi_a = (c_a - l) / -delta for those with c_a > l,
-    where l is such that pi sums to 1. The other arms fall behind forever.
-    """
-    c = BETA * (REWARDS - MEAN - delta)
-    low, high = -1.0, 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = (c - middle).clamp(min=0).sum() > -delta
-        low, high = (middle, high) if above else (low, middle)
-    return (c - high).clamp(min=0) / -delta
-
-
-@pytest.mark.parametrize(
-    ("delta", "updates", "support"),
-    [
-        (-0.6, 1500, [0, 1, 2, 3, 4]),  # below min R - mean: every advantage is positive
-        (-0.3, 500, [0, 1, 2, 3]),
-        (-0.1, 250, [0, 1, 3]),
-        (-0.05, 100, [0, 1, 3]),
-    ],
-)
-def test_asymre_below_0_keeps_a_support_and_improves(delta, updates, support):
-    limit = asymre_limit(delta)
-    logprobs = after_asymre(delta, updates, lr=-1 / delta)
-    assert logprobs.min() > -80  # nothing is clamped yet
-    actual = logprobs.exp()
-    same(actual, limit, 1e-5)
-    assert (limit > 0).nonzero()[:, 0].tolist() == support
-    assert (actual * REWARDS).sum() > MEAN + 0.01
-
-
-@pytest.mark.parametrize("delta", [0.0, 0.1, 0.3])
-def test_asymre_at_0_or_above_collapses_onto_one_arm_which_need_not_be_the_best(delta):
-    """At 0, theta grows by the constant c, so the largest beta (R - mean) wins, arm 1."""
-    updates = {0.0: 70, 0.1: 28, 0.3: 12}[delta]
-    logprobs = after_asymre(delta, updates, lr=20.0)
-    assert logprobs.min() > -80
-    assert logprobs.exp().max() > 0.999
-    assert logprobs.argmax() == 1 != REWARDS.argmax()
-
-
-def test_asymre_at_0_stays_collapsed_however_long_it_goes_on():
-    assert after_asymre(0.0, updates=2000, lr=20.0).exp().max() > 0.999
-
-
-def test_the_expected_gradient_is_0_at_asymres_optimum_below_0():
-    """With every advantage positive: pi = beta A / sum beta A."""
-    limit = asymre_limit(-0.6)
-    weights = BETA * (REWARDS - MEAN + 0.6)
-    same(limit, weights / weights.sum())
-    of_responses = advantages.asymre(REWARDS[ARMS][None], VALID, delta=-0.6)[0]
-    gradient = expected_gradient("reinforce", limit.log().requires_grad_(), of_responses, {})
-    assert gradient.abs().max() < 1e-12

@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,10 +19,9 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize import advantages
 from mugrpo.optimize.bound import EPS, NAMES, improvement_bound, shortfall
-from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import stale
-from tests.updates import config_of, part, step
+from tests.updates import config_of, part, step, with_stored
 
 Tensor = torch.Tensor
 
@@ -255,16 +253,6 @@ def test_at_ratio_1_surrogate_variations_and_both_bounds_are_0(experience):
     assert numbers == pytest.approx(dict.fromkeys(numbers, 0.0), abs=1e-4)
 
 
-def with_proximal(experience: Experience) -> Experience:
-    moved = stale(experience)
-    generator = np.random.default_rng(5)
-    proximal = [
-        (r.behavior_logprobs + generator.normal(0, 0.1, len(r.behavior_logprobs))).astype("f4")
-        for r in moved.rollouts
-    ]
-    return replace(moved, stored={"proximal_logprobs": proximal})
-
-
 @pytest.mark.parametrize("budget", [4096, 1])
 def test_an_updates_numbers_are_those_of_its_groups_however_it_is_cut(experience, budget):
     """Groups: one of four right; one with a failed response; all right; two of four at the mean.
@@ -272,7 +260,7 @@ def test_an_updates_numbers_are_those_of_its_groups_however_it_is_cut(experience
     In the last group two responses have advantage 0 and are not computed, so the group is left out.
     """
     rewards = [1, 0, 0, 0, 1, None, 0, 1, 1, 1, 1, 1, 1, 0.5, 0, 0.5]
-    moved = with_proximal(experience)
+    moved = with_stored(experience, "proximal_logprobs", spread=0.1)
     update = replace(part(moved, list(range(16)), rewards), stored=moved.stored)
     seen: dict[int, Tensor] = {}
     config = config_of(

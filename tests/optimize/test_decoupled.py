@@ -10,31 +10,7 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import decoupled_ppo, grpo
-from tests.updates import hand_batch
-
-BEHAVIOR = -1.5
-
-
-def evaluated(
-    function, proximal_ratios: list[float], ratios: list[float], advantage: float, **knobs: object
-) -> tuple[list[float], list[float], list[bool]]:
-    """(token losses, weights on grad log pi, clipped) of one response.
-
-    `proximal_ratios` are prox / beta, `ratios` pi / beta.
-    """
-    behavior = torch.full((1, len(ratios)), BEHAVIOR, dtype=torch.float64)
-    proximal = behavior + torch.tensor([proximal_ratios], dtype=torch.float64).log()
-    logprobs = (behavior + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
-    loss, metrics = function(
-        logprobs,
-        behavior,
-        torch.tensor([advantage], dtype=torch.float64),
-        torch.ones(1, len(ratios), dtype=torch.bool),
-        proximal_logprobs=proximal,
-        **knobs,
-    )
-    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    return loss[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
+from tests.updates import assert_response, hand_batch, of_ratios
 
 
 def random_update(seed: int) -> tuple[torch.Tensor, ...]:
@@ -60,12 +36,10 @@ def random_update(seed: int) -> tuple[torch.Tensor, ...]:
     ],
 )
 def test_decoupled_ppo_by_hand(advantage, losses, weights, clipped):
-    actual = evaluated(
-        decoupled_ppo.loss, [2.0, 2.0, 0.5], [3.0, 1.0, 0.5], advantage, ratio_clip=(0.8, 1.2)
+    actual = of_ratios(
+        decoupled_ppo.loss, [3.0, 1.0, 0.5], advantage, [2.0, 2.0, 0.5], ratio_clip=(0.8, 1.2)
     )
-    assert actual[0] == pytest.approx(losses, abs=1e-12)
-    assert actual[1] == pytest.approx(weights, abs=1e-12)
-    assert actual[2] == [bool(c) for c in clipped]
+    assert_response(actual, losses, weights, clipped)
 
 
 def test_decoupled_ppo_is_grpo_if_the_proximal_policy_is_the_behavior_policy():
@@ -113,17 +87,15 @@ def test_decoupled_ppo_without_a_clip_is_the_plain_importance_weight():
     ],
 )
 def test_clip_around_the_proximal_ratio_by_hand(advantage, losses, weights, clipped):
-    actual = evaluated(
+    actual = of_ratios(
         grpo.loss,
-        [2.0, 2.0, 2.0, 0.1],
         [2.5, 2.1, 1.0, 0.01],
         advantage,
+        [2.0, 2.0, 2.0, 0.1],
         ratio_clip=(0.8, 1.2),
         clip_center="proximal",
     )
-    assert actual[0] == pytest.approx(losses, abs=1e-12)
-    assert actual[1] == pytest.approx(weights, abs=1e-12)
-    assert actual[2] == [bool(c) for c in clipped]
+    assert_response(actual, losses, weights, clipped)
 
 
 def test_clip_around_the_proximal_ratio_of_the_response():
@@ -132,13 +104,10 @@ def test_clip_around_the_proximal_ratio_of_the_response():
     r = 9, 1 has the mean 3, clipped to 2.2; r = 4, 1 has 2, which is within.
     """
     knobs = {"ratio_clip": (0.8, 1.2), "clip_center": "proximal", "level": "sequence"}
-    losses, weights, clipped = evaluated(grpo.loss, [4.0, 1.0], [9.0, 1.0], 1.0, **knobs)
-    assert losses == pytest.approx([-2.2, -2.2])
-    assert (weights, clipped) == ([0.0, 0.0], [True, True])
-    losses, weights, clipped = evaluated(grpo.loss, [4.0, 1.0], [4.0, 1.0], 1.0, **knobs)
-    assert losses == pytest.approx([-2.0, -2.0])
-    assert weights == pytest.approx([2.0, 2.0])
-    assert clipped == [False, False]
+    actual = of_ratios(grpo.loss, [9.0, 1.0], 1.0, [4.0, 1.0], **knobs)
+    assert_response(actual, [-2.2, -2.2], [0.0, 0.0], [1, 1])
+    actual = of_ratios(grpo.loss, [4.0, 1.0], 1.0, [4.0, 1.0], **knobs)
+    assert_response(actual, [-2.0, -2.0], [2.0, 2.0], [0, 0])
 
 
 def test_at_the_behavior_policy_both_centers_are_the_same():
@@ -214,9 +183,10 @@ def test_proximal_between_two_far_policies_has_a_finite_loss():
 
 
 def test_a_small_weight_is_not_raised_by_a_small_ratio():
-    """prox / beta = pi / prox = e^-60, A = -1: the loss is .8 x e^-60."""
+    """prox / beta = pi / prox = e^-60, A = -1: the loss is .8 x e^-60, and it is flat."""
+    logprobs = torch.full((1, 1), -121.0, dtype=torch.float64, requires_grad=True)
     loss, _ = decoupled_ppo.loss(
-        torch.full((1, 1), -121.0, dtype=torch.float64),
+        logprobs,
         torch.full((1, 1), -1.0, dtype=torch.float64),
         torch.tensor([-1.0], dtype=torch.float64),
         torch.ones(1, 1, dtype=torch.bool),
@@ -224,3 +194,5 @@ def test_a_small_weight_is_not_raised_by_a_small_ratio():
         proximal_logprobs=torch.full((1, 1), -61.0, dtype=torch.float64),
     )
     assert loss.item() == pytest.approx(0.8 * math.exp(-60), rel=1e-6)
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert gradient.item() == 0

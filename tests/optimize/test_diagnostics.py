@@ -152,17 +152,53 @@ def test_tokens_without_advantage_count_in_divergences_only():
     assert values["ratio/positive/mean"] is None and values["ratio/negative/mean"] is None
 
 
+# ---- the effective sample share ----
+
+
+def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -> float:
+    """Return the share for these tokens' log ratios, in micro-batches of `cut` responses."""
+    statistics = TokenStatistics([])
+    for start in range(0, len(log_ratios), cut):
+        log_ratio = torch.tensor(log_ratios[start : start + cut])
+        mask = (
+            torch.arange(log_ratio.shape[1]) < torch.tensor(lengths[start : start + cut])[:, None]
+        )
+        batch = hand_batch(torch.zeros_like(log_ratio), torch.ones(len(mask)), mask)
+        statistics.add(batch, log_ratio, torch.zeros_like(log_ratio), {})
+    return statistics.effective_sample_share()
+
+
 def test_effective_sample_share_by_hand():
+    ln = math.log
     # Ratios of the responses are their tokens' products: .5 x 2 = 1 and 4 x .5 x .5 = 1.
     assert two_responses().effective_sample_share() == pytest.approx(1)
-    # 3 and 1, over two micro-batches: (3 + 1)^2 / 2 (9 + 1) = .8; padding does not count
-    statistics = TokenStatistics([])
-    add(statistics, micro_batch([[True, True, False]], [1.0]), [[6.0, 0.5, PAD]])
-    add(statistics, micro_batch([[True, False, False]], [-1.0]), [[1.0, PAD, PAD]])
-    assert statistics.effective_sample_share() == pytest.approx(0.8)
+    # w = 2 x 3 = 6, 2, padding aside: (6 + 2)^2 / (2 x (36 + 4)) = 64 / 80
+    assert share_of([[ln(2), ln(3)], [ln(2), 9.0]], [2, 1]) == pytest.approx(0.8)
+    # w = 1, 1, 2: 16 / (3 x 6)
+    assert share_of([[0.0], [0.0], [ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
+    # A common factor cancels.
+    assert share_of([[5.0], [5.0], [5.0 + ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
 
 
-def test_effective_sample_share_of_far_ratios_and_of_nothing():
+def test_effective_sample_share_at_its_ends():
+    assert share_of([[0.3]] * 4, [1] * 4) == pytest.approx(1.0)
+    assert share_of([[0.0], [500.0], [0.0], [0.0]], [1] * 4) == pytest.approx(0.25)
+    assert share_of([[-5000.0]], [1]) == pytest.approx(1.0)
+    assert share_of([[-math.inf], [0.0]], [1, 1]) == pytest.approx(0.5)
+    assert TokenStatistics([]).effective_sample_share() == 1  # of nothing
+
+
+def test_effective_sample_share_does_not_depend_on_the_cut_and_stays_within_its_bounds():
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        log_ratios = torch.randn(9, 4, generator=generator).tolist()
+        lengths = torch.randint(1, 5, (9,), generator=generator).tolist()
+        whole = share_of(log_ratios, lengths)
+        assert 1 / 9 <= whole <= 1
+        assert share_of(log_ratios, lengths, cut=2) == pytest.approx(whole, rel=1e-12)
+
+
+def test_effective_sample_share_of_far_ratios():
     # e^-3000 and e^-3000 x 3: neither fits a float, their shares are those of 1 and 3.
     statistics, tokens = TokenStatistics([]), 100
     batch = micro_batch([[True] * tokens] * 2, [1.0, -1.0])
@@ -170,7 +206,6 @@ def test_effective_sample_share_of_far_ratios_and_of_nothing():
     logprobs[1, 0] += math.log(3)
     statistics.add(batch, logprobs, torch.zeros(2, tokens), {})
     assert statistics.effective_sample_share() == pytest.approx(0.8, rel=1e-4)
-    assert TokenStatistics([]).effective_sample_share() == 1
 
 
 def test_an_effective_sample_share_that_is_unknown_is_not_1():

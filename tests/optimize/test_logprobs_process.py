@@ -19,7 +19,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.optimize.trainer import Experience
 from tests.builders import tiny_policy
-from tests.processes.test_peer import alive
+from tests.waiting import alive
 
 CHAIN = model_path(ModelOptions())
 
@@ -66,21 +66,33 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(
 
 
 @pytest.mark.parametrize(
-    ("place", "error", "sentence"),
+    ("function", "error", "sentence"),
     [
-        ("batch_logprobs", "MemoryError()", "memory ran out in a micro-batch of a single response"),
-        ("load_policy", "MemoryError()", "memory ran out in the trainer's model; leave more"),
-        ("load_policy", "ValueError('a mistake')", "logprobs ended with status 1; its log is"),
+        (
+            "forward.batch_logprobs",
+            "MemoryError()",
+            "memory ran out in a micro-batch of a single response",
+        ),
+        (
+            "logprobs_process.load_policy",
+            "MemoryError()",
+            "memory ran out in the trainer's model; leave more",
+        ),
+        (
+            "logprobs_process.load_policy",
+            "ValueError('a mistake')",
+            "logprobs ended with status 1; its log is",
+        ),
     ],
 )
 def test_memory_that_runs_out_and_a_crash_stop_the_run(
-    experience: Experience, tmp_path: Path, monkeypatch, place: str, error: str, sentence: str
+    experience: Experience, tmp_path: Path, monkeypatch, function: str, error: str, sentence: str
 ):
     program = f"""
 from mugrpo.optimize import forward, logprobs_process
 def fail(*_, **__): raise {error}
-for module in (forward, logprobs_process):
-    if hasattr(module, {place!r}): setattr(module, {place!r}, fail)
+assert callable({function})
+{function} = fail
 logprobs_process.main()
 """
     monkeypatch.setattr(logprobs_process, "_COMMAND", (sys.executable, "-P", "-c", program))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -170,35 +168,6 @@ def test_prepass_over_the_update_is_not_the_prepass_of_its_parts():
     parts = kept(log_ratios[:1], advantages[:1], 0.06) + kept(log_ratios[1:], advantages[1:], 0.06)
     assert whole == [[True], [True]]
     assert parts == [[True], [False]]
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (1.0, [-0.375, 0.375]),
-        (0.2, [-0.1875, 0.1875]),  # mean (.1644 + .4805) / 2 is over it: arm 1 is masked
-    ],
-)
-def test_gradient_of_a_tabular_softmax_bandit(limit, expected):
-    """Two arms, beta = (1/2, 1/2), pi = softmax(log 3, 0) = (3/4, 1/4), one sample of each arm.
-
-    Arm 0, A = +1: r = 3/2, r A grad log pi = 3/2 (1/4, -1/4) = (.375, -.375)
-    Arm 1, A = -1: r = 1/2, r A grad log pi = -1/2 (-3/4, 3/4) = (.375, -.375)
-    gradient of the loss = -(their sum over what is kept) / 2 samples
-    """
-    logits = torch.tensor([math.log(3), 0.0], dtype=torch.float64, requires_grad=True)
-    logprobs = logits.log_softmax(-1)[torch.tensor([[0], [1]])]
-    arguments = (
-        logprobs,
-        torch.full((2, 1), math.log(0.5), dtype=torch.float64),
-        torch.tensor([1.0, -1.0], dtype=torch.float64),
-        torch.ones(2, 1, dtype=torch.bool),
-    )
-    with torch.no_grad():
-        extra = m2po.prepass(*arguments, second_moment_limit=limit)
-    loss, _ = m2po.loss(*arguments, second_moment_limit=limit, **extra)
-    (gradient,) = torch.autograd.grad(loss.mean(), logits)
-    assert gradient.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_masked_infinite_ratio_has_loss_and_gradient_zero():

@@ -16,7 +16,6 @@ import torch
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
-from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
 from tests.objective_cases import (
@@ -389,46 +388,3 @@ def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
         _, gradient, _ = evaluated(loss, update.batch, update.logprobs)
         penalty = "reference" in SETTINGS[setting] and not masked
         assert gradient.any() == (form == "kl_surrogate" or penalty)
-
-
-# ---- the effective sample share ----
-
-
-def share_of(log_ratios: list[list[float]], lengths: list[int], cut: int = 99) -> float:
-    """Return the share for these tokens' log ratios, in micro-batches of `cut` responses."""
-    statistics = TokenStatistics([])
-    for start in range(0, len(log_ratios), cut):
-        log_ratio = torch.tensor(log_ratios[start : start + cut])
-        mask = (
-            torch.arange(log_ratio.shape[1]) < torch.tensor(lengths[start : start + cut])[:, None]
-        )
-        batch = hand_batch(torch.zeros_like(log_ratio), torch.ones(len(mask)), mask)
-        statistics.add(batch, log_ratio, torch.zeros_like(log_ratio), {})
-    return statistics.effective_sample_share()
-
-
-def test_effective_sample_share_by_hand():
-    ln = math.log
-    # w = 2 x 3 = 6, 2, padding aside: (6 + 2)^2 / (2 x (36 + 4)) = 64 / 80
-    assert share_of([[ln(2), ln(3)], [ln(2), 9.0]], [2, 1]) == pytest.approx(0.8)
-    # w = 1, 1, 2: 16 / (3 x 6)
-    assert share_of([[0.0], [0.0], [ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
-    # A common factor cancels.
-    assert share_of([[5.0], [5.0], [5.0 + ln(2)]], [1, 1, 1]) == pytest.approx(16 / 18)
-
-
-def test_effective_sample_share_at_its_ends():
-    assert share_of([[0.3]] * 4, [1] * 4) == pytest.approx(1.0)
-    assert share_of([[0.0], [500.0], [0.0], [0.0]], [1] * 4) == pytest.approx(0.25)
-    assert share_of([[-5000.0]], [1]) == pytest.approx(1.0)
-    assert share_of([[-INF], [0.0]], [1, 1]) == pytest.approx(0.5)
-
-
-def test_effective_sample_share_does_not_depend_on_the_cut_and_stays_within_its_bounds():
-    for seed in range(20):
-        generator = torch.Generator().manual_seed(seed)
-        log_ratios = torch.randn(9, 4, generator=generator).tolist()
-        lengths = torch.randint(1, 5, (9,), generator=generator).tolist()
-        whole = share_of(log_ratios, lengths)
-        assert 1 / 9 <= whole <= 1
-        assert share_of(log_ratios, lengths, cut=2) == pytest.approx(whole, rel=1e-12)

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import pytest
 import torch
 
 from mugrpo.optimize.objectives import grpo, minpro, pnpo
+from tests.updates import assert_response, of_ratios
 
 OPEN = (0.0, 1e9)
-
-
-def of_ratios(
-    module: ModuleType, ratios: list[float], advantage: float, **knobs: object
-) -> tuple[list[float], list[float], list[bool]]:
-    """(token losses, weights on grad log pi, clipped) of one response.
-
-    The policy's logprobs are -1, -2, -3, ...
-    """
-    logprobs = -torch.arange(1.0, len(ratios) + 1).double()[None].requires_grad_()
-    logprobs = logprobs.detach().requires_grad_()
-    behavior = logprobs.detach() - torch.tensor([ratios], dtype=torch.float64).log()
-    loss, metrics = module.loss(
-        logprobs,
-        behavior,
-        torch.tensor([advantage], dtype=torch.float64),
-        torch.ones(1, len(ratios), dtype=torch.bool),
-        **knobs,
-    )
-    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    return loss[0].tolist(), (-gradient[0]).tolist(), metrics["clipped_fraction"][0].tolist()
-
-
-def check(actual: tuple[list, ...], losses: list, weights: list, clipped: list[int]) -> None:
-    assert actual[0] == pytest.approx(losses, abs=1e-12)
-    assert actual[1] == pytest.approx(weights, abs=1e-12)
-    assert actual[2] == [bool(c) for c in clipped]
 
 
 # ---- MinPRO: w_t = r_t sg[min_{j<t} r_j], w_1 = r_1; the gradient is the token's own ----
@@ -55,19 +28,19 @@ def check(actual: tuple[list, ...], losses: list, weights: list, clipped: list[i
 def test_minpro_weights_by_hand(ratios, w):
     for advantage in (2.0, -2.0):
         expected = [advantage * x for x in w]
-        actual = of_ratios(minpro, ratios, advantage, ratio_clip=OPEN)
-        check(actual, [-x for x in expected], expected, [0, 0, 0])
+        actual = of_ratios(minpro.loss, ratios, advantage, ratio_clip=OPEN)
+        assert_response(actual, [-x for x in expected], expected, [0, 0, 0])
 
 
 def test_minpro_clips_the_product():
     # w = .5, .45, 1.0 in [.8, 1.2]
-    actual = of_ratios(minpro, [0.5, 0.9, 2.0], 1.0, ratio_clip=(0.8, 1.2))
-    check(actual, [-0.5, -0.45, -1.0], [0.5, 0.45, 1.0], [0, 0, 0])
-    actual = of_ratios(minpro, [0.5, 0.9, 2.0], -1.0, ratio_clip=(0.8, 1.2))
-    check(actual, [0.8, 0.8, 1.0], [0.0, 0.0, -1.0], [1, 1, 0])
+    actual = of_ratios(minpro.loss, [0.5, 0.9, 2.0], 1.0, ratio_clip=(0.8, 1.2))
+    assert_response(actual, [-0.5, -0.45, -1.0], [0.5, 0.45, 1.0], [0, 0, 0])
+    actual = of_ratios(minpro.loss, [0.5, 0.9, 2.0], -1.0, ratio_clip=(0.8, 1.2))
+    assert_response(actual, [0.8, 0.8, 1.0], [0.0, 0.0, -1.0], [1, 1, 0])
     # w = 2, 6, 1.0
-    actual = of_ratios(minpro, [2.0, 3.0, 0.5], 1.0, ratio_clip=(0.8, 1.2))
-    check(actual, [-1.2, -1.2, -1.0], [0.0, 0.0, 1.0], [1, 1, 0])
+    actual = of_ratios(minpro.loss, [2.0, 3.0, 0.5], 1.0, ratio_clip=(0.8, 1.2))
+    assert_response(actual, [-1.2, -1.2, -1.0], [0.0, 0.0, 1.0], [1, 1, 0])
 
 
 def test_the_prefix_of_minpro_has_no_gradient():
@@ -93,30 +66,30 @@ def test_pnpo_by_hand_with_the_gradient_through_w():
     d w_t / d log pi_j = w_t / t for j <= t:
         token 1: 4/1 + 2/2 + 1/3, token 2: 2/2 + 1/3, token 3: 1/3
     """
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN)
-    check(actual, [-4.0, -2.0, -1.0], [5 + 1 / 3, 1 + 1 / 3, 1 / 3], [0, 0, 0])
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -3.0, ratio_clip=OPEN)
-    check(actual, [12.0, 6.0, 3.0], [-16.0, -4.0, -1.0], [0, 0, 0])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN)
+    assert_response(actual, [-4.0, -2.0, -1.0], [5 + 1 / 3, 1 + 1 / 3, 1 / 3], [0, 0, 0])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -3.0, ratio_clip=OPEN)
+    assert_response(actual, [12.0, 6.0, 3.0], [-16.0, -4.0, -1.0], [0, 0, 0])
 
 
 def test_pnpo_by_hand_with_a_stopped_gradient():
     """-w A log pi with log pi = -1, -2, -3; the weight on the token's own grad log pi is w A."""
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN, stop_gradient=True)
-    check(actual, [4.0, 4.0, 3.0], [4.0, 2.0, 1.0], [0, 0, 0])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=OPEN, stop_gradient=True)
+    assert_response(actual, [4.0, 4.0, 3.0], [4.0, 2.0, 1.0], [0, 0, 0])
 
 
 def test_pnpo_clips_the_prefix_mean():
     """w = 4, 2, 1 in [0, 3]: the first is clipped; later tokens reach it through their means."""
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0))
-    check(actual, [-3.0, -2.0, -1.0], [1 + 1 / 3, 1 + 1 / 3, 1 / 3], [1, 0, 0])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0))
+    assert_response(actual, [-3.0, -2.0, -1.0], [1 + 1 / 3, 1 + 1 / 3, 1 / 3], [1, 0, 0])
     # stopped: the clipped token has loss 0
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0), stop_gradient=True)
-    check(actual, [0.0, 4.0, 3.0], [0.0, 2.0, 1.0], [1, 0, 0])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], 1.0, ratio_clip=(0.0, 3.0), stop_gradient=True)
+    assert_response(actual, [0.0, 4.0, 3.0], [0.0, 2.0, 1.0], [1, 0, 0])
     # A < 0, [1.5, 5]: w = 1 is below
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0))
-    check(actual, [4.0, 2.0, 1.5], [-5.0, -1.0, 0.0], [0, 0, 1])
-    actual = of_ratios(pnpo, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0), stop_gradient=True)
-    check(actual, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0))
+    assert_response(actual, [4.0, 2.0, 1.5], [-5.0, -1.0, 0.0], [0, 0, 1])
+    actual = of_ratios(pnpo.loss, [4.0, 1.0, 0.25], -1.0, ratio_clip=(1.5, 5.0), stop_gradient=True)
+    assert_response(actual, [-4.0, -4.0, 0.0], [-4.0, -2.0, 0.0], [0, 0, 1])
 
 
 @pytest.mark.parametrize("module", [minpro, pnpo])

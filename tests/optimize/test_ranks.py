@@ -21,26 +21,32 @@ from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes import ranks
-from mugrpo.processes.ranks import Ranks
+from mugrpo.processes.ranks import ALONE, Ranks
 from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
+from tests.ranked import work
 from tests.runs import ENVIRONMENT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 # AdamW divides a small gradient by its own size, so its rounding would show in full. With this eps
-# it does not, and ten updates still move the weights by far more than the tolerance.
+# it does not, and three updates still move the weights by far more than the tolerance.
 STEADY = {"optimizer": {"eps": 1e-3, "lr": 1e-4}}
 
 
 def updates(folder: Path, model: str, until: int, count: int, config: dict, *more: str) -> Path:
-    """Make updates from the newest state in `folder` up to `until`; return that state's folder."""
+    """Make updates from the newest state in `folder` up to `until`; return that state's folder.
+
+    A single rank works in this process, which saves it the imports.
+    """
     folder.mkdir(exist_ok=True)
     if model in TINY_FORMS:
         path = folder.parent / model
         tiny_policy(model).save(path)
         model = str(path)
-    words = [*TORCHRUN, str(count)] if count > 1 else [sys.executable]
-    words += ["-m", "tests.ranked", str(folder), model, str(until)]
+    if count == 1:
+        work(ALONE, folder, model, until, {"config": json.dumps(config)})
+        return folder / str(until)
+    words = [*TORCHRUN, str(count), "-m", "tests.ranked", str(folder), model, str(until)]
     words += [f"config={json.dumps(config)}", *more]
     done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -55,26 +61,29 @@ def assert_close(ours: Path, theirs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "config"),
+    ("model", "last", "config"),
     [
-        ("chain", {}),
-        pytest.param("chain", {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long),
+        ("chain", 3, {}),
+        pytest.param(
+            "chain", 10, {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long
+        ),
         # The pre-pass of M2PO looks at the whole update.
-        pytest.param("qwen2", {"preset": "m2po"}, marks=pytest.mark.long),
+        pytest.param("qwen2", 10, {"preset": "m2po"}, marks=pytest.mark.long),
         pytest.param(
             "gpt2",
+            10,
             {"preset": "grpo", "optimizer": {"micro_batch_tokens": 100}},
             marks=pytest.mark.long,
         ),
     ],
 )
-def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, config: dict):
+def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int, config: dict):
     config = {**config, "optimizer": {**STEADY["optimizer"], **config.get("optimizer", {})}}
-    alone = updates(tmp_path / "alone", model, 10, 1, config)
-    together = updates(tmp_path / "together", model, 10, 2, config)
+    alone = updates(tmp_path / "alone", model, last, 1, config)
+    together = updates(tmp_path / "together", model, last, 2, config)
     assert_close(together, alone)
     lines, expected = (json.loads((p / "metrics.json").read_text()) for p in (together, alone))
-    assert len(lines) == 10
+    assert len(lines) == last
     for line, other in zip(lines[:3], expected[:3], strict=True):
         for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p50"):
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), key

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from mugrpo.processes import child
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer, PeerLost, audible
+from tests.waiting import alive, soon
 
 ROOT = Path(__file__).parents[2]
 HOUSE = Path(child.__file__).parents[1]
@@ -48,21 +48,6 @@ def heard(peer: Peer) -> object:
     while (message := peer.hear()) is None:
         pass
     return message
-
-
-def alive(process: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def soon(claim: Callable[[], bool], seconds: float = 60.0) -> bool:
-    until = time.monotonic() + seconds
-    while not claim() and time.monotonic() < until:
-        time.sleep(0.02)
-    return claim()
 
 
 def test_messages_go_both_ways_and_it_ends_with_what_it_started():

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from mugrpo.config.rewards import FunctionOptions, WorkerOptions
 from mugrpo.processes.messages import to_json
 from mugrpo.rewards import pool as pool_module
 from mugrpo.rewards.pool import Pool
+from tests.waiting import alive, soon
 
 HERE = Path(__file__).parent
 OBEYS = FunctionOptions(function=f"{HERE / 'misbehaving.py'}:obeys").model_dump()
@@ -37,21 +37,6 @@ def outcomes(workers: Pool, *texts: str) -> list[object]:
 
 def value_of(outcome: dict) -> object:
     return outcome["failure"] if "failure" in outcome else outcome["values"]["obeys"]
-
-
-def alive(process: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def soon(claim: Callable[[], bool], seconds: float = 60.0) -> bool:
-    until = time.monotonic() + seconds
-    while not claim() and time.monotonic() < until:
-        time.sleep(0.02)
-    return claim()
 
 
 def processes(workers: Pool) -> list[int]:

@@ -19,6 +19,8 @@ from mugrpo.run.progress import Progress
 from mugrpo.stages.sampling import Sampling
 from tests.builders import rollout
 
+pytest_plugins = ["tests.run_fixtures"]
+
 
 def completion(length: int) -> Completion:
     return Completion(np.ones(length, np.int32), np.zeros(length, np.float32), FinishReason.STOP)
@@ -83,9 +85,8 @@ def test_if_all_prompts_have_one_length_a_new_one_has_the_mean(tmp_path):
 
 
 def test_a_damaged_shard_is_skipped(tmp_path):
-    shards = shard_of(tmp_path, [("a", 1, 2)])
-    shard_of(tmp_path, [("b", 1, 6)], shard=1)
-    shards = ShardSet(tmp_path, "rollouts")
+    shard_of(tmp_path, [("a", 1, 2)])
+    shards = shard_of(tmp_path, [("b", 1, 6)], shard=1)
     shards.path(1).write_bytes(shards.path(1).read_bytes()[:-1])
     expected = ExpectedLengths()
     expected.learn(shards)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from mugrpo.config.load import build_config
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
-from tests.rollouts.test_score import Fixed, Folder, failure, response
-from tests.runs import Command, final_weights, read_metrics
+from mugrpo.run.provenance import judge_fingerprint
+from mugrpo.stages.evaluate import accuracy
+from tests.rollouts.scoring import RIGHT, WRONG, Fixed, Folder, failure, response
+from tests.runs import Command
 
 pytest_plugins = ["tests.run_fixtures"]
 
 SHARE = 0.4  # of 10 tokens: responses of 6 are free, those of 10 lose 1
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def long(length: int, sample: int = 0, *, cut: bool = False) -> Rollout:
@@ -99,65 +96,52 @@ def test_right_responses_of_different_lengths_vary_in_reward_and_not_in_correctn
     assert not correctness_varies(statuses, RewardOptions(overlong_buffer=SHARE))
 
 
+def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(folder: Folder):
+    folder.write(*(long(n, i) for i, n in enumerate((6, 8, 9))), long(10, 3, cut=True))
+    lines = []
+    for share in (0.0, SHARE):
+        scores = folder.score(Fixed(RIGHT, RIGHT, WRONG), overlong_buffer=share)
+        verdicts = [{"status": score.status, "reward": score.reward} for score in scores]
+        lines.append(accuracy(verdicts, 1))
+    without, penalized = lines
+    assert without.pop("reward") == 2 / 4
+    assert penalized.pop("reward") == (2 - 0.5 - 0.75 - 1) / 4
+    assert penalized == without and without["accuracy"] == 2 / 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rewards": {"overlong_buffer": 0.5}}, {"rollouts": {"max_new_tokens": 47}}],
+)
+def test_another_buffer_or_another_max_new_tokens_is_another_judge(options: dict[str, Any]):
+    """The penalty depends on both. (stages/test_another_judge: what another judge scores again.)"""
+    own, other = (judge_fingerprint(build_config(raw, "test"), []) for raw in ({}, options))
+    assert own != other
+
+
 # ---- in a run ----
 
 
-def rows(run_dir: Path, stage: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The rollouts of a stage and their scores."""
+def rows(run_dir: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the rollouts of stage 1 and their scores."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for kind in ("rollouts", "scores"):
-        paths = sorted((run_dir / f"stages/{stage:03d}/{kind}").glob("*.parquet"))
+        paths = sorted((run_dir / "stages/001" / kind).glob("*.parquet"))
         tables[kind] = [row for path in paths for row in pq.read_table(path).to_pylist()]
     return list(zip(tables["rollouts"], tables["scores"], strict=True))
 
 
-def test_a_forced_change_rescores_the_current_stage_and_no_other(
-    run_dir: Path, command: Command, reference: Path
-):
+def test_a_runs_penalty_is_of_its_own_buffer_and_max_new_tokens(run_dir: Path, command: Command):
     """Half of 8 tokens: a response of n loses (n - 4) / 4 of its reward."""
-    past = {p: p.read_bytes() for p in run_dir.glob("stages/000/scores/*")}
+    before = rows(run_dir)
     words = ("--rewards.overlong_buffer", "0.5", "--force")
-    assert command("train", run_dir, *words).status == 0
-    assert {p: p.read_bytes() for p in past} == past
-    for (_, old), (rollout, new) in zip(rows(reference, 1), rows(run_dir, 1), strict=True):
-        cost = max(0, len(rollout["response_ids"]) - 4) / 4
-        assert new["status"] == old["status"]
-        assert new["reward"] == old["reward"] - cost
-    assert final_weights(run_dir) != final_weights(reference)
-
-
-@pytest.mark.parametrize("tokens", [9, 48])
-def test_another_max_new_tokens_is_another_judge(run_dir: Path, command: Command, tokens: int):
-    """The penalty depends on max_new_tokens. Without a buffer the new scores are the same."""
-    before = rows(run_dir, 1)
-    shards = sorted(run_dir.glob("stages/001/scores/*.parquet"))
-    written = [path.stat().st_mtime_ns for path in shards]
-    words = ("--rollouts.max_new_tokens", tokens, "--force")
     assert command("score", run_dir, "--stage", 1, *words).status == 0
-    assert all(p.stat().st_mtime_ns > old for p, old in zip(shards, written, strict=True))
-    assert rows(run_dir, 1) == before
-
-
-def test_in_an_evaluation_the_reward_is_lower_and_the_accuracy_the_same(
-    run_dir: Path, tmp_path: Path, command: Command
-):
-    """Evaluate the same checkpoint with and without the penalty."""
-    lines = {}
-    for share in ("0", "0.5"):
-        folder = Path(shutil.copytree(run_dir, tmp_path / share))
-        words = ("--update", 2, "--rewards.overlong_buffer", share, "--force")
-        assert command("evaluate", folder, *words).status == 0
-        metrics = {(line["kind"], line["update"]): line for line in read_metrics(folder)}
-        lines[share] = metrics["evaluation", 2]
-        scores = folder / "evaluations/update-000002"
-        lengths = [
-            len(ids)
-            for ids in pq.read_table(scores / "rollouts/shard-00000.parquet")["response_ids"]
-        ]
-    cost = sum(max(0, n - 4) / 4 for n in lengths) / len(lengths)
-    assert cost > 0
-    assert lines["0.5"].pop("reward") == pytest.approx(lines["0"].pop("reward") - cost)
-    assert lines["0.5"] == lines["0"]
+    costs = []
+    for (_, old), (rollout, new) in zip(before, rows(run_dir), strict=True):
+        costs.append(max(0, len(rollout["response_ids"]) - 4) / 4)
+        assert new["status"] == old["status"]
+        assert new["reward"] == old["reward"] - costs[-1]
+    assert any(costs)
 
 
 # ---- bounds ----

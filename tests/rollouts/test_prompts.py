@@ -1,7 +1,8 @@
-"""Encoding problems in the room that responses leave. Here one character is one token."""
+"""Encoding problems, in the room that responses leave. Here one character is one token."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,27 @@ def refusal(encode: PromptEncoder, *problems: Problem) -> str:
         encode.fitting(problems)
     assert "\n" not in str(refused.value)
     return str(refused.value)
+
+
+# ---- one prompt ----
+
+
+def test_a_plain_prompt_is_the_problems_text():
+    assert encoder()(SIX).tolist() == SIX_IDS
+    assert chain_tokenizer().decode(SIX_IDS) == SIX.prompt
+
+
+def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
+    # "=" has id 14: a model of 14 embeddings has ids 0 to 13.
+    encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions())
+    with pytest.raises(UsageError, match=r"'3\+2-1=' has token '=' with id 14.* has 14 embeddings"):
+        encode(SIX)
+    assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(UsageError, match="problem 'p7' has an empty prompt"):
+        encoder()(Problem("p7", "", "0"))
 
 
 # ---- prompts that are too long ----
@@ -94,16 +116,14 @@ def with_ends(both: bool) -> Any:
     return tokenizer
 
 
-def test_a_token_that_the_tokenizer_adds_takes_room_too():
-    encode = encoder(7, with_ends(False))
-    assert encode(SIX).tolist() == [0, *SIX_IDS]
+@pytest.mark.parametrize("both", [False, True])
+def test_tokens_that_the_tokenizer_adds_take_room_too(both: bool):
+    ids = [0, *SIX_IDS, 1] if both else [0, *SIX_IDS]
+    encode = encoder(len(ids), with_ends(both))
+    assert encode(SIX).tolist() == ids
     assert encode.fitting([SIX]) == [SIX]
-    assert "(the longest has 7)" in refusal(encoder(6, with_ends(False)), SIX)
-
-
-def test_two_tokens_that_the_tokenizer_adds_take_room_too():
-    assert encoder(8, with_ends(True)).fitting([SIX]) == [SIX]
-    assert "(the longest has 8)" in refusal(encoder(7, with_ends(True)), SIX)
+    shorter = encoder(len(ids) - 1, with_ends(both))
+    assert f"(the longest has {len(ids)})" in refusal(shorter, SIX)
 
 
 def test_the_whole_conversation_counts():
@@ -214,3 +234,45 @@ def test_of_several_templates_the_default_one_is_used():
     tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": "0"}
     with pytest.raises(UsageError, match="the tokenizer has no chat template"):
         encoder(None, tokenizer, form="chat")
+
+
+# ---- templates ----
+
+
+def test_a_chat_form_without_a_template_names_the_two_ways_out():
+    with pytest.raises(UsageError, match=r"no chat template; .*--prompt\.form plain.*template"):
+        encoder(form="chat")
+
+
+def with_file(file: Path, content: bytes, tokenizer: Any = None) -> PromptEncoder:
+    """Return an encoder whose chat template is `content`, written to `file`."""
+    file.write_bytes(content)
+    return encoder(None, tokenizer, form="chat", chat_template=str(file))
+
+
+def test_a_template_file_makes_the_prompt_one_user_message(tmp_path: Path):
+    encode = with_file(tmp_path / "chat.jinja", TEMPLATE.encode())
+    assert encode(SIX).tolist() == [6, *SIX_IDS, 1, 11]  # "user" has 4 letters, and "4" has id 6
+
+
+def test_a_template_file_takes_precedence_over_the_tokenizers_own(tmp_path: Path):
+    tokenizer = chain_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    content = b"{{ messages[0].role | length }}{{ messages[0].content }}"
+    assert with_file(tmp_path / "chat.jinja", content, tokenizer)(SIX).tolist() == [6, *SIX_IDS]
+
+
+def test_an_unreadable_template_file_is_named(tmp_path: Path):
+    file = tmp_path / "chat.jinja"
+    sentence = f"^prompt.chat_template = {str(file)!r} cannot be read: "
+    with pytest.raises(UsageError, match=sentence):
+        encoder(form="chat", chat_template=str(file))
+    with pytest.raises(UsageError, match=sentence):
+        with_file(file, b"\xff\xfe not UTF-8")
+
+
+def test_a_template_that_is_not_jinja_is_refused_with_its_fault(tmp_path: Path):
+    encode = with_file(tmp_path / "chat.jinja", b"{% for m in messages %}")
+    sentence = refusal(encode, SIX)
+    assert sentence.startswith("the chat template fails on problem '3+2-1=' (Unexpected end of ")
+    assert sentence.endswith("); fix it, or name another with --prompt.chat_template")

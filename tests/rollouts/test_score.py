@@ -2,85 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 
-from mugrpo.config.run import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
-from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
-from mugrpo.engines.base import Completion
-from mugrpo.rollouts.score import Scorer, scored
-from mugrpo.rollouts.statistics import described, refresh_metrics
-from tests.builders import chain_tokenizer, rollout
-
-PROBLEMS = [Problem(f"p{n}", "3+2=", "5") for n in range(10)]
-RIGHT, WRONG = Score(Status.RIGHT, 1.0), Score(Status.WRONG, 0.0)
-SKIPPED = Score(Status.SKIPPED, None)
-CUT = Score(Status.TRUNCATED, 0.0)
-
-
-def failure(reason: str, status: Status = Status.ERROR) -> Score:
-    return Score(status, None, {"reason": reason})
-
-
-class Fixed:
-    """A task with given verdicts, which records what it is asked."""
-
-    def __init__(self, *verdicts: Score, ahead: bool = False) -> None:
-        self.verdicts = iter(verdicts)
-        self.ahead = ahead
-        self.asked: list[Answer] = []
-
-    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
-        for answer in list(answers) if self.ahead else answers:
-            self.asked.append(answer)
-            yield next(self.verdicts)
-
-
-class Folder:
-    """Shards of rollouts and scores, and a scorer between them."""
-
-    def __init__(self, root: Path) -> None:
-        self.rollouts = ShardSet(root / "rollouts", "rollouts")
-        self.scores = ShardSet(root / "scores", "scores")
-
-    def write(self, *responses: Rollout, shard: int = 0, **notes: Any) -> None:
-        write_rollouts(self.rollouts, shard, responses, **notes)
-
-    def score(self, task: Fixed, shard: int = 0, **options: Any) -> list[Score]:
-        named = {name: options.pop(name) for name in ("judge", "check") if name in options}
-        rewards = RewardOptions(**options)
-        scorer = Scorer(task, PROBLEMS, chain_tokenizer(), rewards, max_new_tokens=10, **named)  # type: ignore[arg-type]
-        scorer.make_shard(self.rollouts, self.scores, shard)
-        rows = RowReader(self.scores).rows(
-            (shard, n) for n in range(self.scores.entry(shard)["rows"])
-        )
-        return [score_from_row(row) for row in rows]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
-
-
-def response(problem: int, sample: int, text: str = "5", *, cut: bool = False) -> Rollout:
-    """Return a response of the characters of `text`, and an end-of-sequence token unless `cut`."""
-    ids = chain_tokenizer()(text)["input_ids"] + ([] if cut else [1])
-    reason = FinishReason.LENGTH if cut else FinishReason.STOP
-    logprobs = np.zeros(len(ids), np.float32)
-    completion = Completion(np.array(ids, np.int32), logprobs, reason)
-    return rollout(f"p{problem}", sample, np.array([5, 12, 4, 14], np.int32), completion)
-
-
-def groups(*sizes: int) -> list[Rollout]:
-    """Return groups of these sizes, for the problems p0, p1, ..."""
-    return [response(p, sample) for p, size in enumerate(sizes) for sample in range(size)]
-
+from mugrpo.disk.records import Answer, FinishReason, Rollout, Status
+from mugrpo.rollouts.score import scored
+from tests.rollouts.scoring import (
+    CUT,
+    PROBLEMS,
+    RIGHT,
+    SKIPPED,
+    WRONG,
+    Fixed,
+    failure,
+    groups,
+    response,
+)
 
 # ---- what the task sees ----
 
@@ -151,8 +88,8 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
         "allows; 2 of them: error: boom. "
     )
     assert sentence.endswith(
-        "Fix the reward, or raise --rewards.failure_limit; the rollouts are kept (add --force "
-        "if a reward's file or options change)"
+        "Fix the reward, or raise --rewards.failure_limit; a stage's rollouts are kept (add "
+        "--force if a reward's file or options change)"
     )
     assert "\n" not in sentence
     assert not folder.scores.folder.exists() and 0 not in folder.scores
@@ -263,46 +200,6 @@ def test_scores_that_name_no_judge_are_taken_as_they_are(folder):
     assert scored(folder.rollouts, folder.scores, 0, "a7")
 
 
-# ---- what a stage's line says ----
-
-
-def test_a_stages_metrics_by_hand(folder):
-    # 12 tokens: groups of two, three and one response of two tokens each
-    notes = {"slots": 10, "canary_gap": 0.25, "refresh_seconds": 3.0, "seconds": 1.5}
-    folder.write(*groups(2, 3), shard=0, **notes)
-    folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
-    folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED))
-    folder.score(Fixed(WRONG), shard=1)
-    metrics = refresh_metrics(folder.rollouts, folder.scores)
-    assert metrics.pop("time/score") >= 0
-    assert metrics == {
-        "rollouts": 6,
-        "tokens": 12,
-        "mean_length": 2.0,
-        "occupancy": 12 / 16,
-        "canary_gap": 0.5,
-        "behavior_reward": 3 / 5,
-        "zero_variance_share": 2 / 3,
-        "status/right": 3,
-        "status/skipped": 1,
-        "status/wrong": 2,
-        "groups_right/0.000": 1,
-        "groups_right/0.500": 1,
-        "groups_right/1.000": 1,  # two of the two that count
-        "time/refresh": 3.0,
-        "time/generate": 2.0,
-    }
-
-
-def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(SKIPPED, SKIPPED))
-    metrics = refresh_metrics(folder.rollouts, folder.scores)
-    unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
-    assert [metrics[name] for name in unknown] == [None] * 4
-    assert (metrics["zero_variance_share"], metrics["time/generate"]) == (1.0, 0.0)
-
-
 def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
     folder.write(*groups(4, 8, 3, 2))
     quarter = [RIGHT, WRONG, CUT, WRONG]
@@ -315,34 +212,3 @@ def test_a_masked_truncated_response_does_not_count_in_the_share(folder):
     folder.write(response(0, 0), response(0, 1, cut=True), response(0, 2))
     folder.score(Fixed(RIGHT, WRONG), truncated="masked")
     assert folder.scores.entry(0)["groups_right"] == {"0.500": 1}
-
-
-def test_scores_of_an_older_run_have_no_shares(folder):
-    folder.write(*groups(2))
-    folder.score(Fixed(RIGHT, WRONG))
-    del folder.scores.entry(0)["groups_right"]
-    metrics = refresh_metrics(folder.rollouts, folder.scores)
-    assert not any(key.startswith("groups_right/") for key in metrics)
-
-
-def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
-    counts = {f"status/{name}": count for name, count in statuses.items()}
-    return {"rollouts": sum(statuses.values()), "zero_variance_share": unvaried, **counts}
-
-
-def test_a_stages_statuses_are_one_line():
-    assert described(line(0.5, error=1, no_answer=2, right=37, timeout=160)) == (
-        "  200 rollouts: error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), timeout 160 (80.0%)"
-    )
-    assert "\n" not in described(line(None, right=3))
-
-
-@pytest.mark.parametrize(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
-def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
-    said, warning = described(line(share, wrong=8)).split("\n")
-    assert said == "  8 rollouts: wrong 8 (100.0%)"
-    assert warning == (
-        f"  warning: in {shown} of the groups all rewards are equal; they give no gradient. "
-        "Problems are too hard or too easy for the model, or the reward never varies"
-    )
-    assert "warning" not in described(line(0.899, wrong=8))

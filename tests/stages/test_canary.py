@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from mugrpo.config.engines import HFOptions
+from mugrpo.config.load import on_resume
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.records import FinishReason, Rollout
+from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
-from mugrpo.stages.canary import canary, logprob_gap
+from mugrpo.rollouts.sampler import Draw, Sampler
+from mugrpo.stages.canary import canary, canary_rollouts, logprob_gap
 from tests.updates import config_of
 
 
@@ -30,14 +34,17 @@ TRAINER = [np.array([-1.0, -2.25], np.float32), np.array([-0.625], np.float32)]
 
 
 def checked(
-    tolerance: float, said: list[str] | None = None, rollouts: Sequence[Rollout] = ENGINE
+    tolerance: float,
+    said: list[str] | None = None,
+    rollouts: Sequence[Rollout] = ENGINE,
+    warning: float = 0.5,
 ) -> float | None:
     return canary(
         rollouts,
         lambda _: TRAINER,
         precision="fp32",
         tolerance=tolerance,
-        warning=0.5,
+        warning=warning,
         say=(said if said is not None else list[str]()).append,
     )
 
@@ -57,6 +64,13 @@ def test_a_gap_within_the_tolerance_passes_and_above_half_of_it_is_reported():
     ]
 
 
+def test_the_share_above_which_it_warns_is_an_option_that_a_resumed_run_may_change():
+    said: list[str] = []
+    assert checked(0.4, said, warning=0.7) == 0.25 and said == []
+    assert checked(0.4, said, warning=0.6) == 0.25 and len(said) == 1
+    assert on_resume("engine.canary_warning") == "harmless"
+
+
 def test_a_gap_above_the_tolerance_stops_the_run():
     with pytest.raises(RunStopped, match=r"differ by 0.25 in logprob \(tolerance 0.2\)"):
         checked(0.2)
@@ -70,6 +84,24 @@ def test_a_gap_of_nan_stops_the_run():
 
 def test_without_rollouts_there_is_nothing_to_compare():
     assert checked(0.0, rollouts=[]) is None
+
+
+@pytest.mark.parametrize(("responses", "asked"), [(0, []), (2, ["a", "b"]), (9, ["a", "b", "c"])])
+def test_each_engine_answers_the_first_groups_and_none_if_the_canary_is_off(
+    responses: int, asked: list[str]
+):
+    draws = [(Problem(name, "1+1=", "2"), 0) for name in "abc"]
+
+    class Answers:
+        """A sampler whose rollouts are of the problems that it is asked for."""
+
+        def sample(self, draws: Sequence[Draw], *_: object, **__: object) -> Iterator[Rollout]:
+            yield from (replace(ENGINE[0], problem_id=problem.id) for problem, _ in draws)
+
+    options = HFOptions(canary_responses=responses)
+    samplers = cast(list[Sampler], [Answers(), Answers()])
+    rollouts = canary_rollouts(samplers, draws, options, lambda _: None)
+    assert [r.problem_id for r in rollouts] == asked * 2
 
 
 def test_bf16_logprobs_are_close_to_fp32_ones(experience):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.weights import hand_over
 from tests.runs import Command, assert_same, finished, start_train, state, write_config
+from tests.waiting import engines_of, until
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -39,32 +39,11 @@ def test_a_run_whose_engine_is_killed_ends_in_the_same_bits(tmp_path: Path, refe
     """The engine is killed as soon as it is seen, while it starts or works."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
-    killed = None
-    for _ in range(1200):
-        if workers := engines_of(started.pid):
-            killed = workers[0]
-            os.kill(killed, signal.SIGKILL)
-            break
-        time.sleep(0.05)
-    assert killed is not None
+    os.kill(until(lambda: engines_of(started.pid))[0], signal.SIGKILL)
     ended = started.end()
     assert ended.status == 0 and ended.err == "", ended
     assert "ended with SIGKILL" in ended.out and "Restarting it (1/2)" in ended.out
     assert_same(run_dir, reference)
-
-
-def engines_of(pid: int) -> list[int]:
-    """Return the workers among the children of a process."""
-    try:
-        children = [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-        lines = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    except OSError:
-        return []
-    return [child for child, line in lines.items() if b"engines/worker.py" in line]
 
 
 def test_generation_in_separate_engines_makes_no_trainer_and_reads_no_weights(

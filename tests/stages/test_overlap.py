@@ -24,7 +24,7 @@ from tests.runs import (
     state,
     train,
 )
-from tests.stages.test_engine_processes import engines_of
+from tests.waiting import engines_of, until
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -52,20 +52,12 @@ def held(run_dir: Path, nth: int, *options: object) -> Started:
     gate = run_dir.parent / "gate"
     words = (*OVERLAP, *options)
     started = start_train(run_dir, *words, at="manifest of rollouts", nth=nth, act=f"hold {gate}")
-    wait_until(gate.with_suffix(".held").exists)
+    until(gate.with_suffix(".held").exists)
     return started
 
 
 def go_on(run_dir: Path) -> None:
     (run_dir.parent / "gate.go").touch()
-
-
-def wait_until(condition) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise TimeoutError
 
 
 def updates(run_dir: Path) -> list[int]:
@@ -78,7 +70,7 @@ def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
     """The run is held before its third shard: it makes two updates meanwhile, not three."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
-    wait_until(lambda: updates(run_dir) == [1, 2])
+    until(lambda: updates(run_dir) == [1, 2])
     time.sleep(0.3)
     assert updates(run_dir) == [1, 2]
     assert state(run_dir).rollouts == (2, 0)
@@ -89,12 +81,12 @@ def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [OVERLAP, pytest.param((), marks=pytest.mark.long)])
+@pytest.mark.parametrize("options", [OVERLAP, ()])
 def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, options: tuple):
     """It is killed after a checkpoint within a stage, and resumed with and without overlap."""
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
-    wait_until(lambda: state(run_dir).checkpoints == (2,))
+    until(lambda: state(run_dir).checkpoints == (2,))
     os.kill(started.pid, signal.SIGKILL)
     started.end()
     again = train(run_dir, *options)
@@ -106,7 +98,7 @@ def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, op
 def test_a_signal_stops_generation_and_updates_and_saves(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)
-    wait_until(lambda: updates(run_dir) == [1, 2])
+    until(lambda: updates(run_dir) == [1, 2])
     os.kill(started.pid, signal.SIGTERM)
     go_on(run_dir)
     ended = started.end()
@@ -149,10 +141,9 @@ def test_ranks_that_wait_are_asked_to_save(tmp_path: Path, what: str):
     """They are asked after a signal or the loss of the engine. Every update made is kept."""
     run_dir = tmp_path / "run"
     two = ("--distributed.processes", "2")
-    started = held(
-        run_dir, 2, *two, "--engine.restarts", "0"
-    )  # the third shard is not requested yet
-    wait_until(lambda: updates(run_dir) == [1])
+    # the third shard is not requested yet
+    started = held(run_dir, 2, *two, "--engine.restarts", "0")
+    until(lambda: updates(run_dir) == [1])
     if what == "engine":
         os.kill(engines_of(started.pid)[0], signal.SIGKILL)
     else:

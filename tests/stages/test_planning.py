@@ -196,10 +196,8 @@ def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     assert "enough for 2 of 3 batches; the rest are filled with other groups" in ended.out
     first, second, third = planned(run_dir, 0)
     assert_good([first, second], 2)
-    assert [len(set(seen)) for _, _, seen in third] == [
-        2,
-        1,
-    ]  # the fifth, and one that does not vary
+    # the fifth, and one that does not vary
+    assert [len(set(seen)) for _, _, seen in third] == [2, 1]
     assert command("train", every, "--sampling.name", "every", "--force").status == 0
     finished(tmp_path / "never dynamic", "--optimizer.lr", "3e-4")
     assert final_weights(every) == final_weights(tmp_path / "never dynamic")
@@ -240,7 +238,6 @@ def test_if_all_groups_vary_the_run_is_the_one_that_trains_on_every_group(
     assert_same(tmp_path / "dynamic", tmp_path / "every")
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_dynamic_sampling_works_with_stages_that_end_early_killed_or_not(
     tmp_path: Path, command: Command

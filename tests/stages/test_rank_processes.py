@@ -28,6 +28,7 @@ from tests.runs import (
     start_train,
     train,
 )
+from tests.waiting import alive, soon, until
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -61,13 +62,13 @@ def ranks_of(started: Started) -> list[int]:
 
 def wait_for(started: Started, run_dir: Path, update: int) -> list[int]:
     """Wait for the metrics line of `update` or a later one, and return the ranks' process ids."""
-    for _ in range(18000):
+
+    def both() -> list[int]:
         lines = read_metrics(run_dir)
         there = any(line["kind"] == "update" and line["update"] >= update for line in lines)
-        if there and len(found := ranks_of(started)) == 2:
-            return found
-        time.sleep(0.01)
-    raise TimeoutError(f"no update {update}")
+        return ranks if there and len(ranks := ranks_of(started)) == 2 else []
+
+    return until(both, 180)
 
 
 class Others(Ranks):
@@ -113,56 +114,36 @@ def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
 
 
 @pytest.mark.long
-def test_a_dead_rank_ends_the_others_and_is_named(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("victim", "name", "sentence"),
+    [
+        (0, "SIGKILL", "rank 0 of 2 ended with SIGKILL"),
+        (1, "SIGKILL", "rank 1 of 2 ended with SIGKILL"),
+        (None, "SIGTERM", "stopped by SIGTERM"),
+        (None, "SIGKILL", ""),
+    ],
+    ids=["first rank killed", "second rank killed", "run stopped", "run killed"],
+)
+def test_a_run_that_ends_early_leaves_no_rank_and_is_resumed_to_the_same_bits(
+    together: Path, tmp_path: Path, victim: int | None, name: str, sentence: str
+):
+    """A rank or the run itself (None) gets a signal. SIGTERM saves every update."""
     run_dir = tmp_path / "run"
     started = start_train(run_dir, *TWO)
-    ranks = wait_for(started, run_dir, 1)
-    os.kill(ranks[1], signal.SIGKILL)
+    ranks = wait_for(started, run_dir, 3)
+    os.kill(started.pid if victim is None else ranks[victim], signal.Signals[name])
     ended = started.end(300)
-    stopped(ended, "rank 1 of 2 ended with SIGKILL", "its log is", "stderr.log")
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    again = mugrpo(*resume_words(ended))
+    if sentence:
+        stopped(ended, sentence)
+    if victim is not None:
+        assert "its log is" in ended.err and "stderr.log" in ended.err
+    if name == "SIGTERM":
+        made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
+        assert max(checkpoints(run_dir)) == made >= 3
+    assert soon(lambda: not any(map(alive, ranks)), 10)
+    words = resume_words(ended) if sentence else ("train", run_dir)
+    again = mugrpo(*words)
     assert (again.status, again.err) == (0, ""), again
-    assert max(checkpoints(run_dir)) == LAST
-
-
-@pytest.mark.long
-def test_a_run_resumed_after_a_dead_rank_ends_in_the_same_bits(together: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    started = start_train(run_dir, *TWO)
-    os.kill(wait_for(started, run_dir, 3)[0], signal.SIGKILL)
-    assert started.end(300).status == 3
-    finished(run_dir, *TWO)
-    assert not differences(run_dir, together, LAST)
-
-
-@pytest.mark.long
-def test_a_signal_saves_every_update(together: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    started = start_train(run_dir, *TWO)
-    wait_for(started, run_dir, 1)
-    os.kill(started.pid, signal.SIGTERM)
-    ended = started.end(300)
-    stopped(ended, "stopped by SIGTERM")
-    made = max(line["update"] for line in read_metrics(run_dir) if line["kind"] == "update")
-    assert max(checkpoints(run_dir)) == made >= 1
-    finished(run_dir, *TWO)
-    assert not differences(run_dir, together, LAST)
-
-
-@pytest.mark.long
-def test_ranks_end_with_the_run_that_started_them(together: Path, tmp_path: Path):
-    run_dir = tmp_path / "run"
-    started = start_train(run_dir, *TWO)
-    ranks = wait_for(started, run_dir, 1)
-    os.kill(started.pid, signal.SIGKILL)
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in ranks):
-            break
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
-    started.end()
-    finished(run_dir, *TWO)
     assert not differences(run_dir, together, LAST)
 
 

@@ -1,66 +1,23 @@
-"""The outcome of a run, and the table and page of a study, with numbers by hand."""
+"""The outcome of a run by hand, and the results that a study keeps."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.report.embed import png, svg_file, vega_lite
 from mugrpo.report.read import RunData
-from mugrpo.report.readable import TIMES
 from mugrpo.study import outcome as outcome_module
-from mugrpo.study.command import show_study
-from mugrpo.study.figures import draw
 from mugrpo.study.outcome import Results, outcome, quantity
-from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
+from mugrpo.study.page import RESULTS, folder_of
 from mugrpo.study.spec import load_study
-
-STUDY = """
-title = "Two methods"
-question = "Which?"
-base = "{base}"
-seeds = [0, 1, 2]
-columns = ["accuracy", "training_seconds", "updates_to_0.9"]
-baseline = {{ method = "plain" }}
-findings = "None."
-[axes.method]
-plain = {{ }}
-other = {{ optimizer.lr = 0.5 }}
-[[figures]]
-name = "curves"
-title = "Accuracy <over> updates"
-kind = "curves"
-lines = "method"
-[[figures]]
-name = "final"
-title = "Accuracy"
-kind = "values"
-lines = "method"
-"""
+from tests.study.builders import STUDY, evaluation, refresh, run_data, study_file, update
 
 
-def update(number: int, **values: Any) -> dict[str, Any]:
-    times = {"time/update": 2.0, "time/read": 0.5, "time/checkpoint": 0.0}
-    given = {"kl_behavior": 0.1 * number, "vetoed_fraction": 0.01 * number, **values}
-    return {"kind": "update", "update": number, "skipped": 0, **times, **given}
-
-
-def evaluation(number: int, accuracy: float | None) -> dict[str, Any]:
-    return {"kind": "evaluation", "update": number, "accuracy": accuracy, "time/evaluate": 100.0}
-
-
-def refresh(number: int) -> dict[str, Any]:
-    times = {"time/refresh": 1.0, "time/generate": 3.0, "time/score": 1.0}
-    return {"kind": "refresh", "update": number, "rollouts": 32, **times}
-
-
-def run_data(**lines: list[dict[str, Any]]) -> RunData:
-    kinds: dict[str, Any] = {"refreshes": [], "updates": [], "evaluations": [], **lines}
-    return RunData("run", {}, {}, **kinds)
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return study_file(tmp_path)
 
 
 @pytest.fixture
@@ -114,126 +71,6 @@ def test_a_run_without_evaluations_has_no_accuracy():
     assert row["curve"] == []
     failed = outcome(run_data(evaluations=[evaluation(0, None)]))
     assert failed["accuracy"] is None and failed["curve"][0]["accuracy"] is None
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    (tmp_path / "base.toml").write_text("[schedule]\nstages = 2\n")
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY.format(base=tmp_path / "base.toml"))
-    return study
-
-
-def rows(accuracies: dict[str, list[float]], seconds: dict[str, list[float]]) -> list[Any]:
-    made = []
-    for method, values in accuracies.items():
-        for seed, accuracy in enumerate(values):
-            run = run_data(evaluations=[evaluation(0, 0.1), evaluation(4, accuracy)])
-            row = {"axis/method": method, "seed": seed, **outcome(run)}
-            row["training_seconds"] = seconds[method][seed]
-            made.append(row)
-    return made
-
-
-@pytest.fixture
-def finished() -> list[Any]:
-    return rows(
-        {"plain": [0.5, 0.6, 0.7], "other": [0.9, 0.9]},
-        {"plain": [10.0, 10.0, 10.0], "other": [20.0, 5.0]},
-    )
-
-
-def test_a_table_by_hand(file, finished):
-    """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. None reached 0.9."""
-    study, _ = load_study(file)
-    head, _, plain, other = (
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in table(study, finished).splitlines()
-    )
-    assert head[:3] == ["method", "runs", "accuracy on held-out problems"]
-    assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
-    # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
-    assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.706 * 7.5:.1f}", "4 ± 0"]
-
-
-def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
-    """Differences .4 and .3, ratios 2 and 1/2, whose logarithms have mean 0."""
-    study, _ = load_study(file)
-    *_, line = compared(study, finished).splitlines()
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:3] == ["other", "2", f"+0.350 ± {12.706 * 0.05:.3f}"]
-    # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706
-    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.706:,.0f})", ""]
-    assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
-
-
-def test_a_column_of_ratios_has_a_geometric_mean(file):
-    file.write_text(file.read_text().replace('"training_seconds"', '"ratio/negative/max"'))
-    study, _ = load_study(file)
-    some = rows({"plain": [0.5, 0.5], "other": [0.5]}, {"plain": [1.0, 1.0], "other": [1.0]})
-    for row, ratio in zip(some, (10.0, 1000.0, 40.0), strict=True):
-        row["ratio/negative/max"] = ratio
-    assert "| 100 (" in table(study, some) and "| 40 |" in table(study, some)
-    assert "| x 4 |" in compared(study, some)
-
-
-def test_a_level_that_some_seeds_reach_says_how_many(file):
-    study, _ = load_study(file)
-    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
-    assert "4 (1 of 2)" in table(study, some)
-
-
-def test_the_page_has_question_table_pictures_and_findings(file, finished):
-    study, cells = load_study(file)
-    page = write_page(study, file, finished, len(cells))
-    text = page.read_text()
-    for part in ("# Two methods", "Which?", "5 of 6 runs", table(study, finished), "None."):
-        assert part in text
-    for name in ("curves", "final"):
-        assert f"({name}.svg)" in text
-        picture = ET.parse(page.with_name(f"{name}.svg")).getroot()
-        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
-        words = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}text")]
-        assert "plain" in words and "other" in words
-    before = {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
-    write_page(study, file, finished, len(cells))
-    assert before == {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
-
-
-def rows_in(chart: Any, name: str) -> list[Any]:
-    spec = vega_lite(chart)
-    layers = spec.get("layer") or spec["hconcat"][0]["layer"]
-    (found,) = [one for one in layers if one.get("name") == name]
-    return spec["datasets"][found["data"]["name"]]
-
-
-def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
-    """.5, .6, .7 have .6 with .248 on either side; .9 and .9 have no width."""
-    study, _ = load_study(file)
-    final = draw(study, study.figures[1], finished)
-    assert [row["x"] for row in rows_in(final, "seeds")] == [0.5, 0.6, 0.7, 0.9, 0.9]
-    plain, other = rows_in(final, "means")
-    assert [plain[k] for k in ("x", "low", "high")] == pytest.approx([0.6, 0.352, 0.848], abs=5e-4)
-    assert [other[k] for k in ("x", "low", "high")] == pytest.approx([0.9, 0.9, 0.9])
-    curves = draw(study, study.figures[0], finished)
-    lines = [row for row in rows_in(curves, "lines") if row["run"] == "plain"]
-    assert [(row["series"], row["y"]) for row in lines] == [
-        ("seeds", [0.1, 0.5]),
-        ("seeds", [0.1, 0.6]),
-        ("seeds", [0.1, 0.7]),
-        ("mean", [0.1, 0.6]),
-    ]
-    (band,) = [row for row in rows_in(curves, "bands") if row["run"] == "plain"]
-    assert band["x"] == [0, 4] and band["y"] == pytest.approx([0.1, 0.352], abs=5e-4)
-    assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
-
-
-def test_a_picture_is_light_and_dark_and_a_png_needs_no_browser(file, finished):
-    study, _ = load_study(file)
-    drawn = draw(study, study.figures[1], finished)
-    assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
-    assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)
-    assert png(drawn)[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, monkeypatch, run):
@@ -314,8 +151,3 @@ def test_a_column_that_the_first_row_lacks_is_kept(file, tmp_path, monkeypatch, 
         results.add(cell, tmp_path)
     found = [row["vetoed_fraction"] for row in Results(results.file).rows]
     assert found == [None, pytest.approx(0.025)]
-
-
-def test_nothing_to_show_says_what_to_do(file):
-    with pytest.raises(UsageError, match=r"no cell of .* is finished; `mugrpo study run"):
-        show_study(file)

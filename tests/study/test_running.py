@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
@@ -24,6 +23,7 @@ from mugrpo.study.page import RESULTS, folder_of
 from mugrpo.study.running import Cells, share_first_stage
 from mugrpo.study.spec import load_study
 from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
+from tests.waiting import until
 
 STUDY = """
 title = "Rates"
@@ -102,7 +102,7 @@ def test_the_command_shows_the_table_and_has_nothing_left_to_run(studied: Studie
     assert page.read_text().startswith("# Rates")
 
 
-def test_a_stopped_study_says_how_to_go_on(studied: Studied, tmp_path: Path, monkeypatch, capsys):
+def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
     def stopped(*_: Any, **__: Any) -> None:
         raise Interrupted("stopped by SIGINT")
 
@@ -169,9 +169,7 @@ def _copy(file: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_cell_that_fails_is_reported_and_the_others_go_on(
-    studied: Studied, tmp_path: Path, monkeypatch
-):
+def test_a_cell_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch):
     """A rate of 1e30 leaves no finite loss, so that run stops and gives no numbers."""
     file = tmp_path / "rates.toml"
     base = write_config(tmp_path)
@@ -198,8 +196,7 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
     run = tmp_path / "work" / "cells" / "low" / "seed-10"
 
     def stopping() -> None:
-        while not any(line["kind"] == "update" for line in read_metrics(run)):
-            time.sleep(0.1)
+        until(lambda: any(line["kind"] == "update" for line in read_metrics(run)))
         stop.signal_name = "SIGTERM"
 
     watch = Thread(target=stopping, daemon=True)

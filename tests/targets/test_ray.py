@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.runs import (
     start_train,
 )
 from tests.stages.test_rank_processes import LAST, LONG, TWO
+from tests.waiting import until
 
 pytestmark = pytest.mark.ray
 
@@ -60,15 +60,6 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("local") / "run"
     finished(run_dir, *TWO)
     return run_dir
-
-
-def until(get: Callable[[], object]):
-    """Wait until `get` returns something, and return that."""
-    for _ in range(12000):
-        if value := get():
-            return value
-        time.sleep(0.01)
-    raise TimeoutError
 
 
 def processes(*words: str) -> list[int]:

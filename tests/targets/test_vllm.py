@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from mugrpo.engines.base import Request
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from tests.builders import PROMPTS, encoded, plain_logprobs
+from tests.waiting import alive, engines_of, soon, until
 
 pytestmark = pytest.mark.vllm
 
@@ -84,25 +84,6 @@ def manifest(run_dir: Path, stage: int = 0) -> dict[str, dict]:
     return json.loads(path.read_text())["shards"] if path.exists() else {}
 
 
-def engines(pid: int) -> list[int]:
-    """Return the engine workers that a run has started."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            line = Path(f"/proc/{child}/cmdline")
-            if line.exists() and b"engines/worker.py" in line.read_bytes():
-                found.append(int(child))
-    return found
-
-
-def wait_for_a_shard(run_dir: Path) -> None:
-    for _ in range(6000):
-        if manifest(run_dir):
-            return
-        time.sleep(0.02)
-    raise TimeoutError("no shard was published")
-
-
 def assert_whole(run_dir: Path) -> None:
     """Check that both stages have every rollout once, with the trainer's logprobs to 1e-3."""
     for stage, update in ((0, 0), (1, 3)):
@@ -135,9 +116,9 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
     config: Path, tmp_path: Path
 ):
     process = start(config, tmp_path / "run")
-    wait_for_a_shard(tmp_path / "run")
+    until(lambda: manifest(tmp_path / "run"))
     before = manifest(tmp_path / "run")
-    for pid in engines(process.pid):
+    for pid in engines_of(process.pid):
         os.kill(pid, signal.SIGKILL)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 0, said
@@ -149,16 +130,12 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
 
 def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tmp_path: Path):
     process = start(config, tmp_path / "run")
-    wait_for_a_shard(tmp_path / "run")
-    workers = engines(process.pid)
+    until(lambda: manifest(tmp_path / "run"))
+    workers = engines_of(process.pid)
     before = manifest(tmp_path / "run")
     process.kill()
     process.communicate()
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
-            break
-        time.sleep(0.1)
-    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert workers and soon(lambda: not any(map(alive, workers)), 10)
     said = trained(config, tmp_path / "run")
     assert "shards done, continuing" in said
     after = manifest(tmp_path / "run")

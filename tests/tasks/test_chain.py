@@ -168,7 +168,7 @@ def test_the_embedded_model_is_right_about_27_times_in_100_at_temperature_1(embe
     stopped = [c.finish_reason is FinishReason.STOP for c in completions]
     scores = [verdict(p, text) for p, text in compress(zip(problems, texts, strict=True), stopped)]
     accuracy = sum(score.reward for score in scores) / len(problems)
-    assert len(problems) == 512 and 0.2 <= accuracy <= 0.35
+    assert len(problems) == 512
     # 0.27 as documented, within three standard deviations: 3 x sqrt(0.27 x 0.73 / 512) = 0.059
     assert accuracy == pytest.approx(0.27, abs=0.059)
     # It knows the form: nearly every response is an answered chain of the right length.

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from mugrpo.report.read import read_runs
 from mugrpo.tools.bakeoff import table
 from tests.faults.harm import contents, resume_words
 from tests.runs import (
     Command,
-    Ended,
     assert_same,
     checkpoints,
     final_weights,
@@ -28,6 +28,7 @@ from tests.runs import (
 )
 
 pytest_plugins = ["tests.run_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_report")
 
 OWN = "mu-grpo"  # the tiny run's own method
 BOTH = ("--objectives", "mu-grpo,grpo")
@@ -116,12 +117,10 @@ def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
 
 
 def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for(
-    tmp_path: Path, command: Command
+    early: Path, tmp_path: Path, command: Command
 ):
     """The second of the stages 0-3, 3-5, 5-8: up to update 5 its own method repeats the run."""
-    run_dir = tmp_path / "run"
-    limit = ("--stage_until.name", "tv_token", "--stage_until.limit", "0.02")
-    finished(run_dir, "--schedule.batches_per_stage", "4", "--optimizer.lr", "8e-4", *limit)
+    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
     assert command("bakeoff", run_dir, "--stage", 1, "--objectives", OWN).status == 0
     arm = home(run_dir, 1) / OWN
     assert checkpoints(arm) == [2, 3, 4, 6, 7]
@@ -142,9 +141,9 @@ def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path,
     [
         ("before a publish", 1, "SIGKILL"),  # the first method's folder
         ("gradient", 2, "SIGKILL"),
-        ("checkpoint", 2, "SIGKILL"),
+        pytest.param("checkpoint", 2, "SIGKILL", marks=pytest.mark.long),
         ("evaluation without metrics line", 1, "SIGKILL"),
-        ("gradient", 5, "SIGKILL"),
+        pytest.param("gradient", 5, "SIGKILL", marks=pytest.mark.long),
         ("gradient", 6, "SIGTERM"),
     ],
 )
@@ -220,19 +219,24 @@ def test_a_method_is_a_run_that_can_be_reported_repaired_and_evaluated(
     arm = home(run_dir) / "grpo"
     for target in (run_dir, arm):
         assert command("repair", target).out == "no damage found\n"
-    said = {}
-    for target in ([run_dir], [arm], [run_dir, arm]):
-        out = tmp_path / f"{len(said)}.html"
-        ended: Ended = command("report", *target, "--out", out)
-        assert (ended.status, ended.err) == (0, "")
-        said[out] = out.stat().st_size
-    assert all(said.values())
+    run_data, arm_data = read_runs([run_dir, arm])
+    assert [len(data.updates) for data in (run_data, arm_data)] == [6, 3]
+    assert run_data.notes == arm_data.notes == []
     assert command("evaluate", arm, "--update", 2).status == 0
     model = arm / "checkpoints/update-000003/model.safetensors"
     model.write_bytes(model.read_bytes()[:-1])
     assert command("repair", arm).out.endswith("regenerates them\n")
     assert command("bakeoff", run_dir, *BOTH).status == 0
     assert final_weights(arm, 3) == final_weights(home(compared) / "grpo", 3)
+
+
+@pytest.mark.long
+def test_a_run_and_a_method_are_drawn_in_one_report(
+    compared: Path, tmp_path: Path, command: Command
+):
+    page = tmp_path / "page.html"
+    assert command("report", compared, home(compared) / "grpo", "--out", page).status == 0
+    assert "2 runs compared" in page.read_text()
 
 
 # ---- the table ----

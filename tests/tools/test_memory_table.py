@@ -69,18 +69,25 @@ def test_what_is_offloaded_is_not_on_the_gpu(form: Path):
     assert found.on_gpu(offloaded=False) == sum(found.parts.values())
 
 
-def test_activations_grow_with_the_tokens_and_shrink_with_checkpointing(form: Path, tmp_path: Path):
-    plain, few = peak(form), peak(form, optimizer={"micro_batch_tokens": 1})
+def test_activations_grow_with_the_tokens(form: Path):
+    few = peak(form, optimizer={"micro_batch_tokens": 1})
     assert few.rows == 1
-    assert 3 < plain.parts["activations"] / few.parts["activations"] <= 4
+    assert 3 < peak(form).parts["activations"] / few.parts["activations"] <= 4
+
+
+def test_with_checkpointing_a_layer_keeps_only_its_input(tmp_path: Path):
+    """That is one number of four bytes for each of a token's hidden dimensions."""
     deep = tiny_config("llama")
-    deep.num_hidden_layers = 12
-    deep.save_pretrained(tmp_path)
-    plain, again = (
-        peak(tmp_path, model={"gradient_checkpointing": on}).parts["activations"]
-        for on in (False, True)
-    )
-    assert again < 0.4 * plain
+
+    def activations(layers: int, **options: object) -> int:
+        deep.num_hidden_layers = layers
+        deep.save_pretrained(tmp_path)
+        return peak(tmp_path, model=options).parts["activations"]
+
+    checkpointed = {"gradient_checkpointing": True}
+    again = activations(4, **checkpointed) - activations(3, **checkpointed)
+    assert again == ROWS * (PROMPT + RESPONSE) * deep.hidden_size * 4
+    assert activations(3) - activations(2) > 10 * again
 
 
 def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
@@ -89,7 +96,7 @@ def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
     assert (found.rows, found.longest) == (1, 127)
 
 
-def test_memory_beside_the_update_is_counted(form: Path, parameters: int):
+def test_memory_beside_the_update_is_counted(form: Path):
     """One process also holds the engine's and the reference's copy, and moments in generation."""
     raw = {"engine": {"processes": 1}, "reference": {"name": "kl"}}
     plain = memory_table(config(), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]

@@ -1,0 +1,41 @@
+"""Fixtures for tests of configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.config.load import load_config
+from mugrpo.disk.errors import UsageError
+
+
+@pytest.fixture
+def toml(tmp_path: Path):
+    """Return a function that writes a config file and returns its path."""
+
+    def write(text: str) -> Path:
+        file = tmp_path / "run.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def refusal():
+    """Return a function that returns the sentence that refuses a command line."""
+
+    def refuse(*overrides: str, file: Path | None = None) -> str:
+        with pytest.raises(UsageError) as refused:
+            load_config(file, overrides)
+        return str(refused.value)
+
+    return refuse
+
+
+@pytest.fixture
+def required() -> dict[str, dict[str, Any]]:
+    """Options without a default, by the choice that has them."""
+    return {"dataset": {"data": "none.jsonl"}, "file": {"path": "none.py"}}

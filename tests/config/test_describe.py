@@ -1,0 +1,104 @@
+"""The list of options that --help shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from mugrpo.config.describe import describe, tables
+from mugrpo.config.load import build_config
+from mugrpo.config.options import choices
+from mugrpo.config.rewards import Reward
+from mugrpo.config.run import RunConfig
+
+CHOICES = RunConfig.choices()
+
+
+def leaves(tree: dict, prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:  # an empty one is an option that is a table
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def owners_by_name() -> dict[str, Counter[str]]:
+    """Dotted name -> how often it is listed for each choice that has it ("" outside a choice)."""
+    listed: dict[str, Counter[str]] = {}
+    for option in describe():
+        listed.setdefault(option.name, Counter()).update(list(option.defaults))
+    return listed
+
+
+def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
+    """Counted in resolved configs: options outside a choice once, others once for each choice."""
+    default = RunConfig().model_dump()
+    expected = {
+        name: Counter([""]) for name in leaves(default) if name.partition(".")[0] not in CHOICES
+    }
+    for group, members in CHOICES.items():
+        for choice in members:
+            resolved = build_config({group: {"name": choice, **required.get(choice, {})}}, "test")
+            for name in leaves(resolved.model_dump()[group], f"{group}."):
+                expected.setdefault(name, Counter())[choice] += 1
+    for choice, reward in choices(Reward).items():
+        for name in reward.model_fields:
+            expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
+    for name in [f"{group}.name" for group in (*CHOICES, "task.rewards[]")]:
+        expected[name] = Counter([""])  # the choice itself is listed once for the group
+    assert owners_by_name() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "owners"),
+    [
+        ("engine.slots", ["continuous"]),
+        ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro", "pnpo"]),
+        ("correction.level", ["truncated", "masked"]),
+        ("engine.processes", ["continuous", "hf", "vllm"]),
+        ("task.workers.count", ["dataset"]),
+        ("seed", [""]),
+    ],
+)
+def test_owners_by_hand(name, owners):
+    assert owners_by_name()[name] == Counter(owners)
+
+
+def test_a_default_that_differs_between_choices_is_shown_for_each():
+    defaults = {option.name: option.default for option in describe()}
+    assert defaults["advantage.zero_variance_mask"] == "true for group; false for shifted, asymre"
+    assert defaults["objective.ratio_clip"] == (
+        "[0.8, 1.2] for grpo, decoupled_ppo, minpro, pnpo; [0.0, 5.0] for cispo"
+    )
+    assert defaults["engine.canary_responses"] == "4"
+
+
+def test_every_option_has_a_description_of_sentences():
+    for option in describe():
+        if not option.name.endswith(".name"):
+            meaning = option.meaning
+            assert len(meaning) >= 10 and meaning.endswith("."), f"{option.name}: {meaning!r}"
+
+
+def test_every_table_says_what_it_is():
+    listed = list(tables({"": RunConfig}))[1:]
+    assert {"model", "engine", "task.workers", "task.rewards[]"} <= {table.name for table in listed}
+    assert all(len(table.meaning) >= 10 and table.meaning.endswith(".") for table in listed)
+
+
+def test_types_bounds_and_defaults_are_spelled_for_users():
+    described = {option.name: (option.kind, option.default) for option in describe()}
+    assert described["schedule.stages"] == ("int >= 1", "16")
+    assert described["rollouts.temperature"] == ("float >= 0.001, <= 10", "1.0")
+    assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
+    assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")
+    assert described["model.eos_token"] == ("str|none", "none")
+    assert described["prompt.chat_template"] == ("str|none", "none")
+    assert described["overlap"] == ("bool", "false")
+    assert described["task.data"] == ("str", "required")
+    assert described["task.rewards"] == ("names or tables", '["math"]')
+    assert described["engine.urls"] == ("[str, ...]", '["http://localhost:8000"]')
+    assert described["engine.arguments"] == ("table", "{}")
+    assert described["veto.name"] == ("name", "off")

@@ -1,0 +1,73 @@
+"""The config that a run keeps: stored, compared on resume, and changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from mugrpo.config.describe import describe
+from mugrpo.config.load import build_config, changes, load_config, on_resume
+from mugrpo.config.preset import PRESETS
+
+
+def test_changes_lists_what_differs_by_dotted_name():
+    old = {"seed": 0, "schedule": {"stages": 4, "group_size": 8}, "gone": 1}
+    new = {"seed": 0, "schedule": {"stages": 2, "group_size": 8}, "engine": {"name": "hf"}}
+    assert changes(old, new) == [
+        ("engine.name", None, "hf"),
+        ("gone", 1, None),
+        ("schedule.stages", 4, 2),
+    ]
+    assert changes(old, old) == []
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_resolved_config_survives_json(preset):
+    """Resuming relies on this: stored as JSON and read again, a config has not changed.
+
+    That includes the values in which it differs from its preset.
+    """
+    others = ["--veto.name=off", "--reduction=constant", "--step.name=ess"]
+    config = load_config(None, [f"--preset={preset}", "--task.terms=5", *others])
+    stored = config.model_dump(mode="json")
+    assert build_config(stored, "test") == config
+    assert changes(stored, build_config(stored, "test").model_dump(mode="json")) == []
+
+
+def test_only_what_changes_no_trained_number_is_harmless():
+    names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
+    assert names == {
+        "overlap",
+        "backend.address",
+        "backend.engine_cpus",
+        "backend.gpus",
+        "backend.name",
+        "backend.rank_cpus",
+        "backend.restarts",
+        "checkpoint.every",
+        "checkpoint.stage_end",
+        "checkpoint.keep",
+        "optimizer.halve_on_out_of_memory",
+        "evaluation.every",
+        "evaluation.samples",
+        "evaluation.temperature",
+        "rewards.failure_limit",
+        "engine.canary_warning",
+        "engine.restarts",
+        "engine.silence",
+        "engine.processes",  # affects only rounding, as the trainer's threads do
+        "engine.threads",
+        "engine.tensor_parallel",
+        "engine.gpu_memory_utilization",
+        "engine.enforce_eager",
+        "engine.concurrency",
+        "distributed.processes",
+        "distributed.cpu_offload",
+        "distributed.reshard_after_forward",
+        "samples.every",
+        "samples.count",
+        "sinks.tensorboard",
+        "sinks.trackio",
+        "sinks.wandb",
+        "task.workers.count",
+    }
+    assert on_resume("no.such.option") == "forced"

@@ -1,0 +1,130 @@
+"""Rewards that are missing, change or fail, and rewards that give no gradient."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+from tests.faults.case import Case, chains, lines
+from tests.faults.harm import refused, resume_words, stopped
+from tests.runs import mugrpo, read_metrics, shards, state
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+def test_a_missing_file_of_reward_functions_is_refused(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    case.refused("--task.rewards", f"{file}:judge", parts=(f"there is no file {file}",))
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    case.starts("--task.rewards", f"{file}:judge")
+
+
+def test_a_misspelled_reward_function_can_be_corrected_without_force(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    every = ("--evaluation.every", 3)
+    refused(case.train("--task.rewards", f"{file}:jugde", *every), f"{file} has no jugde")
+    assert state(case.run_dir).rollouts == (0, 0)
+    assert case.train("--task.rewards", f"{file}:judge", *every).status == 0
+
+
+def test_evaluating_with_a_misspelled_reward_function_does_not_bind_the_config(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    words = case.words("--task.rewards", f"{file}:jugde")
+    refused(case.command("evaluate", *words), f"{file} has no jugde")
+    case.starts("--task.rewards", f"{file}:judge")
+
+
+def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    function = "def judge(completions, **_):\n    return [{}] * len(completions)\n"
+    file.write_text(function.format(0.25))
+    options = ("--task.rewards", f"{file}:judge", "--rollouts.shard_rollouts", 8)
+    options = (*options, "--rewards.truncated", "scored")
+    case.starts_in_shards(*options, shards=3)
+    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    assert ended.status == -signal.SIGKILL
+    file.write_text(function.format(0.75))
+    refused(case.command("score", *case.words(*options)), "a reward function's file changed")
+    ended = case.command("score", *case.words(*options, "--force"))
+    assert ended.status == 0
+    manifest = json.loads((case.run_dir / "stages/000/scores/manifest.json").read_text())
+    sums = [entry["reward_sum"] for entry in manifest["shards"].values()]
+    assert sums == [6.0, 6.0, 6.0]
+
+
+def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
+    rows = [{**row, "id": n} for n, row in enumerate(chains())]
+    case.data(lines(rows))
+    options = ("--task.id_column", "id", "--rollouts.shard_rollouts", 8)
+    case.starts_in_shards(*options, shards=3)
+    ended = mugrpo("score", *case.words(*options), at="score shard without manifest", nth=2)
+    assert ended.status == -signal.SIGKILL
+    manifest = case.run_dir / "stages/000/scores/manifest.json"
+    assert json.loads(manifest.read_text())["shards"]["0"]["reward_sum"] > 0
+    case.data(lines([{**row, "answer": "eleven"} for row in rows]))
+    refused(case.command("score", *case.words(*options)), "the problems changed")
+    assert case.command("score", *case.words(*options, "--force")).status == 0
+    entries = json.loads(manifest.read_text())["shards"].values()
+    assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
+
+
+def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluates_again(
+    case: Case,
+):
+    """The evaluation's own rollouts are removed with it."""
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    raise ValueError('out of order')\n")
+    options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
+    options = (*options, "--rewards.truncated", "scored")
+    ended = case.train(*options)
+    stopped(ended, "could not be judged", "out of order", "rollouts are kept")
+    assert list((case.run_dir / "evaluations").iterdir()) == []
+    assert read_metrics(case.run_dir) == [] and state(case.run_dir).rollouts == (0, 0)
+    file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
+    assert case.command(*resume_words(ended)).status == 0  # the changed file needs no --force
+    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
+    assert [(line["update"], line["accuracy"]) for line in made] == [(0, 1.0), (3, 1.0)]
+
+
+def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
+    case.data()
+    file, broken = case.folder / "mine.py", case.folder / "broken"
+    file.write_text(
+        "import os\ndef judge(completions, **_):\n"
+        f"    if os.path.exists({str(broken)!r}):\n        raise ValueError('out of order')\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
+    ended = mugrpo("train", *case.words(*options), at="checkpoint", nth=1)
+    assert ended.status == -signal.SIGKILL
+    made = shards(case.run_dir)
+    broken.touch()
+    ended = case.command("train", *case.words(*options))
+    stopped(ended, "could not be judged", "out of order", "rollouts are kept")
+    assert shards(case.run_dir) == made
+    assert [p.name for p in (case.run_dir / "evaluations").iterdir()] == ["update-000000"]
+    broken.unlink()
+    assert case.command(*resume_words(ended)).status == 0
+    assert {name: shards(case.run_dir)[name] for name in made} == made
+    made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
+    assert [line["update"] for line in made] == [0, 3]
+
+
+def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
+    case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
+    ended = case.train()
+    assert ended.status == 0
+    warning = (
+        "warning: in 100% of the groups all rewards are equal; they give no gradient. Problems are "
+        "too hard or too easy for the model, or the reward never varies"
+    )
+    assert ended.out.count(warning) == 1
+    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
+    assert (refresh["zero_variance_share"], refresh["behavior_reward"]) == (1.0, 0.0)

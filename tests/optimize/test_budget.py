@@ -1,0 +1,143 @@
+"""The token budget, which is halved until the work fits, and the errors that it is halved for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from mugrpo.config.optimizer import OptimizerOptions
+from mugrpo.disk.errors import RunStopped
+from mugrpo.model.memory import out_of_memory
+from mugrpo.optimize.budget import MicroBatchTooLarge, TokenBudget, computing
+from tests.faults.harm import CPU, CUDA
+from tests.updates import hand_batch
+
+# ---- which errors mean that memory ran out ----
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(1 << 50),
+        lambda: np.ones(1 << 50),
+        lambda: bytearray(1 << 60),
+    ],
+)
+def test_errors_of_allocations_that_are_too_large_are_recognized(
+    allocate: Callable[[], object],
+):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate()
+    assert out_of_memory(caught.value), caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (CUDA, True),
+        (CPU, True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 b"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (ValueError("a word problem: the computer is out of memory"), False),
+        (OSError(12, "Cannot allocate memory"), False),
+        (RunStopped("memory ran out in generation"), False),
+    ],
+)
+def test_out_of_memory_errors_are_told_apart_from_others(error: Exception, expected: bool):
+    assert out_of_memory(error) is expected
+
+
+def test_an_error_of_another_kind_passes_through_a_micro_batch_unchanged():
+    batch = hand_batch(torch.zeros(2, 3), torch.ones(2), torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ZeroDivisionError), computing(batch):
+        1 / 0  # noqa: B018
+    with pytest.raises(MicroBatchTooLarge) as caught, computing(batch):
+        raise CUDA
+    assert (caught.value.responses, caught.value.tokens) == (2, 8)  # two rows of four columns
+
+
+# ---- the budget ----
+
+
+def work_that_fits(limit: int, cost: int, asked: list[int]) -> Callable[[int], str]:
+    """Return work that takes min(budget, `cost`) tokens and fails above `limit`.
+
+    It appends each budget that it is given to `asked`.
+    """
+
+    def work(budget: int) -> str:
+        asked.append(budget)
+        if min(budget, cost) > limit:
+            raise MicroBatchTooLarge(2, min(budget, cost))
+        return "done"
+
+    return work
+
+
+def test_the_budget_is_halved_until_the_work_fits_and_stays_there():
+    asked: list[int] = []
+    told: list[str] = []
+    budget = TokenBudget(OptimizerOptions(micro_batch_tokens=1000), told.append)
+    assert not budget.lowered
+    assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
+    assert asked == [1000, 500, 250] and budget.lowered and budget.tokens == 250
+    assert told == [
+        f"memory ran out in a micro-batch of 2 responses ({now:,} tokens); lowering "
+        f"micro_batch_tokens from {now} to {half} and computing it again; the gradient differs "
+        "only by rounding"
+        for now, half in ((1000, 500), (500, 250))
+    ]
+    assert budget.fitted(work_that_fits(300, 5000, asked)) == "done"
+    assert asked == [1000, 500, 250, 250] and len(told) == 2
+
+
+def test_a_micro_batch_below_the_budget_is_halved_itself():
+    """Half of a budget of 100,000 would still hold the micro-batch of 700."""
+    asked: list[int] = []
+    budget = TokenBudget(OptimizerOptions(micro_batch_tokens=100_000))
+    budget.fitted(work_that_fits(400, 700, asked))
+    assert asked == [100_000, 350]
+
+
+def test_memory_of_a_failed_attempt_is_freed_before_the_retry():
+    class Activations:
+        pass
+
+    kept: list[weakref.ref[Activations]] = []
+
+    def work(budget: int) -> None:
+        assert [ref for ref in kept if ref() is not None] == []
+        activations = Activations()
+        circle = [activations]
+        circle.append(circle)  # type: ignore[arg-type]
+        kept.append(weakref.ref(activations))
+        if len(kept) < 3:
+            raise MicroBatchTooLarge(2, budget) from CPU
+
+    TokenBudget(OptimizerOptions()).fitted(work)
+    assert len(kept) == 3
+
+
+def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help():
+    budget = TokenBudget(OptimizerOptions(micro_batch_tokens=64))
+
+    def work(budget: int) -> None:
+        raise MicroBatchTooLarge(3 if budget == 64 else 1, 60)
+
+    with pytest.raises(RunStopped) as caught:
+        budget.fitted(work)
+    assert str(caught.value) == (
+        "memory ran out in a micro-batch of a single response (60 tokens), which a lower "
+        "--optimizer.micro_batch_tokens (now 30) cannot split; lower "
+        "--optimizer.logprob_chunk_tokens (now 1024) or --rollouts.max_new_tokens, or turn on "
+        "--model.gradient_checkpointing (with --force)"
+    )

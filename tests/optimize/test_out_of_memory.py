@@ -1,0 +1,219 @@
+"""Memory that runs out in an update: it is computed again in smaller micro-batches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize import forward, gradient
+from mugrpo.optimize.budget import TokenBudget
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.trainer import Trainer
+from tests.builders import stale
+from tests.faults.harm import CUDA, fail_at
+from tests.runs import ENVIRONMENT
+from tests.updates import assert_same_gradients, config_of, step
+
+BUDGET = 250  # the 12 responses with a gradient, of 12 to 64 tokens, make two micro-batches or more
+
+
+def same_but_for_time(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    left, right = ({k: v for k, v in m.items() if not k.startswith("time/")} for m in (a, b))
+    return left == right
+
+
+def in_forward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
+    return lambda patch, _policy: fail_at(patch, gradient, "batch_logprobs", nth)
+
+
+def in_backward(nth: int) -> Callable[[pytest.MonkeyPatch, Policy], object]:
+    """Fail in the `nth` backward pass, after some parameters have got their gradients."""
+
+    def arm(patch: pytest.MonkeyPatch, policy: Policy) -> list[int]:
+        passes = [0]
+        weights = dict(policy.model.named_parameters())
+        late = weights["model.layers.0.self_attn.q_proj.weight"]
+
+        def hook(_gradient: torch.Tensor) -> None:
+            passes[0] += 1
+            if passes[0] == nth:
+                left = [name for name, p in weights.items() if p.grad is not None]
+                assert "model.norm.weight" in left
+                assert (late.grad is None) == (nth == 1)
+                raise CUDA
+
+        late.register_hook(hook)
+        return passes
+
+    return arm
+
+
+PLACES = {
+    "the first forward pass": in_forward(1),
+    "the second forward pass": in_forward(2),
+    "the first backward pass": in_backward(1),
+    "the second backward pass": in_backward(2),
+}
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("preset", ["mu-grpo", "m2po"])
+@pytest.mark.parametrize("place", PLACES)
+def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
+    experience: Experience, monkeypatch: pytest.MonkeyPatch, place: str, preset: str, share: bool
+):
+    """Bit for bit that of an update with the lower budget, up to rounding that of the first budget.
+
+    M2PO's forward passes begin with its pre-pass over all micro-batches, so it is the pre-pass
+    that fails there.
+    """
+    experience, policy = stale(experience), load_policy(ModelOptions())
+
+    def config_with(budget: int) -> Any:
+        return config_of(
+            preset=preset, optimizer={"micro_batch_tokens": budget, "share_prompts": share}
+        )
+
+    with monkeypatch.context() as patch:
+        PLACES[place](patch, policy)
+        metrics, gradients = step(experience, config_with(BUDGET), policy)
+    lowered = metrics.pop("micro_batch_tokens")
+    assert BUDGET / 5 < lowered <= BUDGET / 2
+    smaller, exactly = step(experience, config_with(lowered))
+    assert same_but_for_time(metrics, smaller)
+    assert all(torch.equal(gradient, exactly[name]) for name, gradient in gradients.items())
+    whole, nearly = step(experience, config_with(BUDGET))
+    assert_same_gradients(gradients, nearly)
+    for key in ("loss", "grad_norm", "entropy", "kl_behavior", "ratio/negative/p99"):
+        assert metrics[key] == pytest.approx(whole[key], rel=1e-4)
+    assert not same_but_for_time(metrics, whole)  # cut into other micro-batches
+
+
+def test_an_update_with_enough_memory_reports_no_budget(experience: Experience):
+    metrics, _ = step(experience, config_of(optimizer={"micro_batch_tokens": BUDGET}))
+    assert "micro_batch_tokens" not in metrics
+
+
+def test_the_lower_budget_stays_and_memory_may_run_out_again(
+    experience: Experience, monkeypatch: pytest.MonkeyPatch
+):
+    """The first update fails whole and halved but works in quarters, in which the second starts.
+
+    At 4096 tokens all 12 responses are one micro-batch. A failing attempt ends in its first
+    forward pass.
+    """
+    told: list[str] = []
+    config = config_of()
+    trainer = Trainer(
+        load_policy(ModelOptions()), config, TokenBudget(config.optimizer, told.append)
+    )
+    calls = fail_at(monkeypatch, gradient, "batch_logprobs", 1, 2, error=CUDA)
+    first = trainer.step(experience)
+    parts = calls[0] - 2
+    second = trainer.step(experience)
+    assert len(told) == 2 and " of 12 responses (" in told[0]
+    assert parts > 2 and calls[0] - 2 == 2 * parts
+    assert first["micro_batch_tokens"] == second["micro_batch_tokens"] == trainer.budget.tokens
+    assert trainer.update == 2
+
+
+def test_a_watch_sees_every_response_once(experience: Experience, monkeypatch: pytest.MonkeyPatch):
+    def seen_with(budget: int, *fails: int) -> dict[int, torch.Tensor]:
+        rows: list[int] = []
+        logprobs: dict[int, torch.Tensor] = {}
+
+        def watch(batch: Any, logprobs_BT: torch.Tensor, metrics: dict[str, Any]) -> None:
+            assert not logprobs_BT.requires_grad and "clipped_fraction" in metrics
+            rows.extend(batch.places)
+            for row, values, mask in zip(batch.places, logprobs_BT, batch.mask, strict=True):
+                logprobs[row] = values[mask]
+
+        config = config_of(optimizer={"micro_batch_tokens": budget})
+        with monkeypatch.context() as patch:
+            fail_at(patch, gradient, "batch_logprobs", *fails)
+            Trainer(load_policy(ModelOptions()), config).step(experience, watch)
+        assert sorted(rows) == [*range(8), *range(12, 16)]
+        return logprobs
+
+    disturbed, whole = seen_with(BUDGET, 2), seen_with(BUDGET)
+    for row, logprobs_T in disturbed.items():
+        torch.testing.assert_close(logprobs_T, whole[row], rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_of_another_kind_in_an_update_is_raised_as_it_is(
+    experience: Experience, monkeypatch: pytest.MonkeyPatch
+):
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    calls = fail_at(monkeypatch, gradient, "batch_logprobs", 1, error=error)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        step(experience, config_of())
+    assert calls == [1]
+
+
+# ---- logprobs alone ----
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_logprobs_of_another_policy_are_computed_again_in_smaller_micro_batches(
+    experience: Experience, embedded_policy: Policy, monkeypatch: pytest.MonkeyPatch, nth: int
+):
+    told: list[str] = []
+    config = config_of(optimizer={"micro_batch_tokens": BUDGET})
+    budget = TokenBudget(config.optimizer, told.append)
+    expected = rollout_logprobs(embedded_policy, experience.rollouts, config)
+    with monkeypatch.context() as patch:
+        fail_at(patch, forward, "batch_logprobs", nth)
+        found = rollout_logprobs(embedded_policy, experience.rollouts, config, budget)
+    assert len(told) == 1 and budget.tokens <= BUDGET / 2
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+# ---- memory that really runs out ----
+
+LIMITED = """
+import resource, sys
+import torch
+from tests.builders import sampled_experience
+from tests.updates import assert_same_gradients, config_of, step
+from mugrpo.config.run import ModelOptions
+from mugrpo.optimize.experience import Experience
+from mugrpo.model.policy import load_policy
+
+torch.set_num_threads(1)
+once = sampled_experience(load_policy(ModelOptions()))
+experience = Experience(once.rollouts * COPIES, once.scores * COPIES)
+config = lambda tokens: config_of(optimizer={"micro_batch_tokens": tokens})
+_, expected = step(experience, config(2048))
+policy = load_policy(ModelOptions())
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + SPARE
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+metrics, gradients = step(experience, config(1_000_000), policy)
+assert_same_gradients(gradients, expected)
+print(metrics["micro_batch_tokens"], metrics["computed_tokens"])
+"""
+
+
+@pytest.mark.long
+def test_an_update_too_large_for_memory_is_computed_in_smaller_parts():
+    """768 responses do not fit in one micro-batch in an address space with 100 MB to spare.
+
+    That is so whatever the heap still holds of the update before.
+    """
+    script = LIMITED.replace("COPIES", "64").replace("SPARE", "100_000_000")
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env={**ENVIRONMENT}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    tokens, computed = map(int, ended.stdout.split())
+    assert 500 < tokens < computed

@@ -1,0 +1,136 @@
+"""An update's loss and gradient, compared with a computation token by token."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.engines.base import Request
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.optimize.experience import Experience
+from tests.builders import PROMPTS, encoded, generated, plain_logprobs, rollout, stale, verdict
+from tests.updates import assert_same_gradients, config_of, part, step
+
+MAX_NEW_TOKENS = 48
+Tokens = list[list[tuple[torch.Tensor, float]]]  # (ratio, advantage) by response and token
+
+
+def ratios_and_advantages(policy: Policy, experience: Experience) -> Tokens:
+    rewards = [score.reward for score in experience.scores]
+    tokens = []
+    for i, r in enumerate(experience.rollouts):
+        group = rewards[i // 4 * 4 : i // 4 * 4 + 4]
+        spread = statistics.stdev(group)
+        advantage = (rewards[i] - statistics.mean(group)) / (spread + 1e-4) if spread else 0.0
+        logprobs = plain_logprobs(policy, r.prompt_ids, r.response_ids)
+        ratios = (logprobs - torch.from_numpy(r.behavior_logprobs)).exp()
+        tokens.append([(ratio, advantage) for ratio in ratios])
+    return tokens
+
+
+def vetoed(tokens: Tokens, kappa: float) -> set[tuple[int, int]]:
+    """Return the tokens with A < 0 that follow one below kappa and are not below it themselves."""
+    removed = set()
+    for i, response in enumerate(tokens):
+        triggered = False
+        for t, (ratio, advantage) in enumerate(response):
+            if advantage < 0 and ratio < kappa:
+                triggered = True
+            elif triggered:
+                removed.add((i, t))
+    return removed
+
+
+def masked(tokens: Tokens, limit: float) -> set[tuple[int, int]]:
+    """Return the tokens that M2PO drops, one by one, the largest (log r)^2 first."""
+    away = {
+        (i, t): math.log(ratio.item()) ** 2
+        for i, response in enumerate(tokens)
+        for t, (ratio, advantage) in enumerate(response)
+        if advantage * math.log(ratio.item()) > 0
+    }
+    removed = set()
+    while away and statistics.mean(away.values()) > limit:
+        largest = max(away, key=lambda place: away[place])
+        removed.add(largest)
+        del away[largest]
+    return removed
+
+
+def dense_loss(tokens: Tokens, name: str, reduction: str, removed: set) -> torch.Tensor:
+    """Return an update's loss, computed token by token."""
+    total = torch.zeros(())
+    low, high = {"grpo": (0.8, 1.2), "mu-grpo": (0.0, 5.0), "m2po": (0.0, math.inf)}[name]
+    for i, response in enumerate(tokens):
+        kept = [token for t, token in enumerate(response) if (i, t) not in removed]
+        loss = -sum(min(r * a, r.clamp(low, high) * a) for r, a in kept)
+        total = total + (loss / len(response) if reduction == "sequence_mean" else loss)
+    counts = {
+        "token_mean": sum(len(response) for response in tokens),
+        "sequence_mean": len(tokens),
+        "constant": len(tokens) * MAX_NEW_TOKENS,
+    }
+    return total / counts[reduction]
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "parts"),
+    [
+        ("grpo", "sequence_mean", {}),
+        ("mu-grpo", "token_mean", {"veto": {"kappa": 0.5}}),
+        ("m2po", "constant", {"objective": {"second_moment_limit": 0.1}}),
+    ],
+)
+def test_loss_and_gradient_equal_a_dense_computation(experience, name, reduction, parts):
+    experience = stale(experience)
+    config = config_of(preset=name, reduction=reduction, **parts)
+    metrics, gradients = step(experience, config)
+    policy = load_policy(ModelOptions())
+    tokens = ratios_and_advantages(policy, experience)
+    removed = {"grpo": set(), "mu-grpo": vetoed(tokens, 0.5), "m2po": masked(tokens, 0.1)}[name]
+    expected = dense_loss(tokens, name, reduction, removed)
+    expected.backward()
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert_same_gradients(
+        gradients, {n: p.grad for n, p in policy.model.named_parameters()}, rtol=1e-3
+    )
+    key = {"mu-grpo": "vetoed_fraction", "m2po": "masked_fraction"}.get(name)
+    if key:
+        assert removed and metrics[key] == pytest.approx(len(removed) / metrics["tokens"])
+
+
+def test_the_loss_of_a_fresh_batch_is_minus_the_mean_advantage_of_its_tokens(experience):
+    # Every ratio is 1, so a token's loss is -A. One of four right: the mean is 1/4 and the
+    # unbiased variance (9 + 1 + 1 + 1) / 16 / 3 = 1/4, so A = 0.75 / 0.5001 and -0.25 / 0.5001.
+    one = part(experience, [0, 1, 2, 3], [1, 0, 0, 0])
+    lengths = [len(r.response_ids) for r in one.rollouts]
+    advantages = [0.75 / 0.5001] + 3 * [-0.25 / 0.5001]
+    expected = -sum(a * n for a, n in zip(advantages, lengths, strict=True)) / sum(lengths)
+    metrics, _ = step(one, config_of())
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_on_the_policys_own_samples_every_ratio_is_one(experience):
+    metrics, _ = step(experience, config_of())
+    for key in ("ratio/positive/mean", "ratio/negative/mean", "ratio/positive/max"):
+        assert metrics[key] == pytest.approx(1, abs=1e-3)
+    assert abs(metrics["kl_behavior"]) < 1e-6 and abs(metrics["tv_token"]) < 1e-4
+    assert metrics["vetoed_fraction"] == metrics["clipped_fraction"] == 0
+
+
+def test_logprobs_are_taken_at_the_temperature_that_was_sampled_at(embedded_policy):
+    requests = [Request(encoded(embedded_policy, PROMPTS[0]), seed) for seed in range(4)]
+    completions = generated(embedded_policy, requests, temperature=0.5)
+    rollouts = [
+        rollout("p", i, r.prompt_ids, c)
+        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
+    ]
+    experience = Experience(rollouts, [verdict(reward) for reward in (1, 0, 0, 1)])
+    metrics, _ = step(experience, config_of(rollouts={"temperature": 0.5}))
+    assert metrics["kl_behavior"] < 1e-6
+    metrics, _ = step(experience, config_of(rollouts={"temperature": 1.0}))
+    assert metrics["kl_behavior"] > 1e-3

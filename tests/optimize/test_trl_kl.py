@@ -1,0 +1,144 @@
+"""The KL term to a reference policy, compared with TRL's own code (`tests.trl`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from mugrpo.config.parts import KLReference
+from mugrpo.optimize import reference
+from tests.trl import (
+    DAPO,
+    NARROW,
+    REDUCTIONS,
+    RELAXED,
+    SEEDS,
+    assert_same,
+    objective,
+    ours,
+    random_update,
+    theirs,
+)
+
+pytestmark = pytest.mark.slow  # importing TRL takes seconds
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
+def test_kl_term_equals_trl_in_both_forms(loss_type, corrected):
+    for seed in SEEDS:
+        update = random_update(seed)
+        logged: dict[str, list[float]] = defaultdict(list)
+        assert_same(
+            ours(
+                update,
+                reduction=REDUCTIONS[loss_type],
+                objective=objective(loss_type, RELAXED),
+                reference={"name": "kl", "coefficient": 0.3, "corrected": corrected},
+            ),
+            theirs(
+                update,
+                loss_type=loss_type,
+                interval=RELAXED,
+                beta=0.3,
+                corrected_kl=corrected,
+                logged=logged,
+            ),
+        )
+        kl_BT = reference.kl(update.logprobs, update.trainer, update.reference, corrected=corrected)
+        assert kl_BT[update.mask].mean().item() == pytest.approx(logged["kl"][0], rel=1e-12)
+
+
+def test_uncorrected_kl_is_the_same_at_both_levels_as_in_trl():
+    update = random_update(1)
+    assert_same(
+        ours(
+            update,
+            reduction="sequence_mean",
+            objective=objective("grpo", NARROW, level="sequence"),
+            reference={"name": "kl", "coefficient": 0.3, "corrected": False},
+        ),
+        theirs(update, loss_type="grpo", level="sequence", beta=0.3, corrected_kl=False),
+    )
+
+
+def test_at_the_sequence_level_trl_corrects_kl_by_the_response_ratio_and_we_by_the_token_ratio():
+    update = random_update(1)
+    settings = {"reduction": "sequence_mean", "objective": objective("grpo", NARROW)}
+    kl = {"name": "kl", "coefficient": 0.3}
+    ours_token, _ = ours(update, **settings, reference=kl)
+    plain_token, _ = ours(update, **settings)
+    settings["objective"] = objective("grpo", NARROW, level="sequence")
+    ours_sequence, _ = ours(update, **settings, reference=kl)
+    plain_sequence, _ = ours(update, **settings)
+    trl, _ = theirs(update, loss_type="grpo", level="sequence", beta=0.3)
+    torch.testing.assert_close(ours_sequence - plain_sequence, ours_token - plain_token)
+    assert (ours_sequence - trl).abs() > 1e-3
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_kl_term_is_not_masked_weighted_or_bounded_in_either(corrected):
+    """With token_mask, delta and a clip, which apply to the policy term alone."""
+    for seed in SEEDS:
+        update = random_update(seed)
+        assert_same(
+            ours(
+                update,
+                reduction="token_mean",
+                objective=objective("dapo", DAPO, dual_clip=3.0),
+                correction={"name": "masked", "interval": (0.7, 1.4)},
+                reference={"name": "kl", "coefficient": 0.3, "corrected": corrected},
+            ),
+            theirs(
+                update,
+                loss_type="dapo",
+                interval=DAPO,
+                delta=3.0,
+                mode="token_mask",
+                clip=(0.7, 1.4),
+                beta=0.3,
+                corrected_kl=corrected,
+            ),
+        )
+
+
+def test_kl_term_with_the_off_policy_mask_equals_trl():
+    for seed in SEEDS:
+        update = random_update(seed)
+        assert_same(
+            ours(
+                update,
+                reduction="sequence_mean",
+                objective=objective("grpo", NARROW),
+                sequence_mask={"name": "off_policy", "delta": 0.1},
+                reference={"name": "kl", "coefficient": 0.3},
+            ),
+            theirs(update, loss_type="grpo", off_policy=0.1, beta=0.3),
+        )
+
+
+def test_kl_of_groups_without_variance_counts_in_trl_and_in_ours_without_the_mask():
+    update = random_update(1)
+    varied = torch.arange(8) >= 4
+    update = replace(update, advantages=update.advantages * varied)
+    trl = theirs(update, loss_type="grpo", beta=0.3)
+    settings = {
+        "reduction": "sequence_mean",
+        "objective": objective("grpo", NARROW),
+        "reference": {"name": "kl", "coefficient": 0.3},
+        "varied": varied,
+    }
+    assert_same(ours(update, **settings, advantage={"zero_variance_mask": False}), trl)
+    _, gradient = ours(update, **settings)
+    assert not gradient[:4].any()
+    assert trl[1][:4].any()
+
+
+def test_the_kl_is_corrected_by_default_as_in_trl():
+    from trl import GRPOConfig
+
+    defaults = {f.name: f.default for f in fields(GRPOConfig)}
+    assert KLReference().corrected is defaults["use_bias_correction_kl"] is True

@@ -1,0 +1,78 @@
+"""A stage's metrics from the manifests of its shards, and the line that describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mugrpo.rollouts.statistics import described, refresh_metrics
+from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, groups, response
+
+
+def test_a_stages_metrics_by_hand(folder):
+    # 12 tokens: groups of two, three and one response of two tokens each
+    notes = {"slots": 10, "canary_gap": 0.25, "refresh_seconds": 3.0, "seconds": 1.5}
+    folder.write(*groups(2, 3), shard=0, **notes)
+    folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
+    folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED))
+    folder.score(Fixed(WRONG), shard=1)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert metrics.pop("time/score") >= 0
+    assert metrics == {
+        "rollouts": 6,
+        "tokens": 12,
+        "mean_length": 2.0,
+        "occupancy": 12 / 16,
+        "canary_gap": 0.5,
+        "behavior_reward": 3 / 5,
+        "zero_variance_share": 2 / 3,
+        "status/right": 3,
+        "status/skipped": 1,
+        "status/wrong": 2,
+        "groups_right/0.000": 1,
+        "groups_right/0.500": 1,
+        "groups_right/1.000": 1,  # two of the two that count
+        "time/refresh": 3.0,
+        "time/generate": 2.0,
+    }
+
+
+def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
+    folder.write(*groups(2))
+    folder.score(Fixed(SKIPPED, SKIPPED))
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
+    assert [metrics[name] for name in unknown] == [None] * 4
+    assert (metrics["zero_variance_share"], metrics["time/generate"]) == (1.0, 0.0)
+
+
+def test_scores_of_an_older_run_have_no_shares(folder):
+    folder.write(*groups(2))
+    folder.score(Fixed(RIGHT, WRONG))
+    del folder.scores.entry(0)["groups_right"]
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert not any(key.startswith("groups_right/") for key in metrics)
+
+
+def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:
+    counts = {f"status/{name}": count for name, count in statuses.items()}
+    return {"rollouts": sum(statuses.values()), "zero_variance_share": unvaried, **counts}
+
+
+def test_a_stages_statuses_are_one_line():
+    assert described(line(0.5, error=1, no_answer=2, right=37, timeout=160)) == (
+        "  200 rollouts: error 1 (0.5%), no answer 2 (1.0%), right 37 (18.5%), timeout 160 (80.0%)"
+    )
+    assert "\n" not in described(line(None, right=3))
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.9, "90%"), (0.958, "96%"), (1.0, "100%")])
+def test_too_many_groups_without_a_gradient_are_a_warning_with_their_share(share, shown):
+    said, warning = described(line(share, wrong=8)).split("\n")
+    assert said == "  8 rollouts: wrong 8 (100.0%)"
+    assert warning == (
+        f"  warning: in {shown} of the groups all rewards are equal; they give no gradient. "
+        "Problems are too hard or too easy for the model, or the reward never varies"
+    )
+    assert "warning" not in described(line(0.899, wrong=8))

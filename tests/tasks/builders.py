@@ -1,0 +1,48 @@
+"""Rows of a data set, and the problems that are made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
+from mugrpo.tasks.dataset import Dataset
+
+Row = dict[str, Any]
+Sides = tuple[list[Problem], list[Problem]]
+
+
+def task(data: str, **options: Any) -> Dataset:
+    return Dataset(DatasetOptions(data=data, **{"rewards": "exact", **options}))
+
+
+def sides(data: str, **options: Any) -> Sides:
+    """Return the training and the held-out problems."""
+    data_set = task(data, **options)
+    return list(data_set.train_problems()), list(data_set.eval_problems())
+
+
+def all_problems(data: str, **options: Any) -> list[Problem]:
+    """Return every problem, in the order of the data."""
+    return sides(data, eval_share=0.0, **options)[0]
+
+
+def refusal(data: str, **options: Any) -> str:
+    """Return the one line that refuses `data`."""
+    with pytest.raises(UsageError) as refused:
+        sides(data, **{"eval_share": 0.0, **options})
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def row(prompt: Any, answer: Any = "1", **more: Any) -> Row:
+    return {"prompt": prompt, "answer": answer, **more}
+
+
+def chat(*turns: str) -> list[Row]:
+    """Return messages of alternating roles, the user's first."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
