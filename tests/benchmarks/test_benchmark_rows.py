@@ -120,12 +120,12 @@ def test_the_cost_of_every_objective_is_measured(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_memory_of_two_stages_is_measured(capsys, monkeypatch):
+def test_the_memory_of_two_stages_is_measured(capfd, monkeypatch):
     import stage_memory
 
     monkeypatch.setattr(sys, "argv", ["stage_memory.py", "--small", "1", "--large", "2"])
     stage_memory.main()
-    measured = json.loads(capsys.readouterr().out)
+    measured = json.loads(capfd.readouterr().out)
     assert 100 < measured["peak_mib_1_updates"] < 4000
     assert measured["ratio"] == pytest.approx(
         measured["peak_mib_2_updates"] / measured["peak_mib_1_updates"], abs=1e-3
