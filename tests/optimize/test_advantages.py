@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mugrpo.optimize import advantages
-from tests.trl import trl_run
+from tests.trl_losses import trl_run
 
 FAILED = 7.0  # the reward of a failed response, which must not be used
 

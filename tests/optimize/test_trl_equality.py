@@ -1,4 +1,4 @@
-"""Our losses and gradients, compared number by number with those of TRL's own code (`tests.trl`).
+"""Our losses and gradients equal those of TRL's own code (`tests.trl_losses`), number by number.
 
 The KL term is compared in test_trl_kl, advantages in test_advantages.
 """
@@ -14,7 +14,7 @@ import torch
 
 from mugrpo.optimize import corrections, masks
 from mugrpo.optimize.objectives import cispo, grpo
-from tests.trl import (
+from tests.trl_losses import (
     DAPO,
     NARROW,
     REDUCTIONS,

@@ -1,4 +1,4 @@
-"""The KL term to a reference policy, compared with TRL's own code (`tests.trl`)."""
+"""The KL term to a reference policy, compared with TRL's own code (`tests.trl_losses`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from mugrpo.config.parts import KLReference
 from mugrpo.optimize import reference
-from tests.trl import (
+from tests.trl_losses import (
     DAPO,
     NARROW,
     REDUCTIONS,
