@@ -13,6 +13,7 @@ import torch
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
+from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
 from tests.builders import stale
@@ -187,6 +188,17 @@ def test_the_ess_step_multiplies_the_learning_rate_by_the_root_of_the_share(expe
     assert 0 < share < 0.9 and plain["effective_sample_share"] == share
     assert metrics["lr"] == pytest.approx(plain["lr"] * math.sqrt(share), rel=1e-12)
     assert_same_gradients(gradients, same, rtol=1e-6)
+
+
+def test_an_ess_step_of_unknown_length_is_not_applied(experience, monkeypatch):
+    policy = load_policy(ModelOptions())
+    before = [p.detach().clone() for p in policy.model.parameters()]
+    monkeypatch.setattr(TokenStatistics, "effective_sample_share", lambda _: math.nan)
+    metrics, _ = step(experience, config_of(step={"name": "ess"}), policy)
+    assert metrics["skipped"] == 1 and math.isnan(metrics["lr"])
+    assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
+    after = policy.model.parameters()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def test_a_batch_without_reward_variance_has_no_gradient(experience):

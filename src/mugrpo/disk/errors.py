@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """An error in the input. The message says where it is and how to fix it. Exit status 2."""
+    """Invalid input. The message says where the fault is and how to fix it. Exit status 2."""
 
 
 class RunStopped(Exception):

@@ -163,7 +163,7 @@ class RunDir:
         return stored
 
     def is_untouched(self) -> bool:
-        """Return whether the run holds no results yet, so that its config may still change."""
+        """Return whether the run has no results yet. Its config may change until it has some."""
         folders = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
         return not any(path.is_file() for folder in folders for path in folder.rglob("*"))
 

@@ -103,7 +103,7 @@ class ShardSet:
         self._publish_manifest()
 
     def forget(self, shard: int) -> None:
-        """Remove `shard` from the manifest. It then counts as missing and is made again."""
+        """Remove `shard` from the manifest. The next run regenerates it."""
         del self._entries[shard]
         self._verified.discard(shard)
         self._publish_manifest()

@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Collect garbage and return freed GPU memory, so that other processes can use it."""
+    """Collect garbage, and leave freed GPU memory to other processes."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

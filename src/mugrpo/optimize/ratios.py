@@ -62,5 +62,5 @@ def _like(bound: float | torch.Tensor, ratio_BT: torch.Tensor) -> torch.Tensor:
 
 
 def finite(logprobs_BT: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities, at least -1e4, so that no loss is infinite."""
+    """Return the log-probabilities clamped to at least -1e4. No loss is infinite then."""
     return logprobs_BT.clamp(min=_LEAST)

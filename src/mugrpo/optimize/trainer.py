@@ -32,7 +32,7 @@ _LARGE_STATE = (
 
 
 class Trainer:
-    """A policy with its optimizer. `update` is the number of updates made, applied or not.
+    """A policy and its optimizer. `update` counts the updates made, even if one was not applied.
 
     The ranks that share a policy all make the same calls.
     """
@@ -67,8 +67,8 @@ class Trainer:
         """Make one update on `experience` and return its metrics.
 
         If memory runs out, the gradient is computed again in smaller micro-batches, or RunStopped
-        is raised, see `TokenBudget`. If the loss or the gradient is not finite, the update is not
-        applied and `skipped` is 1. `watch` is called with each micro-batch.
+        is raised, see `TokenBudget`. If the loss, the gradient or the learning rate is not finite,
+        the update is not applied and `skipped` is 1. `watch` is called with each micro-batch.
         """
         began = time.monotonic()
         responses = with_advantages(experience, self.config)
@@ -132,7 +132,7 @@ class Trainer:
     def _apply(self, lr: float, loss: float) -> tuple[float, bool]:
         """Clip the gradient, and step if its norm, the loss and the learning rate are finite.
 
-        Return the norm and whether the step was made.
+        Return the gradient's norm, and whether the step was applied.
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for parameter in parameters:

@@ -147,7 +147,7 @@ def keep_samples(
 def report_nonfinite(
     run: OpenRun, update: int, experience: Experience, line: Metrics, in_a_row: int
 ) -> None:
-    """Record an update that was not applied because its loss or gradient was not finite.
+    """Record an update that was not applied because loss, gradient or learning rate was not finite.
 
     Raises RunStopped after too many in a row.
     """
@@ -162,8 +162,8 @@ def report_nonfinite(
     if run.ranks.first:
         publish_json(path, document)
     run.progress.say(
-        f"update {update} had loss {line['loss']} and gradient norm {line['grad_norm']}, so it "
-        f"was not applied; its groups are in {path}"
+        f"update {update} had loss {line['loss']}, gradient norm {line['grad_norm']} and learning "
+        f"rate {line['lr']}, so it was not applied; its groups are in {path}"
     )
     if in_a_row >= run.config.optimizer.nonfinite_limit:
         raise RunStopped(

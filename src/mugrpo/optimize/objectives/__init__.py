@@ -1,6 +1,6 @@
-"""Objectives: functions of tensors and numbers, one per file and found by the file's name.
+"""Objectives, which are functions of tensors and numbers. Each has a file and is named after it.
 
-Each file `NAME.py` here defines
+The file `NAME.py` defines
 
     loss(logprobs, behavior_logprobs, advantages, mask, *, knobs) -> (token losses, metrics)
 
