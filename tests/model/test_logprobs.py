@@ -104,6 +104,25 @@ def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.02, atol=0.05)
 
 
+@pytest.mark.parametrize("rest", [1e-4, 1e-3, 0.1])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):
+    """Logits of 40 and 40 + log(rest / (1 - rest)): d logprob / d logits = (rest, -rest).
+
+    fp32 numbers near 40 are 4e-6 apart, 4 % of 1e-4; near 1 they are 6e-8 apart.
+    """
+    logits = torch.tensor([40.0, 40.0 + float(np.log(rest / (1 - rest)))])
+    hidden = torch.ones(3, 1, requires_grad=True)
+    weight = logits[:, None].clone().requires_grad_()
+    exact = torch.softmax(logits.double(), 0)[1].item()
+    logprobs, _ = chunked_logprobs(
+        hidden, weight, None, torch.zeros(3, dtype=torch.int64), temperature=1.0, chunk=chunk
+    )
+    (gradient,) = torch.autograd.grad(logprobs.sum(), weight)
+    assert gradient[:, 0].tolist() == pytest.approx([3 * exact, -3 * exact], rel=2e-3)
+    assert logprobs[0].item() == pytest.approx(float(np.log1p(-exact)), rel=2e-3)
+
+
 def test_the_entropy_carries_no_gradient():
     head = make_head()
     logprobs, entropy = chunked_logprobs(*head, temperature=1.0, chunk=8)

@@ -136,11 +136,13 @@ def _logits(
     bias_V: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
-    """Return logits / temperature, without autocast.
+    """Return logits / temperature minus the largest of each token, without autocast.
 
-    The backward pass, where autocast is off, must recompute exactly the logits of the forward pass.
+    Without the shift, large logits leave few digits for 1 - p of a token with p near 1. The
+    backward pass, where autocast is off, must recompute exactly the logits of the forward pass.
     """
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
     with torch.autocast(hidden_CH.device.type, enabled=False):
         logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)
-    return logits_CV.float() / temperature
+    logits_CV = logits_CV.float() / temperature
+    return logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
