@@ -13,7 +13,7 @@ BENCH_OPTIONS ?=
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long $(ROWS) $(SCHEDULES)
 
-demo: .venv/installed  ## Mu-GRPO on the embedded task, from start to finish
+demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo train $(CONFIG)
 
 test: lint types unit  ## what continuous integration runs

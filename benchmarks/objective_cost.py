@@ -122,7 +122,7 @@ def measured_update(
     Return the update's seconds without the measurement, and the micro-batches.
     """
     nothing = torch.zeros(len(whole.rollouts))
-    everything = Responses(whole.rollouts, nothing, nothing.bool(), whole.stored)
+    everything = Responses(whole.rollouts, nothing, nothing.bool(), nothing.long(), whole.stored)
     batches: list[MicroBatch] = []
     measuring = 0.0
 

@@ -1,10 +1,10 @@
 """The time that overlap saves: `python benchmarks/overlap.py`, on a machine with two cores.
 
-Mu-GRPO trains on the embedded task in 4 stages of 32 batches. The first side overlaps the engine
-and the trainer, and the second runs them in turn. On both, the engine has its own process, and each
-of the two has one thread, so the ratio is the gain with two equal pools of machines. The third side
-is a single machine without pools: the engine is in the trainer's process, and each uses all cores
-in turn. A side's clock starts after the imports of its process. Nothing is evaluated.
+The demo's method trains on the embedded task in 4 stages of 32 batches. The first side overlaps the
+engine and the trainer, and the second runs them in turn. On both, the engine has its own process,
+and each of the two has one thread, so the ratio is the gain with two equal pools of machines. The
+third side is a single machine without pools: the engine is in the trainer's process, and each uses
+all cores in turn. A side's clock starts after the imports of its process. Nothing is evaluated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time per update in a long stage and in short ones: `python benchmarks/stage_length.py`.
 
-Mu-GRPO trains the embedded model with 4 problems x 4 responses per update, in one stage of 1024
-updates and in stages of 4 updates. The learning rate is almost 0, so the responses of all stages
-are alike. An update's time includes reading its rollouts. The first updates of a process,
+The demo's method trains the embedded model with 4 problems x 4 responses per update, in one stage
+of 1024 updates and in stages of 4 updates. The learning rate is almost 0, so the responses of all
+stages are alike. An update's time includes reading its rollouts. The first updates of a process,
 generation and loading are left out. The notes have the median of the first and the last hundred
 updates.
 """

@@ -1,4 +1,4 @@
-"""One stage of Mu-GRPO, from a prompt to AdamW's step.
+"""One stage of tapered GRPO, from a prompt to AdamW's step.
 
     python examples/one_stage.py                        takes ten seconds on one core
     python examples/one_stage.py --optimizer.lr 5e-5    with other options of `mugrpo train`
@@ -25,11 +25,13 @@ OPTIONS = """
     --schedule.stages 1 --schedule.batches_per_stage 16 --schedule.problems_per_update 8
     --schedule.group_size 8 --optimizer.lr 2e-4 --engine.slots 512 --task.eval_problems 128
 """
-ABSENT = "sampling stage_until rewards sequence_mask correction reference step"
+ABSENT = "sampling stage_until rewards veto sequence_mask correction reference step"
 config = mugrpo.load_config(overrides=[*OPTIONS.split(), *sys.argv[1:]])
 for part in ABSENT.split():
     if getattr(config, part) != getattr(mugrpo.load_config(), part):
         sys.exit(f"{part} is not part of this example; use `mugrpo train`")
+if config.objective.name != "topr":
+    sys.exit("the objective of this example is topr; use `mugrpo train`")
 G, R = config.schedule.group_size, config.schedule.rollouts_per_update
 temperature, longest = config.rollouts.temperature, config.rollouts.max_new_tokens
 
@@ -113,18 +115,15 @@ for update in range(config.schedule.updates_per_stage):
     tokens = sum(len(r.response_ids) for r in batch)
     counts = {"tokens": tokens, "responses": R, "max_new_tokens": longest}
     divisor = mugrpo.denominator(config.reduction, **counts)
-    responses = mugrpo.Responses(batch, advantages_R, advantages_R != 0)
+    groups_R = torch.arange(R) // G
+    responses = mugrpo.Responses(batch, advantages_R, advantages_R != 0, groups_R)
     places = advantages_R.nonzero().flatten().tolist()  # the others have no gradient
     loss = 0.0
     for b in mugrpo.micro_batches(policy, responses, places, config, options.micro_batch_tokens):
-        # loss_t = -min(r_t A, clip(r_t) A),  r_t = exp(logprob_t - behavior_logprob_t)
+        # loss_t = -w_t A logprob_t,  w_t = 1 if A > 0, else min(ratio of the prefix up to t, 1)
         logprobs_BT, entropy_BT = mugrpo.batch_logprobs(policy, b, config)
         tensors = (logprobs_BT, b.behavior_logprobs, b.advantages, b.mask)
-        loss_BT, metrics = mugrpo.grpo_loss(*tensors, **config.objective.knobs)
-        if config.veto.name == "negative_advantage":
-            # A < 0: after the first r_t < kappa, tokens with r_t >= kappa are left out.
-            veto_BT = mugrpo.negative_advantage_veto(*tensors, **config.veto.knobs)
-            loss_BT = loss_BT.masked_fill(veto_BT, 0.0)
+        loss_BT, metrics = mugrpo.topr_loss(*tensors, **config.objective.knobs)
         loss_of_part = mugrpo.reduced_loss(loss_BT, b.mask, config.reduction, divisor)
         loss_of_part.backward()
         loss += loss_of_part.item()

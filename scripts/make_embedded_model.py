@@ -66,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=LESSONS)
     parser.add_argument("--out", type=Path, help="default: the task's folder in the package")
+    parser.add_argument("--terms", type=int, help="terms of a chain (default: the task's)")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -79,6 +80,7 @@ def main() -> None:
     lesson = LESSONS[args.task]
     wrong_steps = lesson.wrong_steps if args.wrong_steps is None else args.wrong_steps
     out = args.out or EMBEDDED[args.task]
+    problems = lesson.options.model_copy(update={"terms": args.terms} if args.terms else {})
 
     torch.manual_seed(0)
     rng = random.Random(0)
@@ -98,7 +100,7 @@ def main() -> None:
         )
     )
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    prompts = [problem.prompt for problem in make_task(lesson.options).train_problems()]
+    prompts = [problem.prompt for problem in make_task(problems).train_problems()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, args.steps, pct_start=0.1)
     for step in range(args.steps):

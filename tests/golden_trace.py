@@ -44,6 +44,7 @@ KEYS = (
 # A narrow interval and a large kappa, so that five updates clip and veto.
 CONFIG = build_config(
     {
+        "preset": "mu-grpo",
         "schedule": {
             "stages": 1,
             "batches_per_stage": 5,
@@ -52,7 +53,12 @@ CONFIG = build_config(
         },
         "objective": {"name": "grpo", "ratio_clip": [0.0, 1.1]},
         "veto": {"name": "negative_advantage", "kappa": 0.3},
-        "optimizer": {"lr": 5e-4, "micro_batch_tokens": 400},
+        "optimizer": {
+            "lr": 5e-4,
+            "lr_schedule": "constant",
+            "betas": (0.9, 0.999),
+            "micro_batch_tokens": 400,
+        },
     },
     "the golden trace",
 )

@@ -37,6 +37,7 @@ ENVIRONMENT = {
 # checkpoints come after updates 2, 3, 4 and 6. Every update has a gradient, as tests check.
 STAGES, SHARDS, UPDATES = 2, 3, 6
 CONFIG = """
+preset = "mu-grpo"
 seed = 10
 
 [task]
@@ -62,6 +63,7 @@ temperature = 1.3
 lr = 1e-3
 lr_schedule = "linear"
 final_lr_share = 0.5
+betas = [0.9, 0.999]
 weight_decay = 0.1
 
 [evaluation]

@@ -69,7 +69,8 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
     assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "--run-dir" in text and "--force" in text
-    assert "objective.ratio_clip = [0.0, 5.0], veto.name" in text  # set by the default preset
+    # set by the default preset
+    assert 'objective.name = "topr", objective.taper = "prefix", veto.name = "off"' in text
     assert max(map(len, text.splitlines())) <= 100
 
 

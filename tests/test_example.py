@@ -18,30 +18,31 @@ from tests.runs import ROOT, read_metrics
 EXAMPLE = ROOT / "examples" / "one_stage.py"
 SOURCE = EXAMPLE.read_text()
 
-# Two updates on each batch, several micro-batches, and every option that decides a step. The
-# interval is narrow and kappa large, so that tokens are clipped and vetoed.
-MU_GRPO = """
+# Two updates on each batch, several micro-batches, and every option that decides a step.
+TAPERED_GRPO = """
     --seed 10 --task.train_problems 24 --task.eval_problems 4
     --schedule.batches_per_stage 3 --schedule.passes_per_batch 2 --schedule.problems_per_update 4
     --schedule.group_size 4 --engine.slots 8 --rollouts.temperature 1.1
-    --rollouts.max_new_tokens 42 --objective.ratio_clip [0.0,1.1] --veto.kappa 0.6
-    --optimizer.lr 1e-3 --optimizer.lr_schedule linear --optimizer.final_lr_share 0.5
-    --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1 --optimizer.max_grad_norm 0.2
-    --optimizer.micro_batch_tokens 400
+    --rollouts.max_new_tokens 42 --optimizer.lr 1e-3 --optimizer.lr_schedule linear
+    --optimizer.final_lr_share 0.5 --optimizer.warmup_updates 1 --optimizer.weight_decay 0.1
+    --optimizer.max_grad_norm 0.2 --optimizer.micro_batch_tokens 400
 """
-# No veto, prompts computed with each response, and a first update without a gradient.
-GRPO = """
-    --preset grpo --seed 9 --task.train_problems 24 --task.eval_problems 4
+# Other options of the objective, another reduction, a constant rate, prompts computed with each
+# response, and a first update without a gradient.
+OTHER_OPTIONS = """
+    --objective.taper smallest --objective.positives ratio --objective.largest_ratio 1.1
+    --reduction sequence_mean --seed 9 --task.train_problems 24 --task.eval_problems 4
     --schedule.batches_per_stage 6 --schedule.problems_per_update 1 --schedule.group_size 4
-    --engine.slots 8 --optimizer.lr 1e-3 --optimizer.share_prompts false
+    --engine.slots 8 --optimizer.lr 1e-3 --optimizer.lr_schedule constant
+    --optimizer.share_prompts false
 """
 
 
 Lines = list[dict[str, Any]]
 
 
-def clips_and_vetoes(updates: Lines) -> None:
-    for key in ("clipped_fraction", "vetoed_fraction", "zero_variance_share", "truncated_share"):
+def tapers(updates: Lines) -> None:
+    for key in ("tapered_fraction", "zero_variance_share", "truncated_share"):
         assert max(line[key] for line in updates) > 0, key
     assert max(line["grad_norm"] for line in updates) > 0.2  # max_grad_norm
 
@@ -53,8 +54,8 @@ def begins_without_a_gradient(updates: Lines) -> None:
 
 @pytest.mark.parametrize(
     ("words", "enough_happens"),
-    [(MU_GRPO, clips_and_vetoes), (GRPO, begins_without_a_gradient)],
-    ids=["mu-grpo", "grpo"],
+    [(TAPERED_GRPO, tapers), (OTHER_OPTIONS, begins_without_a_gradient)],
+    ids=["tapered-grpo", "other options"],
 )
 def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
     words: str,
@@ -100,7 +101,17 @@ def test_it_is_one_page_without_a_class():
     assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(SOURCE)))
 
 
-def test_a_part_that_is_not_on_the_page_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--reference.name", "kl"])
-    with pytest.raises(SystemExit, match="reference is not part of this example"):
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--reference.name kl", "reference is not part of this example"),
+        ("--veto.name negative_advantage", "veto is not part of this example"),
+        ("--preset cispo", "the objective of this example is topr"),
+    ],
+)
+def test_a_part_that_is_not_on_the_page_is_refused(
+    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words.split()])
+    with pytest.raises(SystemExit, match=sentence):
         runpy.run_path(str(EXAMPLE))

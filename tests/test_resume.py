@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.config.run import ScheduleOptions
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.tasks.chain import Chain, ChainOptions

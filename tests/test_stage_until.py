@@ -260,6 +260,17 @@ def test_a_limit_on_the_variation_of_responses_ends_stages(early: Path, tmp_path
     assert [ends_early(high, update, lines[update]) for update in range(1, 6)] == [None] * 5
 
 
+def test_a_limit_on_the_largest_ratio_of_negatives_ends_stages(early: Path, tmp_path: Path):
+    lines = {line["update"]: line for line in read_metrics(early) if line["kind"] == "update"}
+    ratio = lines[3]["ratio/negative/max"]
+    assert ratio > 1.0001
+    line = ends_early(first_stage(tmp_path, "negative_ratio", 1.0001), 3, lines[3])
+    assert line is not None and line["negative_ratio"] == ratio
+    assert ends_early(first_stage(tmp_path, "negative_ratio", ratio), 3, lines[3]) is None
+    none = {"ratio/negative/max": None}  # no response of the update has a negative advantage
+    assert ends_early(first_stage(tmp_path, "negative_ratio", 1.0001), 3, none) is None
+
+
 def test_samples_are_kept_of_the_first_and_last_update_of_the_last_stage(early: Path):
     assert (early / "samples/update-000006.json").exists()  # the last stage's first
     assert (early / "samples/update-000008.json").exists()

@@ -31,6 +31,7 @@ REDUCTIONS = {
     "bnpo": "token_mean",  # TRL averages over a micro-batch, here the only one
     "dr_grpo": "constant",
     "cispo": "token_mean",
+    "vespo": "token_mean",
 }
 
 
@@ -112,6 +113,7 @@ def theirs(
     corrected_kl: bool = True,
     mode: str | None = None,
     clip: tuple[float | None, float | None] = (None, None),
+    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0),
     logged: dict[str, list[float]] | None = None,
 ) -> Result:
     """Return TRL's loss and its gradient w.r.t. the logprobs.
@@ -126,7 +128,15 @@ def theirs(
         loss_type=loss_type,
         epsilon_low=1 - low,
         epsilon_high=high if loss_type == "cispo" else high - 1,
-        args=SimpleNamespace(delta=delta, use_bias_correction_kl=corrected_kl),
+        args=SimpleNamespace(
+            delta=delta,
+            use_bias_correction_kl=corrected_kl,
+            vespo_k_pos=vespo[0],
+            vespo_lambda_pos=vespo[1],
+            vespo_k_neg=vespo[2],
+            vespo_lambda_neg=vespo[3],
+        ),
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         max_completion_length=MAX_NEW_TOKENS,
         importance_sampling_level=level,
         beta=beta,

@@ -24,10 +24,14 @@ Gradients = dict[str, torch.Tensor]
 
 
 def config_of(objective: dict[str, Any] | None = None, **groups: Any) -> RunConfig:
-    """Return a config, Mu-GRPO's by default, that does not clip the gradient's norm by default."""
-    optimizer = {"max_grad_norm": 1e9, **groups.pop("optimizer", {})}
+    """Return a config of Mu-GRPO with AdamW as it is in torch and no bound on the gradient's norm.
+
+    These are defaults: `objective` and `groups` lie over them.
+    """
+    plain = {"lr_schedule": "constant", "betas": (0.9, 0.999), "max_grad_norm": 1e9}
+    optimizer = {**plain, **groups.pop("optimizer", {})}
     chosen = {} if objective is None else {"objective": objective}
-    return build_config({**chosen, "optimizer": optimizer, **groups}, "test")
+    return build_config({"preset": "mu-grpo", **chosen, "optimizer": optimizer, **groups}, "test")
 
 
 def hand_batch(
@@ -35,6 +39,7 @@ def hand_batch(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     varied: torch.Tensor | None = None,
+    groups: torch.Tensor | None = None,
     **stored: torch.Tensor,
 ) -> MicroBatch:
     """Return a micro-batch for code that looks only at logprobs. Its token ids are all 0."""
@@ -47,6 +52,7 @@ def hand_batch(
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
         varied=torch.ones(rows, dtype=torch.bool) if varied is None else varied,
+        groups=torch.zeros(rows, dtype=torch.int64) if groups is None else groups,
         stored=stored,
         layout=Layout(False, rows * (width + 1), rows * (width + 1), 0),
         prompts=None,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mugrpo.optimize.lr import learning_rate
     from mugrpo.optimize.masks import negative_advantage_veto
     from mugrpo.optimize.objectives.grpo import loss as grpo_loss
+    from mugrpo.optimize.objectives.topr import loss as topr_loss
     from mugrpo.optimize.reduction import denominator, reduced_loss
     from mugrpo.pipeline import evaluate, generate, score, train
     from mugrpo.pipeline import optimize as make_updates
@@ -63,6 +64,7 @@ __all__ = [
     "reduced_loss",
     "rollout_seed",
     "score",
+    "topr_loss",
     "train",
     "write_rollouts",
 ]
@@ -100,6 +102,7 @@ _PLACES = {
     "reduced_loss": "optimize.reduction.reduced_loss",
     "rollout_seed": "rollouts.schedule.rollout_seed",
     "score": "pipeline.score",
+    "topr_loss": "optimize.objectives.topr.loss",
     "train": "pipeline.train",
     "write_rollouts": "disk.shards.write_rollouts",
 }

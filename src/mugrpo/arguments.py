@@ -75,9 +75,16 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--update", type=int, help="the update to evaluate (default: the newest checkpoint)"
     )
     bakeoff = add("bakeoff", "train several methods on a stage's rollouts", parents=[opens])
-    bakeoff.add_argument("--stage", type=int, default=0, help="the stage, from 0 (default: 0)")
+    aligned = "compare gradients on a stage's rollouts with the on-policy gradient"
+    alignment = add("alignment", aligned, parents=[opens])
     methods = 'presets or TOML files, separated by commas; "all" for every preset'
+    for compared in (bakeoff, alignment):
+        compared.add_argument("--stage", type=int, default=0, help="the stage, from 0 (default: 0)")
     bakeoff.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
+    methods += " (default: the run's own)"
+    alignment.add_argument("--objectives", metavar="A,B,...", help=methods)
+    groups = "most groups of unused rollouts to compare (default: 128)"
+    alignment.add_argument("--groups", type=int, default=128, help=groups)
 
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -94,6 +94,17 @@ def _bakeoff(options: argparse.Namespace) -> int:
     return 0
 
 
+def _alignment(options: argparse.Namespace) -> int:
+    from mugrpo.tools.alignment import alignment, table
+
+    with _opened(options) as run:
+        _check_stage(run, options.stage)
+        methods = options.objectives.split(",") if options.objectives else []
+        rows = alignment(run, options.stage, methods, options.groups)
+        run.progress.say(table(rows))
+    return 0
+
+
 def _study(options: argparse.Namespace) -> int:
     from mugrpo.study.command import run_study, show_study
 
@@ -228,6 +239,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     **dict.fromkeys(PHASES, _phase),
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,
+    "alignment": _alignment,
     "memory": _memory,
     "repair": _repair,
     "push": _push,

@@ -137,7 +137,7 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
     ],
 )
 def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, override, reason):
-    sentence = refusal(f"--{override}")
+    sentence = refusal("--preset=mu-grpo", f"--{override}")
     name, _, value = override.partition("=")
     group = name.rpartition(".")[0] or name
     assert group in sentence and value in sentence and reason in sentence
@@ -145,7 +145,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
 
 @pytest.mark.parametrize("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
 def test_intervals_out_of_order_are_refused(refusal, interval):
-    sentence = refusal(f"--objective.ratio_clip={interval}")
+    sentence = refusal("--preset=mu-grpo", f"--objective.ratio_clip={interval}")
     assert sentence.startswith("the command line: objective.ratio_clip = ")
     assert "it needs 0 <= low < high" in sentence
 
@@ -172,11 +172,13 @@ def test_intervals_out_of_order_are_refused(refusal, interval):
     ],
 )
 def test_a_value_of_another_type_is_refused(refusal, override, sentence):
-    assert refusal(f"--{override}").startswith(f"the command line: {sentence}")
+    refused = refusal("--preset=mu-grpo", f"--{override}")
+    assert refused.startswith(f"the command line: {sentence}")
 
 
 def test_every_fault_is_named_at_once(refusal):
-    sentence = refusal("--schedule.stages=0", "--optimizer.lrr=1", "--veto.kappa=-1")
+    words = ["--schedule.stages=0", "--optimizer.lrr=1", "--veto.kappa=-1"]
+    sentence = refusal("--preset=mu-grpo", *words)
     assert sentence.count("; ") >= 2
     for name in ("schedule.stages", "optimizer.lrr", "veto.kappa"):
         assert name in sentence
@@ -214,7 +216,7 @@ def test_a_part_is_chosen_by_its_name(group, name, required):
 
 def test_a_name_override_starts_its_group_from_the_defaults(toml):
     file = toml('[objective]\nname = "cispo"\nratio_clip = [0.5, 3.0]\n')
-    assert load_config(file).objective.knobs == {"ratio_clip": (0.5, 3.0)}
+    assert load_config(file).objective.knobs == {"ratio_clip": (0.5, 3.0), "level": "token"}
     config = load_config(file, ["--objective.name=pnpo", "--objective.stop_gradient=true"])
     # PNPO's own interval, not the file's
     assert config.objective.knobs == {"ratio_clip": (0.8, 1.2), "stop_gradient": True}
@@ -252,14 +254,16 @@ def test_the_order_of_overrides_does_not_matter_to_a_choice():
 
 
 def test_naming_the_default_choice_keeps_what_the_file_says(toml):
-    file = toml("[objective]\ndual_clip = 3.0\n")
-    assert load_config(file, ["--objective.name=grpo"]).objective.dual_clip == 3.0
+    file = toml('[objective]\npositives = "ratio"\n')
+    objective = load_config(file, ["--objective.name=topr"]).objective
+    assert (objective.positives, objective.taper) == ("ratio", "prefix")  # the file's, the preset's
 
 
 @pytest.mark.parametrize(
     ("text", "override"),
     [
-        ("[veto]\nkappa = 0.5\n", "--veto.name=negative_advantage"),
+        ('preset = "mu-grpo"\n[veto]\nkappa = 0.5\n', "--veto.name=negative_advantage"),
+        ('preset = "mu-grpo"\n[objective]\ndual_clip = 3.0\n', "--objective.name=grpo"),
         ('preset = "topr"\n[advantage]\nbaseline = 0.7\n', "--advantage.name=shifted"),
         ('preset = "cispo"\n[objective]\nratio_clip = [0.0, 3.0]\n', "--objective.name=cispo"),
     ],
@@ -273,7 +277,7 @@ def test_knobs_are_the_options_that_the_part_alone_declares():
     assert load_config(None, ["--objective.name=m2po"]).objective.knobs == {
         "second_moment_limit": 0.04
     }
-    config = load_config(None)
+    config = load_config(None, ["--preset=mu-grpo"])
     assert config.objective.knobs == {
         "ratio_clip": (0.0, 5.0),
         "dual_clip": None,

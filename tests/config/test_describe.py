@@ -68,7 +68,9 @@ def test_owners_by_hand(name, owners):
 
 def test_a_default_that_differs_between_choices_is_shown_for_each():
     defaults = {option.name: option.default for option in describe()}
-    assert defaults["advantage.zero_variance_mask"] == "true for group; false for shifted, asymre"
+    assert defaults["advantage.zero_variance_mask"] == (
+        "true for group; false for shifted, asymre, soft"
+    )
     assert defaults["objective.ratio_clip"] == (
         "[0.8, 1.2] for grpo, decoupled_ppo, minpro, pnpo; [0.0, 5.0] for cispo"
     )
@@ -90,10 +92,10 @@ def test_every_table_says_what_it_is():
 
 def test_types_bounds_and_defaults_are_spelled_for_users():
     described = {option.name: (option.kind, option.default) for option in describe()}
-    assert described["schedule.stages"] == ("int >= 1", "16")
+    assert described["schedule.stages"] == ("int >= 1", "4")
     assert described["rollouts.temperature"] == ("float >= 0.001, <= 10", "1.0")
-    assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "constant")
-    assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.999]")
+    assert described["optimizer.lr_schedule"] == ("constant|linear|cosine", "linear")
+    assert described["optimizer.betas"] == ("[float, float]", "[0.9, 0.95]")
     assert described["model.eos_token"] == ("str|none", "none")
     assert described["prompt.chat_template"] == ("str|none", "none")
     assert described["overlap"] == ("bool", "false")

@@ -48,6 +48,8 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "checkpoint.keep",
         "optimizer.halve_on_out_of_memory",
         "evaluation.every",
+        "evaluation.final_greedy",
+        "evaluation.final_samples",
         "evaluation.samples",
         "evaluation.temperature",
         "rewards.failure_limit",

@@ -35,9 +35,31 @@ def test_presets_are_exactly_the_files():
     assert set(PRESETS) == {file.stem for file in folder.glob("*.toml")} and len(PRESETS) >= 14
 
 
-def test_without_a_preset_it_is_mu_grpo():
+def test_without_a_preset_it_is_tapered_grpo():
     config = RunConfig()
-    assert config == load_config(None, ["--preset=mu-grpo"])
+    assert config == load_config(None, ["--preset=tapered-grpo"])
+    assert config.objective.name == "topr" and config.objective.knobs["taper"] == "prefix"
+    assert config.objective.knobs["positives"] == "constant"
+    assert config.veto.name == "off" and config.reduction == "token_mean"
+    assert config.advantage.name == "group" and config.reference.name == "off"
+
+
+def test_without_a_schedule_it_is_four_stages_of_64_updates():
+    schedule = RunConfig().schedule
+    assert (schedule.stages, schedule.batches_per_stage, schedule.passes_per_batch) == (4, 64, 1)
+    assert schedule.updates_per_stage == 64 and schedule.total_updates == 256
+    assert load_config(None, ["--preset=mu-grpo"]).schedule == schedule
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_with_every_preset_the_rate_falls_to_0_and_second_moments_forget_soon(preset):
+    optimizer = load_config(None, [f"--preset={preset}"]).optimizer
+    assert optimizer.lr_schedule == "linear" and optimizer.final_lr_share == 0
+    assert optimizer.betas == (0.9, 0.95)
+
+
+def test_mu_grpo_is_relaxed_clipping_with_the_veto():
+    config = load_config(None, ["--preset=mu-grpo"])
     assert config.objective.name == "grpo" and config.objective.knobs["ratio_clip"] == (0.0, 5.0)
     assert config.veto.name == "negative_advantage" and config.reduction == "token_mean"
     assert config.advantage.name == "group" and config.reference.name == "off"

@@ -38,6 +38,7 @@ def test_collate_by_hand():
         rollouts,
         torch.tensor([0.25, 9.0, -1.5], dtype=torch.float64),
         torch.tensor([True, False, False]),
+        torch.tensor([0, 1, 2]),
         stored,
     )
     batch = collate(responses, [2, 0], pad_id=7, device=torch.device("cpu"), share=False)
@@ -49,6 +50,7 @@ def test_collate_by_hand():
     assert batch.behavior_logprobs.tolist() == [[-1.0, -2.0, -4.0], [-0.5, 0.0, 0.0]]
     assert batch.advantages.tolist() == [-1.5, 0.25]
     assert batch.varied.tolist() == [False, True]
+    assert batch.groups.tolist() == [2, 0]
     assert {name: tensor.tolist() for name, tensor in batch.stored.items()} == {
         "proximal_logprobs": [[-4.0, -5.0, -6.0], [-3.0, 0.0, 0.0]]
     }
@@ -61,7 +63,7 @@ def test_rows_with_one_prompt_get_its_number_if_sharing_is_cheaper():
     a, b = list(range(50)), list(range(60))
     rollouts = [rollout(prompt, [1, 2], [-1.0, -1.0]) for prompt in (a, b, a, a, b)]
     nothing = torch.zeros(5)
-    responses = Responses(rollouts, nothing, nothing.bool(), {})
+    responses = Responses(rollouts, nothing, nothing.bool(), nothing.long())
     common = {"pad_id": 7, "device": torch.device("cpu")}
     batch = collate(responses, [1, 3, 4, 0], **common, share=True)
     assert batch.prompts is not None and batch.prompts.tolist() == [0, 1, 0, 1]

@@ -90,7 +90,7 @@ REMOVING = [s for s in SETTINGS if s.startswith(("veto", "sequence mask", "maske
 @every_form
 @of_updates(6, seed=0)
 def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(form, update: Update):
-    """In pnpo it still gets a gradient from later tokens, because it is in their means."""
+    """In pnpo and oapl it still gets a gradient from other tokens, whose losses it is part of."""
     batch = update.batch
     whole, _, _ = evaluated(loss_of(form), batch, update.logprobs)
     for setting in REMOVING:
@@ -98,7 +98,7 @@ def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(for
         losses, gradient, metrics = evaluated(loss_of(form, setting), batch, update.logprobs)
         removed_BT = removed(metrics, batch.mask)
         assert not losses[removed_BT].any()
-        if form != "pnpo" or setting in OF_RESPONSES:
+        if form not in ("pnpo", "oapl") or setting in OF_RESPONSES:
             assert not gradient[removed_BT].any()
         if "correction" not in SETTINGS[setting]:
             assert torch.equal(losses, whole.masked_fill(removed_BT, 0.0))
@@ -174,12 +174,12 @@ def in_parts(
 
 # ---- ratio 1 ----
 
-# At ratio 1 no clip, taper or cap is reached, and every objective but one has the gradient of
+# At ratio 1 no clip, taper or cap is reached, and every objective but three has the gradient of
 # -A log pi: grpo and the other min forms (r grad log pi, r = 1), gspo (1/T of its ratio, T times),
 # decoupled_ppo (weight 1), m2po (the second moment is 0), topr (the product is 1), cispo and the
 # stopped pnpo (weight 1), reinforce (at any ratio), kl_surrogate (its penalty's gradient is
-# r log r = 0). The exception is pnpo with the gradient through w.
-EXCEPTION = "pnpo"
+# r log r = 0), vespo (phi(1) = 1). The exceptions are pnpo with the gradient through w, oapl, whose
+# loss is a square, and tpo, whose target depends on the whole group.
 
 
 def at_ratio_1(update: Update) -> Update:
@@ -191,15 +191,24 @@ def at_ratio_1(update: Update) -> Update:
 @every_form
 @of_updates(10, seed=0)
 def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(form, update: Update):
-    """Exception: pnpo with its gradient through w, where token j has A (1/j + ... + 1/T).
+    """A token of probability 0 counts as a constant and has no gradient.
 
-    A token of probability 0 counts as a constant and has no gradient.
+    In pnpo token j has A (1/j + ... + 1/T), in oapl 2 beta T A, and in tpo the response's share of
+    its group under behavior x exp(A) minus that under the behavior policy.
     """
     update = at_ratio_1(update)
     batch = update.batch
     _, gradient, _ = evaluated(loss_of(form), batch, update.logprobs)
     expected = -batch.advantages[:, None] * batch.mask
-    if form == EXCEPTION:
+    if form == "oapl":
+        expected = 2e-3 * expected * batch.mask.sum(-1, keepdim=True)
+    if form == "tpo":
+        start = (batch.behavior_logprobs.clamp(min=-1e4) * batch.mask).sum(-1)
+        for group in batch.groups.unique():
+            of = batch.groups == group
+            moved = (start[of] + batch.advantages[of]).softmax(0) - start[of].softmax(0)
+            expected[of] = -moved[:, None] * batch.mask[of]
+    if form == "pnpo":
         width = batch.mask.shape[1]
         shares = batch.mask / torch.arange(1.0, width + 1, dtype=torch.float64)
         expected = expected * shares.flip(-1).cumsum(-1).flip(-1)
@@ -258,8 +267,19 @@ def expected_of(form: str, logprob: float, behavior: float, a: float) -> tuple[f
     r, finite = math.exp(d), max(logprob, -1e4)
     within = float(-80 <= logprob - behavior <= 80)  # false for infinities and nan
     own = float(logprob >= -1e4)
-    if form in ("reinforce", "topr", "cispo", "pnpo stopped"):
+    if form == "tpo":  # a group of one is its own target
+        return 0.0, 0.0
+    if form == "oapl":
+        residual = 1e-3 * d - a
+        return residual**2, -2e-3 * residual * within
+    if form.startswith("topr") and not (form == "topr, ratio" and a > 0):
+        form = "topr"
+    if form in ("reinforce", "topr", "cispo", "cispo of responses", "pnpo stopped", "vespo"):
+        w = max(math.log(1e-8), min(20.0, d))
+        k, rate = (2, 3) if a >= 0 else (3, 2)
         weight = {
+            "vespo": math.exp(rate + k * w - rate * math.exp(w)) * a,
+            "cispo of responses": min(r, 5.0) * a,
             "reinforce": a,
             "topr": a if a > 0 else min(r, 1.0) * a,
             "cispo": min(r, 5.0) * a,
@@ -269,7 +289,12 @@ def expected_of(form: str, logprob: float, behavior: float, a: float) -> tuple[f
     if form == "kl_surrogate":
         value = -r * a + 0.1 * (r * d - math.expm1(d))
         return value, (r * a - 0.1 * r * d) * within
-    open_ = {"relaxed": (0.0, 5.0), "m2po": (0.0, INF), "m2po_released": (0.0, INF)}
+    open_ = {
+        "relaxed": (0.0, 5.0),
+        "topr, ratio": (0.0, 5.0),
+        "m2po": (0.0, INF),
+        "m2po_released": (0.0, INF),
+    }
     low, high = open_.get(form, (0.8, 1.2))
     if form == "m2po" and a * d > 0 and d * d > 0.04:
         return 0.0, 0.0
@@ -364,16 +389,21 @@ def without_advantage(update: Update) -> Update:
     return replace(update, batch=nothing)
 
 
+# They move a response with advantage 0 back toward the behavior policy.
+PULL_BACK = ("kl_surrogate", "oapl", "tpo")
+
+
 @every_form
 @of_updates(4, seed=5)
 def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Update):
-    """All-equal rewards and groups of one. Exception: kl_surrogate, whose penalty remains."""
+    """All-equal rewards and groups of one, except for the objectives that pull back."""
     update = without_advantage(update)
     for setting in SETTINGS:
         note(setting)
         losses, gradient, _ = evaluated(loss_of(form, setting), update.batch, update.logprobs)
-        if form == "kl_surrogate":
-            assert (losses >= -1e-15).all() and gradient.isfinite().all()
+        if form in PULL_BACK:
+            assert gradient.isfinite().all()
+            assert form == "tpo" or (losses >= -1e-15).all()
         else:
             assert not losses.any() and not gradient.any()
 
@@ -381,10 +411,10 @@ def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Upda
 @pytest.mark.parametrize("setting", SETTINGS)
 @every_form
 def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
-    """kl_surrogate's always does; the KL term does if the zero-variance mask is off."""
+    """That of PULL_BACK always does; the KL term does if the zero-variance mask is off."""
     update = without_advantage(seeded(5))
     for masked in (True, False):
         loss = loss_of(form, setting, masked)
         _, gradient, _ = evaluated(loss, update.batch, update.logprobs)
         penalty = "reference" in SETTINGS[setting] and not masked
-        assert gradient.any() == (form == "kl_surrogate" or penalty)
+        assert gradient.any() == (form in PULL_BACK or penalty)

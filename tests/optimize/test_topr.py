@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from mugrpo.optimize.advantages import shifted
-from mugrpo.optimize.objectives import reinforce, topr
+from mugrpo.optimize.objectives import cispo, reinforce, topr
 
 RATIOS = [
     [0.5, 0.8, 9.0],  # two tokens: product .4
@@ -20,13 +21,15 @@ LOGPROBS = [[-1.0, -2.0, -9.0], [-0.5, -1.0, -2.0], [-1.0, -1.0, -3.0], [-0.25, 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
 
 
-def of_rewards(rewards: list[float], baseline: float = 0.5) -> tuple[torch.Tensor, ...]:
+def of_rewards(
+    rewards: list[float], baseline: float = 0.5, **options: Any
+) -> tuple[torch.Tensor, ...]:
     """Return (token losses, weights on grad log pi, tapered), 0 on padding."""
     logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
     behavior = logprobs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
     rewards_PG = torch.tensor([rewards])
     advantages = shifted(rewards_PG, torch.ones_like(rewards_PG).bool(), baseline=baseline)[0]
-    loss, metrics = topr.loss(logprobs, behavior, advantages, MASK)
+    loss, metrics = topr.loss(logprobs, behavior, advantages, MASK, **options)
     (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
     return (loss * MASK).detach(), -gradient, metrics["tapered_fraction"]
 
@@ -54,6 +57,48 @@ def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
     )
     same(weights, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
     assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+
+
+@pytest.mark.parametrize(
+    ("taper", "weights"),
+    [
+        # products of .5, .8 | 2, .25, 3 | .5, .1, .2 | 4, up to each token; at most 1
+        ("prefix", [[0.5, 0.4, 0], [1, 0.5, 1], [0.5, 0.05, 0.01], [1, 0, 0]]),
+        ("smallest", [[0.5, 0.5, 0], [1, 0.25, 0.25], [0.5, 0.1, 0.1], [1, 0, 0]]),
+        ("mean", [[0.4**0.5, 0.4**0.5, 0], [1, 1, 1], [0.01 ** (1 / 3)] * 3, [1, 0, 0]]),
+        ("block", [[0.4, 0.4, 0], [0.5, 0.5, 1], [0.05, 0.05, 0.2], [1, 0, 0]]),
+        ("token", [[0.5, 0.8, 0], [1, 0.25, 1], [0.5, 0.1, 0.2], [1, 0, 0]]),
+    ],
+)
+def test_other_tapers_by_hand(taper, weights):
+    """A = -.5 for all; blocks of two tokens."""
+    _, actual, tapered = of_rewards([0.0] * 4, taper=taper, block_tokens=2)
+    same(actual, (-0.5 * torch.tensor(weights, dtype=torch.float64)).tolist())
+    assert tapered.tolist() == ((torch.tensor(weights) < 1) & MASK).tolist()
+    _, positive, tapered = of_rewards([1.0] * 4, taper=taper)
+    same(positive, (0.5 * MASK).tolist())
+    assert not tapered.any()
+
+
+def test_a_token_s_taper_is_cispo_with_0_to_1():
+    _, weights, _ = of_rewards([0.0] * 4, taper="token")
+    logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
+    behavior = logprobs.detach() - torch.tensor(RATIOS, dtype=torch.float64).log()
+    advantages = torch.full((4,), -0.5, dtype=torch.float64)
+    loss, _ = cispo.loss(logprobs, behavior, advantages, MASK, ratio_clip=(0.0, 1.0))
+    (gradient,) = torch.autograd.grad((loss * MASK).sum(), logprobs)
+    same(weights, (-gradient).tolist())
+
+
+def test_positives_with_their_ratio_are_grpo_with_the_relaxed_interval():
+    """A = .5: r A up to r = 5, without a gradient above. Negatives keep their taper."""
+    losses, weights, _ = of_rewards([1.0] * 4, positives="ratio")
+    same(losses, [[-0.25, -0.4, 0], [-1, -0.125, -1.5], [-0.25, -0.05, -0.1], [-2, 0, 0]])
+    same(weights, [[0.25, 0.4, 0], [1, 0.125, 1.5], [0.25, 0.05, 0.1], [2, 0, 0]])
+    _, clipped, _ = of_rewards([1.0] * 4, positives="ratio", largest_ratio=1.5)
+    same(clipped, [[0.25, 0.4, 0], [0, 0.125, 0], [0.25, 0.05, 0.1], [0, 0, 0]])
+    _, negative, _ = of_rewards([0.0] * 4, positives="ratio")
+    same(negative, [[-0.2, -0.2, 0], [-0.5] * 3, [-0.005] * 3, [-0.5, 0, 0]])
 
 
 def test_the_baseline_decides_what_is_negative():

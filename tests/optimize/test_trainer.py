@@ -12,6 +12,7 @@ import torch
 
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.records import Score, Status
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
@@ -119,7 +120,7 @@ def test_tokens_that_were_computed_and_shared_by_hand(experience):
 GROUP_ADVANTAGES = [
     name
     for name, groups in OTHERS.items()
-    if config_of(**groups).advantage.zero_variance_mask and name != "kl-surrogate"
+    if config_of(**groups).advantage.zero_variance_mask and name not in ("kl-surrogate", "tpo")
 ]
 
 
@@ -176,8 +177,27 @@ def test_a_kl_term_has_a_gradient_at_advantage_0_in_a_varied_group(experience, r
     kl = {"name": "kl", "coefficient": 0.5}
     metrics, _ = step(case, config_of(reference=kl, optimizer=ALONE))
     assert metrics["zero_variance_share"] == 0
-    sizes = [len(r.prompt_ids) + len(r.response_ids) for r in case.rollouts]
+    sizes = [
+        len(rollout.prompt_ids) + len(rollout.response_ids)
+        for rollout, reward in zip(case.rollouts, rewards, strict=True)
+        if reward is not None  # without a reward a response has no gradient at all
+    ]
     assert metrics["computed_tokens"] == sum(sizes)
+
+
+def test_a_masked_response_keeps_no_kl_term(experience):
+    """rewards.truncated = "masked" leaves it out of the loss, whatever the objective."""
+    every = with_stored(experience, *STORED)
+    case = replace(
+        part(every, [0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0]),
+        stored={name: rows[:4] for name, rows in every.stored.items()},
+    )
+    cut = replace(case, scores=[*case.scores[:3], Score(Status.TRUNCATED, 0.0)])
+    lengths = [len(r.prompt_ids) + len(r.response_ids) for r in case.rollouts]
+    for parts in ({"reference": {"name": "kl"}}, {"objective": {"name": "kl_surrogate"}}):
+        for truncated, computed in (("masked", sum(lengths[:3])), ("zero", sum(lengths))):
+            config = config_of(rewards={"truncated": truncated}, optimizer=ALONE, **parts)
+            assert step(cut, config)[0]["computed_tokens"] == computed
 
 
 def test_the_ess_step_multiplies_the_learning_rate_by_the_root_of_the_share(experience):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,20 @@ def test_cispo_equals_trl_with_low_0(high):
             ours(update, reduction="token_mean", objective=objective("cispo", (0.0, high))),
             theirs(update, loss_type="cispo", interval=(0.0, high)),
         )
+
+
+@pytest.mark.parametrize("shape", [(2.0, 3.0, 3.0, 2.0), (1.0, 1.0, 2.0, 0.5)])
+def test_vespo_equals_trl(shape):
+    """Also beyond the bounds of e^+-20 on a token's ratio and [1e-8, e^20] on a response's."""
+    options = {"name": "vespo", "positive": shape[:2], "negative": shape[2:]}
+    for seed in SEEDS:
+        update = random_update(seed)
+        far = replace(update, logprobs=update.logprobs * torch.linspace(1, 9, 8)[:, None])
+        for one in (update, far):
+            assert_same(
+                ours(one, reduction="token_mean", objective=options),
+                theirs(one, loss_type="vespo", vespo=shape),
+            )
 
 
 def test_only_our_cispo_has_a_lower_bound():

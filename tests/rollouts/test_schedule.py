@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from mugrpo.config.run import ScheduleOptions
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines.base import Completion, Decoded, Request
@@ -16,7 +18,7 @@ from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import Schedule, rollout_seed
 
 
-def schedule(*, problems: int, seed: int = 0, **options: int) -> Schedule:
+def schedule(*, problems: int, seed: int = 0, **options: Any) -> Schedule:
     return Schedule(ScheduleOptions(**options), problems, seed)
 
 
@@ -221,3 +223,43 @@ def test_rollout_seeds_do_not_depend_on_how_a_stage_is_cut_into_shards():
         for sample in range(3)
     ]
     assert whole == expected
+
+
+# ---- stages that grow ----
+
+
+def test_stages_that_double_by_hand():
+    """3, 6 and 12 batches; no group is drawn twice, and none is left out."""
+    plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
+    assert plan.options.total_updates == 21 and plan.stages == 3
+    assert [plan.batches(stage) for stage in range(3)] == [3, 6, 12]
+    assert [plan.first_update(stage) for stage in range(4)] == [0, 3, 9, 21]
+    assert [plan.stage_of(update) for update in (0, 2, 3, 8, 9, 20, 21)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [plan.staleness(update) for update in (2, 3, 8, 9, 20)] == [2, 0, 5, 0, 11]
+    equal = schedule(problems=12, stages=7, batches_per_stage=3, problems_per_update=4)
+    assert run_groups(plan) == run_groups(equal)
+
+
+def test_a_growing_stage_that_ends_early_is_followed_by_the_next_size():
+    """Stage 1 ends after 2 of 6 updates. Stage 2 has 12; the 4 that are left are a stage 3."""
+    plan = schedule(problems=12, stages=3, batches_per_stage=3, growth=2.0, problems_per_update=4)
+    early = plan.ending_at(5)
+    assert early.starts == (0, 3, 5)
+    assert [early.planned_updates(stage) for stage in range(4)] == [3, 2 + 4, 12, 4]
+    assert early.stages == 4 and early.first_update(3) == 17 and early.stage_of(17) == 3
+    assert list(early.groups(2)) == list(plan.groups(2))
+
+
+def test_passes_and_rounding_of_a_growing_schedule():
+    """4 x 1.5^s is 4, 6, 9, 13.5 (rounded to even: 14); two passes make twice the updates."""
+    options = ScheduleOptions(stages=4, batches_per_stage=4, growth=1.5, passes_per_batch=2)
+    assert [options.batches(stage) for stage in range(4)] == [4, 6, 9, 14]
+    assert options.total_updates == 2 * (4 + 6 + 9 + 14) and options.updates_per_stage == 8
+    assert options.batches(9) == 14  # stages that early ends add
+    shrinking = ScheduleOptions(stages=3, batches_per_stage=4, growth=0.25)
+    assert [shrinking.batches(stage) for stage in range(3)] == [4, 1, 1]
+
+
+def test_growth_without_bounds_is_refused():
+    with pytest.raises(ValidationError, match="growth = 2 makes the last of 30 stages a million"):
+        ScheduleOptions(stages=30, growth=2.0)

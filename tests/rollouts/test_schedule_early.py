@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mugrpo.config.run import ScheduleOptions
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.rollouts.schedule import Schedule
 
 

@@ -6,8 +6,16 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
-from mugrpo.study.intervals import Estimate, estimate, geometric, t_quantile
+from mugrpo.study.intervals import (
+    Estimate,
+    equivalence,
+    estimate,
+    geometric,
+    rank_correlation,
+    t_quantile,
+)
 
 
 def test_an_estimate_by_hand():
@@ -42,6 +50,38 @@ def test_the_quantile_leaves_a_fortieth_on_its_right(freedom):
     assert density[beyond].sum() / density.sum() == pytest.approx(
         0.025, abs=4e-5
     )  # the table has three decimals
+
+
+def test_equivalence_by_hand():
+    """-.01, 0, .01: standard error .01 / sqrt 3, so t = .02 / it = sqrt 12 with 2 degrees.
+
+    There P(T < -t) = 1/2 - t / (2 sqrt(2 + t^2)).
+    """
+    p = equivalence([-0.01, None, 0.0, 0.01], 0.02)
+    assert p == pytest.approx(0.5 - math.sqrt(12) / (2 * math.sqrt(14)))
+    assert equivalence([0.03, 0.04, 0.05], 0.02) == pytest.approx(
+        0.5 + math.sqrt(12) / (2 * math.sqrt(14))
+    )
+    assert equivalence([0.01], 0.02) is None
+    assert equivalence([0.01, 0.01], 0.02) == 0 and equivalence([0.02, 0.02], 0.02) == 1
+
+
+@pytest.mark.parametrize("shift", [-0.015, 0.0, 0.01, 0.03])
+def test_equivalence_is_the_larger_of_two_one_sided_t_tests(shift):
+    differences = np.random.default_rng(1).normal(shift, 0.01, 10)
+    above = ttest_1samp(differences, -0.02, alternative="greater").pvalue
+    below = ttest_1samp(differences, 0.02, alternative="less").pvalue
+    assert equivalence(differences.tolist(), 0.02) == pytest.approx(max(above, below))
+
+
+def test_a_rank_correlation_by_hand():
+    """Ranks 1 2 3 4 and 1 2 4 3: 1 - 6 x 2 / (4 x 15) = .8; Fisher's error is 1.96 x 1.06."""
+    found = rank_correlation([(0.1, 10.0), (0.2, 20.0), (None, 5.0), (0.3, 99.0), (9.0, 30.0)])
+    assert found is not None and (found.mean, found.count) == (pytest.approx(0.8), 4)
+    low = math.tanh(math.atanh(0.8) - 1.96 * 1.06)
+    assert found.half_width == pytest.approx(0.8 - low)
+    assert rank_correlation([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]) is None  # too few
+    assert rank_correlation([(1.0, n) for n in range(5)]) is None  # all the same
 
 
 def test_many_seeds_have_nearly_the_normal_quantile():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,28 @@ def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
     # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706
     assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.706:,.0f})", ""]
     assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
+
+
+def test_equivalence_has_a_column_of_p_values(file, finished):
+    """Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi."""
+    study, _ = load_study(file)
+    tested = study.model_copy(update={"equivalence": 0.5})
+    head, _, line = compared(tested, finished).splitlines()
+    assert head.endswith("| accuracy within ±0.5, p |")
+    assert line.endswith(f"| {0.5 - math.atan(3) / math.pi:.3f} |")
+    *_, line = compared(tested, finished[:4]).splitlines()  # one pair
+    assert line.endswith("|  |")
+
+
+def test_a_rank_correlation_is_a_sentence_of_the_page(file, finished):
+    study, _ = load_study(file)
+    told = study.model_copy(update={"correlate": (("accuracy", "training_seconds"),)})
+    text = write_page(told, file, finished, 6).read_text()
+    # accuracies .5 .6 .7 .9 .9, seconds 10 10 10 20 5
+    assert (
+        "rank correlation of accuracy on held-out problems with seconds of training over 5" in text
+    )
+    assert "Spearman" not in write_page(study, file, finished, 6).read_text()
 
 
 def test_a_column_of_ratios_has_a_geometric_mean(file):

@@ -85,8 +85,18 @@ class AsymREAdvantage(AdvantageOptions):
     """Added to the group's mean. Below 0 it favors right responses over wrong ones."""
 
 
+class SoftAdvantage(AdvantageOptions):
+    """R - V, where V is the soft maximum of the group's rewards (OAPL)."""
+
+    name: Literal["soft"] = "soft"
+    zero_variance_mask: ZeroVarianceMask = False
+    beta: float = Field(1.0, gt=0)
+    """The paper's beta_1. V is the group's mean as it grows, and the largest reward near 0."""
+
+
 Advantage = Annotated[
-    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage, Field(discriminator="name")
+    GroupAdvantage | ShiftedAdvantage | AsymREAdvantage | SoftAdvantage,
+    Field(discriminator="name"),
 ]
 
 
@@ -132,6 +142,8 @@ class CISPOOptions(ObjectiveOptions):
 
     name: Literal["cispo"] = "cispo"
     ratio_clip: RatioInterval = (0.0, 5.0)
+    level: Literal["token", "sequence"] = "token"
+    """One ratio per token, or their product for the whole response."""
 
 
 class M2POOptions(ObjectiveOptions):
@@ -166,6 +178,17 @@ class TOPROptions(ObjectiveOptions):
     """No ratio on positive advantages; the response's ratio, at most 1, on negative ones."""
 
     name: Literal["topr"] = "topr"
+    taper: Literal["response", "prefix", "smallest", "mean", "block", "token"] = "response"
+    """What weighs a token with a negative advantage: the ratio of its response, of its prefix, the
+    smallest ratio up to it, the geometric mean of the response's ratios, the ratio of its block, or
+    its own."""
+    block_tokens: int = Field(16, ge=1)
+    """Length of a block, for taper = "block"."""
+    positives: Literal["constant", "ratio"] = "constant"
+    """Whether tokens with a positive advantage have a constant weight, or their ratio."""
+    largest_ratio: float = Field(5.0, gt=1)
+    """The ratio above which a token with a positive advantage has no gradient, for positives =
+    "ratio"."""
 
 
 class MinPROOptions(ObjectiveOptions):
@@ -188,6 +211,30 @@ class ReinforceOptions(ObjectiveOptions):
     """-A log pi, without a ratio (AsymRE if combined with its advantage)."""
 
     name: Literal["reinforce"] = "reinforce"
+
+
+class OAPLOptions(ObjectiveOptions):
+    """The squared distance of a response's log ratio from its advantage."""
+
+    name: Literal["oapl"] = "oapl"
+    beta: float = Field(1e-3, gt=0)
+    """Weight of the log ratio, the paper's beta_2. Shorter responses need a larger one."""
+
+
+class TPOOptions(ObjectiveOptions):
+    """The cross-entropy from a target distribution over a group's responses to the policy."""
+
+    name: Literal["tpo"] = "tpo"
+
+
+class VESPOOptions(ObjectiveOptions):
+    """-A log pi with a gamma-shaped weight on the response's ratio."""
+
+    name: Literal["vespo"] = "vespo"
+    positive: tuple[float, float] = (2.0, 3.0)
+    """Shape (k, lambda) of the weight for advantages of at least 0."""
+    negative: tuple[float, float] = (3.0, 2.0)
+    """Shape (k, lambda) of the weight for advantages below 0."""
 
 
 class FileOptions(ObjectiveOptions):
@@ -215,6 +262,9 @@ Objective = Annotated[
     | MinPROOptions
     | PNPOOptions
     | ReinforceOptions
+    | OAPLOptions
+    | TPOOptions
+    | VESPOOptions
     | FileOptions,
     Field(discriminator="name"),
 ]

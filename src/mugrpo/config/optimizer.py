@@ -14,14 +14,15 @@ class OptimizerOptions(Options):
 
     lr: float = Field(1e-4, gt=0)
     """Peak learning rate."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up, over all updates of the run."""
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
     final_lr_share: float = Field(0.0, ge=0, le=1)
     """The last learning rate of a linear or cosine schedule, as a share of the peak."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment, each in [0, 1). A refresh makes gradients
+    larger at once; the second moment must not take a thousand updates to follow."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's denominator constant."""
     weight_decay: float = Field(0.0, ge=0)

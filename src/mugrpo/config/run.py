@@ -70,44 +70,6 @@ class PromptOptions(Options):
         return self
 
 
-class ScheduleOptions(Options):
-    """How much is generated when, and how often it is trained on."""
-
-    stages: int = Field(16, ge=1)
-    """Number of stages. At the start of each, the engine takes the newest weights and generates
-    once. The run makes stages x batches x passes updates, even if `stage_until` ends stages early.
-    """
-    batches_per_stage: int = Field(16, ge=1, json_schema_extra=FIXED)
-    """Batches of rollouts generated per refresh."""
-    passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
-    """Updates made on each batch, one after another."""
-    problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
-    """Problems per batch; each has one group of responses."""
-    group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
-    """Responses per problem."""
-
-    @property
-    def updates_per_stage(self) -> int:
-        """Return the updates per refresh, the literature's mu."""
-        return self.batches_per_stage * self.passes_per_batch
-
-    @property
-    def total_updates(self) -> int:
-        return self.stages * self.updates_per_stage
-
-    @property
-    def groups_per_stage(self) -> int:
-        return self.batches_per_stage * self.problems_per_update
-
-    @property
-    def rollouts_per_stage(self) -> int:
-        return self.groups_per_stage * self.group_size
-
-    @property
-    def rollouts_per_update(self) -> int:
-        return self.problems_per_update * self.group_size
-
-
 class RolloutOptions(Options):
     """Sampling, and how rollouts are stored."""
 
@@ -139,7 +101,7 @@ class RewardOptions(Options):
 class RunConfig(Options):
     """The resolved config of a run: everything that decides its numbers."""
 
-    preset: str = "mu-grpo"
+    preset: str = "tapered-grpo"
     """The method, which sets the options that the config leaves unset; `mugrpo objectives` lists
     all methods."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
@@ -148,7 +110,7 @@ class RunConfig(Options):
     task: tasks.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
-    schedule: ScheduleOptions = ScheduleOptions()
+    schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
     sampling: stages.Sampling = stages.EveryGroup()

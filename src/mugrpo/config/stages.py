@@ -1,13 +1,73 @@
-"""What a stage samples, and when it ends."""
+"""The schedule of stages, what a stage samples, and when it ends."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mugrpo.config.options import NamedOptions
+from mugrpo.config.options import FIXED, NamedOptions, Options
+
+
+class ScheduleOptions(Options):
+    """How much is generated when, and how often it is trained on."""
+
+    stages: int = Field(4, ge=1)
+    """Number of stages. At the start of each, the engine takes the newest weights and generates
+    once. The run makes stages x batches x passes updates, even if `stage_until` ends stages early.
+    """
+    batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
+    """Batches of rollouts generated per refresh."""
+    growth: float = Field(1.0, gt=0, le=16, json_schema_extra=FIXED)
+    """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
+    long. batches_per_stage is that of the first."""
+    passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
+    """Updates made on each batch, one after another."""
+    problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
+    """Problems per batch; each has one group of responses."""
+    group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
+    """Responses per problem."""
+
+    @model_validator(mode="after")
+    def _growth_is_bounded(self) -> Self:
+        if self.growth ** min(self.stages, 64) > 1e6:
+            raise ValueError(
+                f"growth = {self.growth:g} makes the last of {self.stages} stages a million times "
+                "as long as the first; lower it"
+            )
+        return self
+
+    def batches(self, stage: int) -> int:
+        """Return the batches of a stage. Stages that early ends add are as long as the last one."""
+        return max(1, round(self.batches_per_stage * self.growth ** min(stage, self.stages - 1)))
+
+    def updates(self, stage: int) -> int:
+        """Return the updates of a stage, the literature's mu."""
+        return self.batches(stage) * self.passes_per_batch
+
+    @property
+    def updates_per_stage(self) -> int:
+        """Return the updates of the first stage; without growth, of every stage."""
+        return self.updates(0)
+
+    @property
+    def total_updates(self) -> int:
+        if self.growth == 1:
+            return self.stages * self.updates_per_stage
+        return sum(self.updates(stage) for stage in range(self.stages))
+
+    @property
+    def groups_per_stage(self) -> int:
+        return self.batches_per_stage * self.problems_per_update
+
+    @property
+    def rollouts_per_stage(self) -> int:
+        return self.groups_per_stage * self.group_size
+
+    @property
+    def rollouts_per_update(self) -> int:
+        return self.problems_per_update * self.group_size
 
 
 class EveryGroup(NamedOptions):
@@ -37,7 +97,7 @@ class AllUpdates(NamedOptions):
 
     @property
     def limit(self) -> float:
-        """Return the total variation above which the stage ends: there is none."""
+        """Return the value above which the stage ends: there is none."""
         return math.inf
 
 
@@ -49,6 +109,14 @@ class TokenVariation(NamedOptions):
     """Total variation between policy and behavior policy per token, estimated on the update."""
 
 
+class NegativeRatio(NamedOptions):
+    """After the update whose largest ratio of a token with A < 0 is above the limit."""
+
+    name: Literal["negative_ratio"] = "negative_ratio"
+    limit: float = Field(100.0, gt=1)
+    """The ratio between policy and behavior policy."""
+
+
 class SequenceVariation(NamedOptions):
     """After the update whose mean over responses of max(0, 1 - ratio) is above the limit."""
 
@@ -58,4 +126,13 @@ class SequenceVariation(NamedOptions):
     responses."""
 
 
-StageUntil = Annotated[AllUpdates | TokenVariation | SequenceVariation, Field(discriminator="name")]
+StageUntil = Annotated[
+    AllUpdates | TokenVariation | SequenceVariation | NegativeRatio, Field(discriminator="name")
+]
+
+# The metric of an update that a rule looks at.
+MEASURED = {
+    "tv_token": "tv_token",
+    "tv_sequence": "tv_sequence",
+    "negative_ratio": "ratio/negative/max",
+}

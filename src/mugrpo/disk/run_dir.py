@@ -111,6 +111,10 @@ class RunDir:
         """Return the folder of a comparison of methods on a stage. It has one run per method."""
         return self.root / "bakeoff" / f"stage-{stage:03d}"
 
+    def alignment(self, stage: int) -> Path:
+        """Return the folder of a comparison of a stage's gradients with on-policy ones."""
+        return self.root / "alignment" / f"stage-{stage:03d}"
+
     def samples(self, update: int) -> Path:
         return self.root / "samples" / f"update-{update:06d}.json"
 

@@ -53,6 +53,19 @@ def asymre(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, delta: float) ->
     return (_centered(rewards_PG, valid_PG) - delta).masked_fill(~valid_PG, 0.0)
 
 
+def soft(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, beta: float) -> torch.Tensor:
+    """Return A = R - V, V = beta log mean exp(R / beta) over each group's valid responses.
+
+    V is the value of the best policy within a KL penalty of weight beta (OAPL, arXiv 2602.19362,
+    whose beta_1 this is). It tends to the mean for large beta and to the maximum for small beta.
+    """
+    scaled_PG = rewards_PG.double() / beta
+    counts_P1 = valid_PG.sum(-1, keepdim=True).clamp(min=1)
+    total_P1 = scaled_PG.masked_fill(~valid_PG, -torch.inf).logsumexp(-1, keepdim=True)
+    value_P1 = beta * (total_P1 - counts_P1.log())
+    return (rewards_PG - value_P1).masked_fill(~valid_PG, 0.0)
+
+
 def varied(rewards_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
     """Return whether each group has valid rewards that differ, compared exactly: [P] bool."""
     assert rewards_PG.shape == valid_PG.shape and rewards_PG.ndim == 2

@@ -28,6 +28,7 @@ class MicroBatch:
     behavior_logprobs: torch.Tensor  # [B, T] float32
     advantages: torch.Tensor  # [B] float32
     varied: torch.Tensor  # [B] bool, true if the group's rewards are not all equal
+    groups: torch.Tensor  # [B] int64, the number of the group within the update
     stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs stored beside the rollouts
     layout: Layout  # how the model computes them
     prompts: torch.Tensor | None  # [B] int64, each response's prompt number; None if not shared
@@ -62,6 +63,7 @@ def collate(
         behavior_logprobs=_padded([r.behavior_logprobs for r in chosen]).to(device),
         advantages=responses.advantages[places].to(device, torch.float32),
         varied=responses.varied[places].to(device),
+        groups=responses.groups[places].to(device),
         stored=stored,
         layout=cheapest,
         prompts=prompts_B if cheapest.shared else None,

@@ -81,7 +81,7 @@ class TokenStatistics:
 
         If no proximal policy is stored, the policy itself takes its place.
         """
-        sizes = list(responses.group_sizes)
+        sizes: list[int] = responses.groups.bincount().tolist()
         computed = torch.zeros(sum(sizes), dtype=torch.bool)
         computed[self._places] = True
 

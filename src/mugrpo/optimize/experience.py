@@ -32,12 +32,12 @@ class Responses:
     rollouts: Sequence[Rollout]
     advantages: torch.Tensor  # [R] float64
     varied: torch.Tensor  # [R] bool, true if the group's rewards are not all equal
+    groups: torch.Tensor  # [R] int64, the number of the group within the update, ascending
     stored: Mapping[str, Sequence[NDArray[np.float32]]] = field(default_factory=dict)
     # [R] float64, 0 if unknown
     rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     # [R] bool, true if the response counts in its group's statistics
     counted: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    group_sizes: Sequence[int] = ()  # responses of each group, in order
 
 
 def with_advantages(experience: Experience, config: RunConfig) -> Responses:
@@ -61,8 +61,8 @@ def with_advantages(experience: Experience, config: RunConfig) -> Responses:
         experience.rollouts,
         torch.cat(values),
         torch.cat(varied),
+        torch.arange(len(rewards)).repeat_interleave(torch.tensor([len(g) for g in rewards])),
         experience.stored,
         torch.cat(rewards),
         torch.cat(counted),
-        [len(group) for group in rewards],
     )

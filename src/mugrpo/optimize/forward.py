@@ -60,7 +60,7 @@ def rollout_logprobs(
     """
     share = shares_prompts(policy, config)
     zeros = torch.zeros(len(rollouts))
-    responses = Responses(rollouts, zeros, zeros.bool())
+    responses = Responses(rollouts, zeros, zeros.bool(), zeros.long())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         by_place: dict[int, NDArray[np.float32]] = {}

@@ -133,6 +133,7 @@ def prepass(
             "behavior_logprobs": stacked([batch.behavior_logprobs for batch in batches]),
             "advantages": torch.cat([batch.advantages for batch in batches]),
             "mask": stacked([batch.mask for batch in batches]),
+            "groups": torch.cat([batch.groups for batch in batches]),
             **{
                 name: stacked([batch.stored[name] for batch in batches])
                 for name in batches[0].stored

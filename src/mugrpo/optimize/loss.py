@@ -70,21 +70,23 @@ class UpdateLoss:
         return (*names, *(["kl_reference"] if self.kl else []))
 
     def has_gradient(self, responses: Responses) -> torch.Tensor:
-        """Return which of the R responses can have a gradient and must be computed: [R] bool."""
-        at_zero = self.objective.needs_zero_advantages or self.kl is not None
+        """Return which of the R responses can have a gradient and must be computed: [R] bool.
+
+        A response that does not count (its reward is unknown or masked) has none, not even a KL's.
+        """
         needed = responses.advantages != 0
-        if at_zero:
-            needed = needed | (
-                responses.varied if self.zero_variance_mask else torch.ones_like(needed)
-            )
+        if self.objective.needs_zero_advantages or self.kl is not None:
+            counted = responses.counted
+            needed = needed | (counted & responses.varied if self.zero_variance_mask else counted)
         return needed
 
     def prepass(self, logprobs: torch.Tensor, all_: Tensors) -> TokenTensors:
         """Return what the objective's pre-pass computes from the whole update, see `objectives`."""
         assert self.objective.prepass is not None
         behavior = self._behavior(all_["behavior_logprobs"], all_)
+        groups = {"groups": all_["groups"]} if self.objective.needs_groups else {}
         return self.objective.prepass(
-            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs
+            logprobs, behavior, all_["advantages"], all_["mask"], **self.knobs, **groups
         )
 
     def __call__(

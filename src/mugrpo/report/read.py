@@ -7,7 +7,6 @@ file that cannot be read becomes a sentence in `notes`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.records import FinishReason
@@ -58,13 +59,10 @@ class RunData:
     @property
     def planned_updates(self) -> int | None:
         """Return the number of updates that the config plans, or None if it does not say."""
-        names = ("stages", "batches_per_stage", "passes_per_batch")
-        factors = [self.options.get(f"schedule.{name}") for name in names]
-        return (
-            math.prod(f for f in factors if isinstance(f, int))
-            if all(isinstance(f, int) for f in factors)
-            else None
-        )
+        try:
+            return ScheduleOptions.model_validate(self.config["schedule"]).total_updates
+        except (KeyError, ValidationError):
+            return None
 
     @property
     def refresh_updates(self) -> list[int]:

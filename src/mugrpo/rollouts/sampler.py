@@ -125,7 +125,7 @@ class SampledShard:
     slots: int  # token positions computed for them, idle and padded ones included
     seconds: float
 
-    def publish(self, shards: ShardSet, shard: int, **notes: float | None) -> None:
+    def publish(self, shards: ShardSet, shard: int, **notes: float | str | None) -> None:
         """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)

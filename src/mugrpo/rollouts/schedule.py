@@ -1,9 +1,10 @@
 """Which groups each update trains on, and the seed of each rollout: pure arithmetic.
 
-A run is `stages` x `batches_per_stage` batches of `problems_per_update` groups; every batch is
-used for `passes_per_batch` updates. Problems come in epochs, each a fresh permutation of the data
-set. An epoch consists of full batches only, so no problem repeats within an update. A problem's
-`occurrence` is the epoch in which it is drawn, so (problem, occurrence) identifies a group.
+A run is `stages` x `batches_per_stage` batches (more in each stage, with `growth`) of
+`problems_per_update` groups; every batch is used for `passes_per_batch` updates. Problems come in
+epochs, each a fresh permutation of the data set. An epoch consists of full batches only, so no
+problem repeats within an update. A problem's `occurrence` is the epoch in which it is drawn, so
+(problem, occurrence) identifies a group.
 
 The number of updates is fixed, but the number of stages is not. If a stage ends early
 (`stage_until`), the next stage begins there, and the run needs more stages. `starts` records where
@@ -21,7 +22,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from mugrpo.config.run import ScheduleOptions
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 
 
@@ -49,8 +50,7 @@ class Schedule:
     @property
     def stages(self) -> int:
         """Return the number of stages of the run, if no further stage ends early."""
-        left = self.options.total_updates - self.starts[-1]
-        return len(self.starts) - 1 + math.ceil(left / self.options.updates_per_stage)
+        return self._stage_from(self.options.total_updates - 1) + 1
 
     def groups(self, stage: int) -> Iterator[tuple[int, int]]:
         """Yield (index of the problem, occurrence) for each group of `stage`, batch by batch."""
@@ -61,7 +61,7 @@ class Schedule:
         per_update = self.options.problems_per_update
         batches_per_epoch = self.problems // per_update
         epoch, order = -1, np.empty(0, np.int64)
-        for batch in count(stage * self.options.batches_per_stage):
+        for batch in count(sum(map(self.options.batches, range(stage)))):
             if batch // batches_per_epoch != epoch:
                 epoch = batch // batches_per_epoch
                 order = np.random.default_rng((self.seed, epoch)).permutation(self.problems)
@@ -76,20 +76,19 @@ class Schedule:
     def planned_updates(self, stage: int) -> int:
         """Return the number of updates of `stage`, if it does not end early."""
         left = self.options.total_updates - self.first_update(stage)
-        return min(self.options.updates_per_stage, left)
+        return min(self.options.updates(stage), left)
 
     def stage_of(self, update: int) -> int:
         """Return the stage that update number `update` (from 0) belongs to."""
         if update >= self.options.total_updates:
             return self.stages
-        started = bisect_right(self.starts, update) - 1
-        return started + (update - self.starts[started]) // self.options.updates_per_stage
+        return self._stage_from(update)
 
     def first_update(self, stage: int) -> int:
         """Return the number of updates before `stage`. Its behavior policy has received these."""
-        further = max(0, stage - (len(self.starts) - 1))
-        start = self.starts[stage - further] + further * self.options.updates_per_stage
-        return min(start, self.options.total_updates)
+        known = min(stage, len(self.starts) - 1)
+        further = sum(map(self.options.updates, range(known, stage)))
+        return min(self.starts[known] + further, self.options.total_updates)
 
     def staleness(self, update: int) -> int:
         """Return the number of updates from the behavior policy to update number `update`."""
@@ -106,10 +105,19 @@ class Schedule:
         updates may be added to the run later.
         """
         stage = self.stage_of(update - 1)
-        if update == self.first_update(stage) + self.options.updates_per_stage:
+        if update == self.first_update(stage) + self.options.updates(stage):
             return self
         starts = (self.first_update(s) for s in range(stage + 1))
         return replace(self, starts=(*starts, update))
+
+    def _stage_from(self, update: int) -> int:
+        """Return the stage of an update of the run, from the starts that are known."""
+        stage = bisect_right(self.starts, update) - 1
+        end = self.starts[stage] + self.options.updates(stage)
+        while end <= update:
+            stage += 1
+            end += self.options.updates(stage)
+        return stage
 
 
 def rollout_seed(run_seed: int, stage: str, problem_id: str, occurrence: int, sample: int) -> int:

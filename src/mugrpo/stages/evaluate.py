@@ -1,4 +1,4 @@
-"""Accuracy of responses to held-out problems, sampled by an engine: avg@k and pass@k."""
+"""Accuracy of responses to held-out problems, sampled by an engine: avg@k, pass@k and greedy."""
 
 from __future__ import annotations
 
@@ -7,50 +7,56 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Status
+from mugrpo.disk.records import Rollout, Status
 from mugrpo.disk.shards import RowReader, ShardSet
-from mugrpo.engines.base import Decoded
+from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.sampler import SampledShard, Sampler
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.sampling import Sampling
+
+_GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
 
 
 def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     """Sample and score the held-out problems under the policy after `update` updates.
 
     Every evaluation uses the same seeds, so two policies are compared on the same random numbers.
-    Rollouts and scores are kept in the run's folder of evaluations. Returns the metrics of
-    `accuracy` and the seconds taken. Raises UsageError if no problem is held out.
+    Rollouts and scores are kept in the run's folder of evaluations: shard 0 has the samples, shard
+    1 the greedy responses, if there are any. Returns the metrics of `accuracy`, those of the
+    greedy responses under greedy/, `entropy` in nats per token, estimated on the samples, and the
+    seconds taken. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
     if not run.eval_problems:
         raise UsageError("the task has no held-out problems; set task.eval_share or task.eval_data")
-    sampler = Sampler(
-        sampling.refresh(update)[0],
-        run.prompts,
-        seed=run.config.seed,
-        stage="evaluation",
-        group_size=run.config.evaluation.samples,
-        temperature=run.config.evaluation.temperature,
-        max_new_tokens=run.config.rollouts.max_new_tokens,
-        policy_step=update,
-    )
+    options, engine = run.config.evaluation, sampling.refresh(update)[0]
+    last = update == run.config.schedule.total_updates
+    samples = (options.final_samples if last else None) or options.samples
+    passes = [("", samples, options.temperature)]
+    passes += [("greedy/", 1, _GREEDY)] if last and options.final_greedy else []
+    measured: dict[str, Any] = {}
     with publish_folder(run.folder.evaluation(update)) as folder:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")
-        with run.progress.aside():
-            _generate(run, sampler, rollouts, update)
-        passing("half an evaluation")
-        run.scorer(run.eval_problems).make_shard(rollouts, scores, 0)
-        count = scores.entry(0)["rows"]
-        verdicts = RowReader(scores).rows((0, row) for row in range(count))
-    measured = accuracy(verdicts, run.config.evaluation.samples)
+        for shard, (prefix, k, temperature) in enumerate(passes):
+            with run.progress.aside():
+                sampled = _sample(run, engine, update, k, temperature)
+            sampled.publish(rollouts, shard)
+            passing("half an evaluation")
+            run.scorer(run.eval_problems).make_shard(rollouts, scores, shard)
+            places = ((shard, row) for row in range(scores.entry(shard)["rows"]))
+            found = accuracy(RowReader(scores).rows(places), k)
+            measured |= {f"{prefix}{name}": value for name, value in found.items()}
+            if not shard:
+                measured["entropy"] = _entropy(sampled.rollouts)
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 
@@ -76,8 +82,23 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
     }
 
 
-def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -> None:
-    """Publish rollouts of all held-out problems as one shard."""
+def _entropy(rollouts: Sequence[Rollout]) -> float:
+    """Return the mean of -log p over the sampled tokens."""
+    return -float(np.concatenate([r.behavior_logprobs for r in rollouts]).mean(dtype=np.float64))
+
+
+def _sample(run: OpenRun, engine: Engine, update: int, k: int, temperature: float) -> SampledShard:
+    """Return `k` rollouts of each held-out problem as one shard."""
+    sampler = Sampler(
+        engine,
+        run.prompts,
+        seed=run.config.seed,
+        stage="evaluation",
+        group_size=k,
+        temperature=temperature,
+        max_new_tokens=run.config.rollouts.max_new_tokens,
+        policy_step=update,
+    )
 
     def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
@@ -88,8 +109,9 @@ def _generate(run: OpenRun, sampler: Sampler, rollouts: ShardSet, update: int) -
     run.progress.begin(f"update {update}  evaluate", "rollouts", total)
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
         draws = [(problem, 0) for problem in run.eval_problems]
-        sampler.sample_shard(draws, on_decoded).publish(rollouts, 0)
+        sampled = sampler.sample_shard(draws, on_decoded)
     run.progress.end()
+    return sampled
 
 
 def evaluation_due(config: RunConfig, update: int) -> bool:

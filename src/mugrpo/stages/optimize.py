@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mugrpo.config.run import RunConfig
+from mugrpo.config.stages import MEASURED
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.publishing import publish_json
@@ -87,9 +88,9 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     on; the line counts them.
     """
     rule, schedule = stage.config.stage_until, stage.schedule
-    variation = line.get(rule.name)
+    measured = line.get(MEASURED.get(rule.name, ""))
     updates, planned = update - stage.first_update, schedule.planned_updates(stage.number)
-    if updates == planned or variation is None or not variation > rule.limit:
+    if updates == planned or measured is None or not measured > rule.limit:
         return None
     batches = schedule.batches(stage.number)
     unused = batches - math.ceil(updates / schedule.options.passes_per_batch)
@@ -98,7 +99,7 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
         "updates": updates,
         "planned_updates": planned,
         "unused_rollouts": unused * schedule.options.rollouts_per_update,
-        rule.name: variation,
+        rule.name: measured,
     }
 
 

@@ -33,7 +33,16 @@ def run_study(
     study, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
     with RunDir(work).locked():
-        running = Cells(Path(study.base), cells, results, work, keep=keep, say=say, stop=stop)
+        running = Cells(
+            Path(study.base),
+            cells,
+            results,
+            work,
+            keep=keep,
+            aligned="alignment" in study.columns,
+            say=say,
+            stop=stop,
+        )
         try:
             failed = running.run(jobs or os.cpu_count() or 1)
         finally:

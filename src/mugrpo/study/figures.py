@@ -25,6 +25,8 @@ NAMES = {
     "best": "best accuracy",
     "mean": "mean accuracy over the run",
     "worst_fall": "worst fall of accuracy",
+    "greedy": "greedy accuracy",
+    "entropy": "entropy, nats per token",
     "stages": "refreshes",
     "training_seconds": "seconds of training",
     "vetoed_fraction": "share of tokens vetoed",

@@ -16,6 +16,7 @@ from mugrpo.config.load import build_config, changes
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.costs import phase_seconds, spans, training_clock
 from mugrpo.report.read import Line, RunData, number, read_runs
 from mugrpo.study.spec import Cell
@@ -65,7 +66,8 @@ class Results:
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
-        return self._put(cell, {**outcome(run), "config": _written(cell.config)})
+        values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
+        return self._put(cell, values)
 
     def _put(self, cell: Cell, values: Row) -> Row:
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
@@ -105,9 +107,13 @@ def outcome(run: RunData) -> Row:
     curve = _curve(run)
     known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
     shares = run.keys("update", suffix="_fraction")
+    last = run.evaluations[-1] if run.evaluations else {}
+    at_the_end = {"greedy": "greedy/accuracy", "entropy": "entropy"}
+    at_the_end |= {name: name for name in last if name.startswith("pass@")}
     return {
         "accuracy": known[-1] if known else None,
         "best": max(known, default=None),
+        **{name: number(last, key) for name, key in at_the_end.items() if key in last},
         "mean": sum(known) / len(known) if known else None,
         "worst_fall": _worst_fall(known),
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
@@ -162,6 +168,16 @@ def _curve(run: RunData) -> list[Row]:
         )
         before = update
     return points
+
+
+def _alignment(run_dir: Path) -> Row:
+    """Return the cosines at the last checkpoint within the first stage, if they were measured."""
+    file = RunDir(run_dir).alignment(0) / "alignment.json"
+    if not file.exists():
+        return {}
+    row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])
+    signs = {f"alignment/{name}": row[name] for name in ("positive", "negative", "fresh")}
+    return {"alignment": row["cosine"], **signs}
 
 
 def _worst_fall(accuracies: Sequence[float]) -> float | None:

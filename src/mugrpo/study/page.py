@@ -9,14 +9,14 @@ from mugrpo.disk.publishing import publish_file
 from mugrpo.report.embed import svg_file
 from mugrpo.report.readable import MINUS, duration, plain
 from mugrpo.study.figures import draw, named
-from mugrpo.study.intervals import estimate, geometric
+from mugrpo.study.intervals import equivalence, estimate, geometric, rank_correlation
 from mugrpo.study.outcome import Row, quantity, rows_of
 from mugrpo.study.spec import Study, arms
 
 RESULTS = "cells.parquet"
 PAGE = "README.md"
 
-_SHARES = ("accuracy", "best", "mean", "worst_fall")
+_SHARES = ("accuracy", "best", "mean", "worst_fall", "greedy", "entropy")
 
 
 def folder_of(file: Path) -> Path:
@@ -47,9 +47,12 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
 
     An arm's baseline has the values of `study.baseline`, and the arm's own on the other axes. Times
     and ratios are compared by their quotient (with an interval of its logarithm), everything else
-    by its difference.
+    by its difference. With `study.equivalence`, the last column has the p-value of two one-sided
+    tests that the accuracies differ by less than it.
     """
-    head = [*study.axes, "pairs", *map(named, study.columns)]
+    margin = study.equivalence
+    tested = [] if margin is None else [f"accuracy within ±{plain(margin)}, p"]
+    head = [*study.axes, "pairs", *map(named, study.columns), *tested]
     body = []
     for arm in arms(study):
         against = {**arm, **study.baseline}
@@ -59,7 +62,9 @@ def compared(study: Study, rows: Sequence[Row]) -> str:
         theirs = {row["seed"]: row for row in rows_of(rows, against)}
         seeds = sorted(ours.keys() & theirs.keys())
         pairs = [(ours[seed], theirs[seed]) for seed in seeds]
-        cells = (_difference(column, pairs) for column in study.columns)
+        cells = [_difference(column, pairs) for column in study.columns]
+        if margin is not None:
+            cells.append(_equivalence(pairs, margin))
         body.append([*arm.values(), f"{len(pairs)}", *cells])
     return _markdown(head, body)
 
@@ -85,6 +90,7 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         "## Result",
         table(study, rows),
         *images,
+        *(_correlation(pair, rows) for pair in study.correlate),
     ]
     if study.baseline:
         name = ", ".join(study.baseline.values())
@@ -131,12 +137,32 @@ def _difference(column: str, pairs: Sequence[tuple[Row, Row]]) -> str:
     return text if not text or text[0] in ("-", MINUS) else f"+{text}"
 
 
+def _equivalence(pairs: Sequence[tuple[Row, Row]], margin: float) -> str:
+    both = [(quantity(ours, "accuracy"), quantity(theirs, "accuracy")) for ours, theirs in pairs]
+    p = equivalence([None if a is None or b is None else a - b for a, b in both], margin)
+    if p is None:
+        return ""
+    return "below 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _correlation(columns: tuple[str, str], rows: Sequence[Row]) -> str:
+    """Return a sentence on the rank correlation of two columns over all cells."""
+    first, second = columns
+    found = rank_correlation([(quantity(row, first), quantity(row, second)) for row in rows])
+    if found is None:
+        return ""
+    return (
+        f"Spearman's rank correlation of {named(first)} with {named(second)} over {found.count} "
+        f"runs: {found.mean:.2f} ± {found.half_width:.2f}."
+    )
+
+
 def _spans_decades(column: str) -> bool:
     return column.startswith("ratio/")
 
 
 def _number(column: str, value: float) -> str:
-    return f"{value:.3f}" if column in _SHARES else plain(value)
+    return f"{value:.3f}" if column in _SHARES or column.startswith("pass@") else plain(value)
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -37,6 +37,7 @@ from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
 
 _SHARED = ("rollouts", "scores")
+_REMOVED = ("stages", "checkpoints", "evaluations", "alignment")
 _LOOK = 0.5  # seconds between checks of the stop flag
 
 
@@ -51,6 +52,7 @@ class Cells:
         work: Path,
         *,
         keep: bool,
+        aligned: bool,
         say: Callable[[str], None],
         stop: StopFlag,
     ) -> None:
@@ -59,6 +61,7 @@ class Cells:
         self.results = results
         self.work = work
         self.keep = keep
+        self.aligned = aligned
         self.say = say
         self.stop = stop
         self._alone = Lock()  # held to open a run or to write results
@@ -113,14 +116,15 @@ class Cells:
             if self._shared(cell).exists():
                 share_first_stage(RunDir(self._shared(cell)), RunDir(folder))
         log = folder.with_name(f"{folder.name}.log")
-        if fault := self._process(["train", str(folder)], log):
-            return f"{cell}: {fault}"
+        for command in ("train", "alignment") if self.aligned else ("train",):
+            if fault := self._process([command, str(folder)], log):
+                return f"{cell}: {fault}"
         if self._stopping():
             return None
         with self._alone:
             row = self.results.add(cell, folder)
             if not self.keep:
-                for path in (folder / "stages", folder / "checkpoints", folder / "evaluations"):
+                for path in (folder / name for name in _REMOVED):
                     shutil.rmtree(path, ignore_errors=True)
             finished = sum(self.results.of(one) is not None for one in self.cells)
             accuracy = "" if row["accuracy"] is None else f" accuracy {row['accuracy']:.3f},"

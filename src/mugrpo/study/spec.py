@@ -74,6 +74,10 @@ class Study(Options):
     """The table's columns: those of the results, or such as updates_to_0.9 or seconds_to_0.9."""
     baseline: dict[str, str] = Field(default_factory=dict)
     """Axis -> the value that the others are compared with, seed by seed."""
+    equivalence: float | None = Field(None, gt=0)
+    """Test whether each arm's accuracy is within this of the baseline's (two one-sided tests)."""
+    correlate: tuple[tuple[str, str], ...] = ()
+    """Pairs of columns whose rank correlation over all cells is on the page."""
     figures: tuple[Figure, ...] = ()
     """The study's pictures."""
     setting: str = ""

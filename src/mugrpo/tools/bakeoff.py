@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mugrpo.config.load import build_config, changes, load_config, on_resume
-from mugrpo.config.preset import PRESETS
-from mugrpo.config.run import UPDATE_PARTS, RunConfig
+from mugrpo.config.load import build_config, changes, on_resume
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file, publish_folder
@@ -35,6 +34,7 @@ from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.stage import Stage
+from mugrpo.tools.methods import configs_of
 
 _OF_THE_STAGE = ("rollouts", "scores", "plan")
 
@@ -44,16 +44,14 @@ Line = dict[str, Any]
 def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
     """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
 
-    A method is a preset's name or a TOML file. It sets the parts of the update (UPDATE_PARTS);
-    everything else is taken from `run`. "all" stands for every preset; presets with the same parts
-    are trained once. Returns the path of the table. Raises UsageError for an unknown method, two
-    methods with the same name, a stage without rollouts or scores, and a method that was trained on
-    other rollouts or with other options before.
+    A method (see `configs_of`) sets the parts of the update; everything else is taken from `run`.
+    Returns the path of the table. Raises UsageError for an unknown method, two methods with the
+    same name, a stage without rollouts or scores, and a method that was trained on other rollouts
+    or with other options before.
     """
-    names = _distinct(run.config, methods)
-    configs = {Path(name).stem: _config_of(run.config, name) for name in names}
-    if len(configs) < len(names):
-        raise UsageError(f"{', '.join(names)}: two methods have the same name; rename a file")
+    configs = {
+        name: _on_one_stage(run, config) for name, config in configs_of(run.config, methods).items()
+    }
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update
     require(the_stage, "rollouts")
@@ -128,40 +126,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _distinct(config: RunConfig, methods: Sequence[str]) -> list[str]:
-    """Return each method once. "all" becomes every preset whose parts differ."""
-    if list(methods) != ["all"]:
-        return list(dict.fromkeys(methods))
-    by_parts: dict[str, str] = {}
-    for name in PRESETS:
-        parts = _parts(_config_of(config, name))
-        by_parts.setdefault(json.dumps(parts, sort_keys=True), name)
-    return list(by_parts.values())
-
-
-def _config_of(config: RunConfig, method: str) -> RunConfig:
-    """Return `config` with the parts of `method`, for training on one stage of scored rollouts.
-
-    Raises UsageError if there is no such method.
-    """
-    if method.endswith(".toml"):
-        source = load_config(Path(method))
-    elif method in PRESETS:
-        source = build_config({"preset": method}, method)
-    else:
-        raise UsageError(
-            f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
-        )
-    raw = config.model_dump(mode="json") | _parts(source)
-    raw |= {"preset": source.preset, "stage_until": {"name": "all_updates"}, "sinks": {}}
-    raw["overlap"] = False  # everything is generated already
-    raw["checkpoint"] = {"every": config.checkpoint.every, "stage_end": True, "keep": 0}
-    return build_config(raw, method)
-
-
-def _parts(config: RunConfig) -> dict[str, Any]:
-    """Return the options of the parts of the update."""
-    return config.model_dump(mode="json", include=set(UPDATE_PARTS))
+def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
+    """Return `config` for training on one stage of scored rollouts."""
+    raw = config.model_dump(mode="json")
+    raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
+    every = run.config.checkpoint.every
+    raw["checkpoint"] = {"every": every, "stage_end": True, "keep": 0}
+    return build_config(raw, "bakeoff")
 
 
 def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:

@@ -1,12 +1,16 @@
-"""TOPR: tapered off-policy REINFORCE. B responses, T tokens."""
+"""TOPR: tapered off-policy REINFORCE, and its relatives. B responses, T tokens."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
-from mugrpo.optimize.ratios import finite, log_ratios
+from mugrpo.optimize.ratios import finite, log_ratios, masked_mean, ppo_min
 
 METRICS = ("tapered_fraction",)
+
+Taper = Literal["response", "prefix", "smallest", "mean", "block", "token"]
 
 
 def loss(
@@ -14,18 +18,59 @@ def loss(
     behavior_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
+    *,
+    taper: Taper = "response",
+    block_tokens: int = 16,
+    positives: Literal["constant", "ratio"] = "constant",
+    largest_ratio: float = 5.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """REINFORCE with negative responses weighted by their ratio, but at most by 1:
+    """REINFORCE with negative responses weighted by how likely they still are, but at most by 1:
 
-        loss_t = -w A log pi_t,   w = 1 if A > 0, else sg[min(prod_t r_t, 1)]
+        loss_t = -w_t A log pi_t,   w_t = 1 if A > 0, else sg[min(q_t, 1)]
 
-    This is TOPR (arXiv 2503.14286) in its canonical form. With rewards of 0 and 1, wrong responses
-    need an advantage below 0: `advantage.name = "shifted"`. Equals REINFORCE if every ratio is 1.
+    By default q_t is the ratio of the whole response, prod_j r_j: TOPR (arXiv 2503.14286) in its
+    canonical form. With rewards of 0 and 1, its wrong responses need an advantage below 0, for
+    which the paper's preset shifts the reward; group advantages do as well. The product vanishes
+    over long responses that have drifted. The other tapers are ours and do not, or do so later:
+
+        prefix     prod over j <= t of r_j      a token by the likelihood of its prefix and itself
+        smallest   min over j <= t of r_j       by the least likely token up to it (as in MinPRO)
+        mean       exp(mean over j of log r_j)  the response by its geometric mean (as in GSPO)
+        block      prod over the block of t     the response cut into blocks of `block_tokens`
+        token      r_t                          CISPO's weight with the interval [0, 1]
+
+    With positives "ratio", tokens with A > 0 have the surrogate min(r_t, largest_ratio) A instead,
+    as GRPO with [0, largest_ratio] has. Equals REINFORCE if every ratio is 1; all tapers are the
+    same for responses of one token.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
-    log_product_B1 = (log_ratios(logprobs, behavior_logprobs) * mask).sum(-1, keepdim=True)
+    log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     advantages_B1 = advantages[:, None]
-    taper_B1 = log_product_B1.detach().clamp(max=0).exp()
-    weight_B1 = torch.where(advantages_B1 > 0, torch.ones_like(taper_B1), taper_B1)
-    tapered_BT = (weight_B1 < 1) & mask
-    return -weight_B1 * advantages_B1 * finite(logprobs), {"tapered_fraction": tapered_BT}
+    positive_BT = (advantages_B1 > 0).expand_as(mask)
+    likelihood_BT = _likelihoods(log_ratio_BT.detach() * mask, mask, taper, block_tokens)
+    weight_BT = likelihood_BT.clamp(max=0).exp().masked_fill(positive_BT, 1.0)
+    surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
+    if positives == "ratio":
+        relaxed_BT, _ = ppo_min(log_ratio_BT.exp(), advantages_B1, 0.0, largest_ratio)
+        surrogate_BT = torch.where(positive_BT, relaxed_BT, surrogate_BT)
+    return -surrogate_BT, {"tapered_fraction": (weight_BT < 1) & mask}
+
+
+def _likelihoods(
+    log_ratio_BT: torch.Tensor, mask: torch.Tensor, taper: Taper, block_tokens: int
+) -> torch.Tensor:
+    """Return log q_t, [B, T], from log ratios that are 0 outside of `mask`."""
+    if taper == "token":
+        return log_ratio_BT
+    if taper == "prefix":
+        return log_ratio_BT.cumsum(-1)
+    if taper == "smallest":
+        return log_ratio_BT.cummin(-1).values
+    if taper == "block":
+        length = log_ratio_BT.shape[1]
+        blocks = torch.nn.functional.pad(log_ratio_BT, (0, -length % block_tokens))
+        sums: torch.Tensor = blocks.unflatten(1, (-1, block_tokens)).sum(-1)
+        return sums.repeat_interleave(block_tokens, 1)[:, :length]
+    if taper == "mean":
+        return masked_mean(log_ratio_BT, mask).expand_as(mask)
+    return log_ratio_BT.sum(-1, keepdim=True).expand_as(mask)
