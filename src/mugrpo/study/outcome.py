@@ -54,12 +54,15 @@ class Results:
     def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
         """Copy the rows of `cells` that another study's table has. Return those cells."""
         others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
-        known = [row for file in others if file != self.file for row in Results(file).rows]
+        known: dict[str, Row] = {}
+        for file in others if cells else ():
+            if file != self.file:
+                for row in Results(file).rows:
+                    known.setdefault(json.dumps(_current(row), sort_keys=True), row)
         copied = []
         for cell in cells:
-            same = (row for row in known if not _differing(row, cell))
-            if row := next(same, None):
-                self._put(cell, {name: row[name] for name in row if not name.startswith("axis/")})
+            if same := known.get(_written(cell.config)):
+                self._put(cell, {n: v for n, v in same.items() if not n.startswith("axis/")})
                 copied.append(cell)
         return copied
 
@@ -81,14 +84,20 @@ class Results:
 
 
 def _differing(row: Row, cell: Cell) -> list[str]:
-    """Return the options of the cell that differ from those of its row.
+    """Return the options of the cell that differ from those of its row."""
+    return [name for name, *_ in changes(_current(row), json.loads(_written(cell.config)))]
 
-    An option that the row lacks was added later, and counts as its default.
+
+def _current(row: Row) -> dict[str, Any]:
+    """Return the row's config with today's options.
+
+    An option that the row lacks was added later, and counts as its default. If an option of the row
+    no longer exists, its config stays as it is, and differs from every cell's.
     """
-    stored = json.loads(row["config"])
-    with suppress(UsageError):  # if an option no longer exists, it counts as different
+    stored: dict[str, Any] = json.loads(row["config"])
+    with suppress(UsageError):
         stored = json.loads(_written(build_config(stored, "a study's row")))
-    return [name for name, *_ in changes(stored, json.loads(_written(cell.config)))]
+    return stored
 
 
 def _written(config: RunConfig) -> str:
