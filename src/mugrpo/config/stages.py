@@ -31,7 +31,7 @@ class ScheduleOptions(Options):
 
     @model_validator(mode="after")
     def _growth_is_bounded(self) -> Self:
-        if self.growth ** min(self.stages, 64) > 1e6:
+        if self.stages * math.log(self.growth) > math.log(1e6):
             raise ValueError(
                 f"growth = {self.growth:g} makes the last of {self.stages} stages a million times "
                 "as long as the first; lower it"
@@ -39,7 +39,7 @@ class ScheduleOptions(Options):
         return self
 
     def batches(self, stage: int) -> int:
-        """Return the batches of a stage. Stages that early ends add are as long as the last one."""
+        """Return the batches of a stage. If stages are added, they are as long as the last one."""
         return max(1, round(self.batches_per_stage * self.growth ** min(stage, self.stages - 1)))
 
     def updates(self, stage: int) -> int:
