@@ -209,15 +209,19 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
 
 
 def test_a_study_with_the_column_alignment_measures_it_in_every_cell(tmp_path: Path, monkeypatch):
-    """At the last checkpoint within the first stage, after 2 of 3 updates."""
+    """At the last checkpoint within the first stage, after 2 of 3 updates. With a KL term there is
+    nothing to measure, and the cell has a row all the same."""
     monkeypatch.setattr(Cells, "_process", forked)
     file = tmp_path / "rates.toml"
     text = STUDY.format(base=write_config(tmp_path)).replace("checkpoint.every = 0", "")
-    text = text.replace('"training_seconds"', '"alignment"').replace("low = ", "# low = ")
+    text = text.replace('"training_seconds"', '"alignment"')
+    text = text.replace("optimizer.lr = 1e-9", 'reference.name = "kl"')
     file.write_text(text.replace("[axes.rate]", "checkpoint.every = 1\n[axes.rate]"))
     work = tmp_path / "work"
     run_study(file, work, 1, keep=True, say=lambda _: None, stop=StopFlag())
-    for row in Results(folder_of(file) / RESULTS).rows:
+    rows = Results(folder_of(file) / RESULTS).rows
+    assert [row["seed"] for row in rows if row["alignment"] is None] == [10, 11]
+    for row in (row for row in rows if row["axis/rate"] == "high"):
         measured = RunDir(work / "cells" / row["cell"]).alignment(0) / "alignment.json"
         first, last = json.loads(measured.read_text())
         assert (first["staleness"], last["staleness"]) == (1, 2)

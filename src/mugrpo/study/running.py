@@ -35,6 +35,7 @@ from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
 from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
+from mugrpo.tools.alignment import can_align
 
 _SHARED = ("rollouts", "scores")
 _REMOVED = ("stages", "checkpoints", "evaluations", "alignment")
@@ -116,7 +117,8 @@ class Cells:
             if self._shared(cell).exists():
                 share_first_stage(RunDir(self._shared(cell)), RunDir(folder))
         log = folder.with_name(f"{folder.name}.log")
-        for command in ("train", "alignment") if self.aligned else ("train",):
+        aligned = self.aligned and can_align(cell.config)
+        for command in ("train", "alignment") if aligned else ("train",):
             if fault := self._process([command, str(folder)], log):
                 return f"{cell}: {fault}"
         if self._stopping():

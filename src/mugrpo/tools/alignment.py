@@ -61,7 +61,7 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
     stage = Stage.of(run, number)
     configs = configs_of(run.config, methods) if methods else {"this run": run.config}
     for name, config in configs.items():
-        if config.reference.needs or config.correction.needs:
+        if not can_align(config):
             raise UsageError(f"{name} needs logprobs of other policies; leave it out")
     require(stage, "rollouts")
     require(stage, "scores")
@@ -86,6 +86,11 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
             run.progress.say(f"compared at update {update}")
     publish_json(home / "alignment.json", rows)
     return rows
+
+
+def can_align(config: RunConfig) -> bool:
+    """Return whether the objective's gradient follows from the stored rollouts alone."""
+    return not (config.reference.needs or config.correction.needs)
 
 
 def table(rows: Sequence[Row]) -> str:
