@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def described(name: str) -> str:
     """Return the first line of a preset's file."""
-    return (_FOLDER / f"{name}.toml").read_text().split("\n")[0].lstrip("# ")
+    return _text(name).split("\n")[0].lstrip("# ")
+
+
+def in_four_stages(name: str) -> float | None:
+    """Return the accuracy that a preset's file states for four stages of studies/presets.toml."""
+    stated = re.search(r"^# In four stages: (\d\.\d+)$", _text(name), re.MULTILINE)
+    return float(stated[1]) if stated else None
 
 
 def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
@@ -33,3 +40,7 @@ def beneath(preset: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
         if tables and above.get("name", below.get("name")) == below.get("name"):
             merged[name] = copy.deepcopy({**below, **above})
     return merged
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / f"{name}.toml").read_text()
