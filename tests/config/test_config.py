@@ -73,8 +73,9 @@ def test_overrides_replace_the_file_and_the_file_the_defaults(toml):
 
 def test_derived_values_follow_the_overrides(toml):
     file = toml("[schedule]\nstages = 2\nbatches_per_stage = 8\n")
-    assert load_config(file).schedule.total_updates == 16
-    assert load_config(file, ["--schedule.stages=3"]).schedule.total_updates == 24
+    assert load_config(file).schedule.total_updates == 8 + 16  # tapered-grpo: growth = 2
+    assert load_config(file, ["--schedule.stages=3"]).schedule.total_updates == 8 + 16 + 32
+    assert load_config(file, ["--schedule.growth=1"]).schedule.total_updates == 8 + 8
 
 
 def test_none_unsets(toml):

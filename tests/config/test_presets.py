@@ -44,11 +44,12 @@ def test_without_a_preset_it_is_tapered_grpo():
     assert config.advantage.name == "group" and config.reference.name == "off"
 
 
-def test_without_a_schedule_it_is_four_stages_of_64_updates():
+def test_without_a_schedule_it_is_four_stages_each_twice_as_long_as_the_one_before():
     schedule = RunConfig().schedule
-    assert (schedule.stages, schedule.batches_per_stage, schedule.passes_per_batch) == (4, 64, 1)
-    assert schedule.updates_per_stage == 64 and schedule.total_updates == 256
-    assert load_config(None, ["--preset=mu-grpo"]).schedule == schedule
+    assert [schedule.updates(stage) for stage in range(schedule.stages)] == [16, 32, 64, 128]
+    assert schedule.total_updates == 240 and schedule.passes_per_batch == 1
+    equal = load_config(None, ["--preset=mu-grpo"]).schedule
+    assert [equal.updates(stage) for stage in range(equal.stages)] == [64, 64, 64, 64]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

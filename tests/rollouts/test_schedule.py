@@ -261,5 +261,6 @@ def test_passes_and_rounding_of_a_growing_schedule():
 
 
 def test_growth_without_bounds_is_refused():
-    with pytest.raises(ValidationError, match="growth = 2 makes the last of 30 stages a million"):
-        ScheduleOptions(stages=30, growth=2.0)
+    assert ScheduleOptions(stages=10, growth=2.0).updates(9) == 512 * 64
+    with pytest.raises(ValidationError, match="growth = 2 makes the last of 11 stages a thousand"):
+        ScheduleOptions(stages=11, growth=2.0)

@@ -25,6 +25,7 @@ def stage_of(folder: Path, number: int = 0, **groups: Any) -> Stage:
     schedule = {
         "stages": 2,
         "batches_per_stage": 3,
+        "growth": 1,
         "problems_per_update": 2,
         "group_size": 4,
         **groups.pop("schedule", {}),

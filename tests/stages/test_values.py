@@ -190,7 +190,7 @@ def test_stored_proximal_logprobs_of_other_rollouts_are_computed_again(tmp_path:
 
 
 def due(updates: int, **checkpoint: object) -> list[int]:
-    raw = {"schedule": {"stages": 2, "batches_per_stage": 4}, "checkpoint": checkpoint}
+    raw = {"schedule": {"stages": 2, "batches_per_stage": 4, "growth": 1}, "checkpoint": checkpoint}
     config = build_config(raw, "test")
     schedule = Schedule(config.schedule, 24, seed=0)
     return [u for u in range(1, updates + 1) if checkpoint_due(config, schedule, u)]

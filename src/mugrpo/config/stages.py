@@ -31,10 +31,10 @@ class ScheduleOptions(Options):
 
     @model_validator(mode="after")
     def _growth_is_bounded(self) -> Self:
-        if self.stages * math.log(self.growth) > math.log(1e6):
+        if (self.stages - 1) * math.log(self.growth) > math.log(1e3):
             raise ValueError(
-                f"growth = {self.growth:g} makes the last of {self.stages} stages a million times "
-                "as long as the first; lower it"
+                f"growth = {self.growth:g} makes the last of {self.stages} stages a thousand times "
+                "as long as the first; lower it (1 makes all stages equal)"
             )
         return self
 

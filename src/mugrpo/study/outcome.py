@@ -91,7 +91,7 @@ def _differing(row: Row, cell: Cell) -> list[str]:
 def _current(row: Row) -> dict[str, Any]:
     """Return the row's config with today's options.
 
-    An option that the row lacks was added later, and counts as its default. If an option of the row
+    An option that the row lacks was added later, and has the value of its preset. If an option of the row
     no longer exists, its config stays as it is, and differs from every cell's.
     """
     stored: dict[str, Any] = json.loads(row["config"])
