@@ -91,8 +91,8 @@ def _differing(row: Row, cell: Cell) -> list[str]:
 def _current(row: Row) -> dict[str, Any]:
     """Return the row's config with today's options.
 
-    An option that the row lacks was added later, and has the value of its preset. If an option of the row
-    no longer exists, its config stays as it is, and differs from every cell's.
+    An option that the row lacks was added later, and has the value of its preset. If an option of
+    the row no longer exists, its config stays as it is, and differs from every cell's.
     """
     stored: dict[str, Any] = json.loads(row["config"])
     with suppress(UsageError):

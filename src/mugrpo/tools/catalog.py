@@ -29,9 +29,9 @@ def catalog() -> Iterator[str]:
     """Yield the lines of `mugrpo objectives`."""
     yield "presets (--preset NAME; your own options override it)"
     yield ""
-    yield "  The number is the accuracy after four stages of 48 updates on the embedded letters task"
-    yield "  (studies/presets.toml: one setting for all, two seeds); it begins at 0.28, and GRPO with 48"
-    yield "  refreshes reaches 0.92 (studies/four_stages_letters.toml)."
+    yield "  The number is the accuracy after four stages of 48 updates on the embedded letters"
+    yield "  task (studies/presets.toml: one setting for all, two seeds). It begins at 0.28; GRPO"
+    yield "  with 48 refreshes reaches 0.92 (studies/four_stages_letters.toml)."
     yield ""
     for name in PRESETS:
         reached = in_four_stages(name)
