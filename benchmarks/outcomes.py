@@ -76,6 +76,7 @@ def quiet(updates: int, per_stage: int, problems: int, group_size: int) -> list[
     schedule = {
         "stages": stages,
         "batches_per_stage": per_stage,
+        "growth": 1,
         "problems_per_update": problems,
         "group_size": group_size,
     }
