@@ -129,6 +129,7 @@ def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, 
         (["--objectives", "dr-grpo,nothing"], "'nothing' is not a method"),
         (["--objectives", "grpo", "--stage", "1"], "the run has stages 0 to 0"),
         (["--objectives", "off-policy-grpo"], "needs logprobs of other policies"),
+        (["--objectives", "decoupled-ppo"], "needs logprobs of other policies"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(run: Path, capsys, words, message):

@@ -90,7 +90,8 @@ def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) ->
 
 def can_align(config: RunConfig) -> bool:
     """Return whether the objective's gradient follows from the stored rollouts alone."""
-    return not (config.reference.needs or config.correction.needs)
+    proximal = config.objective.needs and config.proximal_period > 1
+    return not (config.reference.needs or config.correction.needs or proximal)
 
 
 def table(rows: Sequence[Row]) -> str:
