@@ -36,6 +36,7 @@ _ESSENTIAL = (
     "optimizer.lr_schedule",
     "schedule.stages",
     "schedule.batches_per_stage",
+    "schedule.growth",
     "schedule.passes_per_batch",
     "schedule.problems_per_update",
     "schedule.group_size",
