@@ -23,7 +23,7 @@ class ScheduleOptions(Options):
     """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
     long. batches_per_stage is that of the first."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
-    """Updates made on each batch, one after another."""
+    """Consecutive updates on each batch."""
     problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
     """Problems per batch; each has one group of responses."""
     group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
@@ -39,7 +39,7 @@ class ScheduleOptions(Options):
         return self
 
     def batches(self, stage: int) -> int:
-        """Return the batches of a stage. If stages are added, they are as long as the last one."""
+        """Return the batches of a stage. Stages after the last planned one are as long as it."""
         return max(1, round(self.batches_per_stage * self.growth ** min(stage, self.stages - 1)))
 
     def updates(self, stage: int) -> int:
