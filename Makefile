@@ -86,8 +86,8 @@ $(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
-bench-generation_vllm: .venv/installed-bench smollm2 vllm-env  ## compare our engine with vLLM
-	$(BIN)/python benchmarks/generation_vllm.py $(BENCH_OPTIONS)
+bench-generation_vllm bench-refresh: bench-%: .venv/installed-bench smollm2 vllm-env  ## these need vLLM
+	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
 bench-gpu: .venv/installed  ## generation and updates on one big GPU (less than nine minutes)
 	PYTHON=$(BIN)/python benchmarks/gpu.sh $(BENCH_OPTIONS)

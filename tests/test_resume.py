@@ -59,7 +59,8 @@ def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
 KILLS = [
     ("config", 1, State((0, 0), (0, 0), (), "", ("config.json",))),
     ("half an evaluation", 1, State((0, 0), (0, 0), (), "", ("update-000000",))),
-    ("canary", 1, State((0, 0), (0, 0), (), "evaluation 0")),
+    ("canary", 1, State((0, 0), (0, 0), (), "")),  # an evaluation's
+    ("canary", 2, State((0, 0), (0, 0), (), "evaluation 0")),
     ("engine batch", 4, State((1, 0), (0, 0), (), "evaluation 0")),
     ("engine batch", 9, State((3, 1), (3, 0), (2, 3), "evaluation 3")),
     (

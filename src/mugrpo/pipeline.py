@@ -217,8 +217,7 @@ class Work:
     @contextmanager
     def _handed_out(self) -> Iterator[Sampling]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
-        if not self.sampling.busy():
-            self.sampling.close()
+        self.sampling.leave()
         self.training.release()
         self._close_metrics()
         yield self.sampling

@@ -61,6 +61,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.tensor_parallel",
         "engine.gpu_memory_utilization",
         "engine.enforce_eager",
+        "engine.rest",
         "engine.concurrency",
         "distributed.processes",
         "distributed.cpu_offload",

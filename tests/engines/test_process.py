@@ -261,7 +261,7 @@ channel.receive()
 while True:
     message = channel.receive()
     if "load" in message:
-        channel.send({"loaded": True})
+        channel.send({"loaded": {"wake": 0.0}})
         continue
     asked = message["generate"]["requests"]
     channel.send(ANSWER)
@@ -321,3 +321,53 @@ def test_a_right_answer_of_the_same_process_is_accepted(
     assert [c.ids.tolist() for c in completions] == [[2, 1]] * 3
     assert [c.logprobs.tolist() for c in completions] == [[-0.5, -0.5]] * 3
     honest.engine.close()
+
+
+SLEEPER = """
+import sys
+sys.path.insert(0, PACKAGE)
+from processes.child import Channel
+import numpy as np
+channel = Channel()
+channel.receive()
+asleep, naps, loads = False, 0, 0
+while True:
+    message = channel.receive()
+    if "load" in message:
+        asleep, loads = False, loads + 1
+        channel.send({"loaded": {"wake": 0.25}})
+    elif "sleep" in message:
+        asleep, naps = SLEEPS, naps + 1
+        channel.send({"asleep": asleep})
+    else:
+        assert not asleep
+        ids, logprobs = np.array([naps, loads], np.int32), np.zeros(2, np.float32)
+        entry = {"ids": ids.tobytes(), "logprobs": logprobs.tobytes(), "reason": "stop"}
+        channel.send({"completions": [{"index": 0, **entry}], "slots": 2})
+        channel.send({"end": True})
+"""
+
+
+@pytest.mark.parametrize(("sleeps", "loads"), [(True, 3), (False, 2)])
+def test_an_engine_that_slept_loads_the_weights_again(
+    embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, sleeps, loads
+):
+    """What the process answers is how often it was asked to sleep and to load."""
+    worker = tmp_path / "worker.py"
+    package = str(Path(process.__file__).parents[1])
+    worker.write_text(SLEEPER.replace("PACKAGE", repr(package)).replace("SLEEPS", str(sleeps)))
+    monkeypatch.setattr(process, "_WORKER", worker)
+    remote = Remote(embedded_policy, tmp_path)
+    remote.engine._host = replace(remote.engine._host, rest="sleep")
+    parts = remote.engine.refresh(0, lambda: CHAIN)
+    assert parts.keys() == {"start", "wake"} and parts["wake"] == 0.25
+    pid = remote.pid
+    remote.engine.rest()
+    remote.engine.rest()
+    parts = remote.engine.refresh(4, lambda: CHAIN)
+    assert parts.keys() == {"load", "wake"}
+    remote.engine.rest()
+    (completion,) = taken(remote.engine, requests[:1])  # of the same update
+    assert completion.ids.tolist() == [2 if sleeps else 3, loads]
+    assert remote.pid == pid
+    remote.engine.close()

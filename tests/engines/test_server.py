@@ -31,6 +31,8 @@ class Server:
 
     def __init__(self, policy: Policy) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.told: list[tuple[str, Any]] = []  # path and body of other requests
+        self.version, self.takes = "0.32.1", True
         self.change = lambda choice: choice
         self.away = 0  # requests that get no answer
         self.cut = 0  # answers that are cut off
@@ -39,10 +41,15 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.answer({"data": [{"id": "the-model"}]})
+                version = {"version": server.version}
+                self.answer(version if self.path == "/version" else {"data": [{"id": "the-model"}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path != "/v1/completions":
+                    server.told.append((self.path, body))
+                    self.answer(server.takes and {"results": [None]})
+                    return
                 with lock:
                     server.asked.append(body)
                     if server.away:
@@ -158,6 +165,42 @@ def test_weights_are_handed_over_by_a_command_at_each_refresh(
     engine.refresh(8, lambda: "/the/weights")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == [f"{server.url} /the/model", f"{server.url} /the/weights"]
+
+
+def test_without_a_command_the_server_loads_the_weights_while_it_runs(
+    server: Server, embedded_policy: Policy, tmp_path: Path
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "/the/model")
+    engine.refresh(0, lambda: pytest.fail("nothing changed"))
+    assert engine.refresh(8, lambda: "/the/weights").keys() == {"load"}
+    assert server.told == [
+        ("/collective_rpc", {"method": "take_weights", "args": ["/the/model"]}),
+        ("/reset_prefix_cache", {}),
+        ("/collective_rpc", {"method": "take_weights", "args": ["/the/weights"]}),
+        ("/reset_prefix_cache", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "takes", "text"),
+    [
+        (
+            "0.31.9",
+            True,
+            r"is vLLM 0\.31\.9, and before 0\.32 it cannot load weights",
+        ),
+        ("0.32.0", False, r"answered 400 to /collective_rpc.*must run with VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+def test_a_server_that_cannot_load_weights_has_only_the_initial_ones(
+    server: Server, embedded_policy: Policy, tmp_path: Path, version, takes, text
+):
+    server.version, server.takes = version, takes
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "/the/model")
+    with pytest.raises(RunStopped, match=text):
+        engine.refresh(8, lambda: "/the/weights")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk import metrics
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.engines import process
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.weights import hand_over
-from tests.runs import Command, assert_same, finished, start_train, state, write_config
+from tests.runs import (
+    Command,
+    differences,
+    finished,
+    read_metrics,
+    start_train,
+    state,
+    write_config,
+)
 from tests.waiting import engines_of, until
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -24,14 +34,60 @@ pytest_plugins = ["tests.run_fixtures"]
 TWO = ("--engine.processes", "2", "--engine.threads", "1")
 
 
+def assert_same_training(run_dir: Path, reference: Path) -> None:
+    """Check that two runs agree in every bit, other than that evaluations may differ by rounding.
+
+    Each engine samples a part of an evaluation, so the batches are not those of a single engine.
+    """
+    differing = [d for d in differences(run_dir, reference) if "evaluation" not in d]
+    assert not differing, differing
+    ours, theirs = (
+        [line for line in read_metrics(folder) if line["kind"] == "evaluation"]
+        for folder in (run_dir, reference)
+    )
+    for line, expected in zip(ours, theirs, strict=True):
+        assert line.pop("entropy") == pytest.approx(expected.pop("entropy"), rel=1e-5)
+        assert line == expected
+
+
 def test_two_engines_give_the_same_bits(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     finished(run_dir, *TWO)
-    assert_same(run_dir, reference)
+    assert_same_training(run_dir, reference)
     assert sorted(log.name for log in (run_dir / "logs").iterdir()) == [
         "engine-0.log",
         "engine-1.log",
     ]
+
+
+FORGETFUL = """
+import sys
+sys.path[:0] = [SOURCE]
+from mugrpo.engines import worker
+load = worker.Own.load
+def load_once(self, path, update):
+    return load(self, path, update) if self._engine is None else 0.0
+worker.Own.load = load_once
+worker.main()
+"""
+
+
+def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
+    tmp_path: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
+):
+    worker = tmp_path / "forgetful.py"
+    source = str(Path(process.__file__).parents[2])
+    worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
+    monkeypatch.setattr(process, "_WORKER", worker)
+    run_dir = tmp_path / "run"
+    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, *TWO)
+    assert ended.status == 0, ended
+    assert ended.out.count("from now on every refresh starts a new engine") == 1
+    assert_same_training(run_dir, reference)
+    lines = metrics.read_metrics(run_dir / "metrics.jsonl")
+    refreshes = [line for line in lines if line["kind"] == "refresh"]
+    assert ["time/refresh/start" in line for line in refreshes] == [True, True]
+    assert not any("time/refresh/load" in line for line in refreshes)
 
 
 @pytest.mark.long
@@ -43,7 +99,7 @@ def test_a_run_whose_engine_is_killed_ends_in_the_same_bits(tmp_path: Path, refe
     ended = started.end()
     assert ended.status == 0 and ended.err == "", ended
     assert "ended with SIGKILL" in ended.out and "Restarting it (1/2)" in ended.out
-    assert_same(run_dir, reference)
+    assert_same_training(run_dir, reference)
 
 
 def test_generation_in_separate_engines_makes_no_trainer_and_reads_no_weights(

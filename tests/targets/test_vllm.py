@@ -12,16 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.engines import make_engines
+from mugrpo.engines import make_engines, vllm
 from mugrpo.engines.base import Request
-from mugrpo.model.policy import load_policy
+from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
-from tests.builders import PROMPTS, encoded, plain_logprobs
+from tests.builders import PROMPTS, chain_tokenizer, encoded, plain_logprobs
 from tests.waiting import alive, engines_of, soon, until
 
 pytestmark = pytest.mark.vllm
@@ -38,6 +40,7 @@ train_problems = 64
 [schedule]
 stages = 2
 batches_per_stage = 3
+growth = 1
 problems_per_update = 4
 group_size = 8
 
@@ -173,7 +176,63 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
     assert chisquare(counts, expected).pvalue > 1e-3
 
 
-def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path):
+def tied_policy(folder: Path, seed: int) -> Policy:
+    """Save and return a random model whose head shares the embeddings."""
+    torch.manual_seed(seed)
+    form = load_policy(ModelOptions()).model.config
+    form.tie_word_embeddings, form.initializer_range = True, 0.1
+    policy = Policy(AutoModelForCausalLM.from_config(form), chain_tokenizer(), ModelOptions())
+    policy.save(folder)
+    return policy
+
+
+VLLMS_OWN = """
+class TakesWeights:
+    def take_weights(self, path):
+        self.reload_weights(weights_path=path)
+"""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+):
+    """If this fails with vLLM's own method alone, vLLM has mended it: remove ours."""
+    if not ours:
+        (tmp_path / "mugrpo_vllm.py").write_text(VLLMS_OWN)
+        monkeypatch.setattr(vllm, "EXTENSION", tmp_path)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    policies = [tied_policy(tmp_path / str(seed), seed) for seed in (0, 1)]
+    options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})
+    (engine,) = make_engines(
+        RunConfig(engine=options),
+        vocabulary=policies[0].vocabulary,
+        policy=None,
+        log=lambda name: tmp_path / name,
+        notify=print,
+        check=lambda: None,
+    )
+    requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
+    gaps, parts = [], []
+    for update, policy in enumerate([*policies, policies[0]]):
+        parts.append(engine.refresh(update, lambda: str(tmp_path / str(update % 2))))  # noqa: B023
+        for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
+            for index, completion in decoded.completions:
+                request = requests[index]
+                expected = plain_logprobs(policy, request.prompt_ids, completion.ids)
+                gaps.append((update, np.abs(completion.logprobs - expected.detach().numpy()).max()))
+        engine.rest()
+    engine.close()
+    worst = [max(gap for u, gap in gaps if u == update) for update in range(3)]
+    tolerance = 1e-3  # the canary's in fp32
+    assert worst[0] < tolerance and worst[2] < tolerance
+    assert (worst[1] < tolerance) == ours
+    assert [part.keys() - {"wake"} for part in parts] == [{"start"}, {"load"}, {"load"}]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path, live: bool):
+    """A live server loads them. Otherwise a command restarts it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -181,11 +240,15 @@ def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path):
     words = [sys.executable, str(ROOT / "scripts" / "serve_vllm.py"), str(PYTHON), str(pid_file)]
     words += ["--dtype", "float32", "--enforce-eager"]
     words += ["--max-model-len", "128", "--max-num-seqs", "8"]
+    if live:
+        words += ["--worker-extension-cls", "mugrpo_vllm.TakesWeights"]
+        live_mode = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(vllm.EXTENSION)}
+        subprocess.run(
+            [*words, url, str(EMBEDDED["chain"])], env=ENVIRONMENT | live_mode, check=True
+        )
     head, _, _ = CONFIG.partition("[engine]")
-    text = (
-        f'{head}[engine]\nname = "vllm_server"\nurls = ["{url}"]\nhand_over = {json.dumps(words)}'
-    )
-    config.write_text(text)
+    engine = f'[engine]\nname = "vllm_server"\nurls = ["{url}"]\n'
+    config.write_text(head + engine + ("" if live else f"hand_over = {json.dumps(words)}"))
     try:
         trained(config, tmp_path / "run")
     finally:

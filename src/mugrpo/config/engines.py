@@ -11,7 +11,8 @@ from mugrpo.config.options import HARMLESS, NamedOptions, PathOrName
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
     "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
-    "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats"
+    "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats enable_sleep_mode "
+    "worker_extension_cls"
 )
 _OTHER_DISTRIBUTION = (
     "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty min_tokens "
@@ -100,6 +101,10 @@ class VLLMOptions(EngineOptions):
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it."""
     enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
     """Skip compilation and CUDA graphs: the engine starts sooner and runs slower."""
+    rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
+    """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
+    process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
+    everything. "end" ends the process, so each refresh starts a new one."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
 
@@ -132,7 +137,7 @@ class VLLMServerOptions(EngineOptions):
     hand_over: tuple[str, ...] = ()
     """A command that makes a server sample from new weights. It is run at each refresh for each
     server, followed by the server's URL and the folder of the weights. It must return only once the
-    server uses them."""
+    server uses them. Without one, the server is asked to load the weights while it runs."""
     concurrency: int = Field(256, ge=1, json_schema_extra=HARMLESS)
     """Requests in flight at once, per server."""
 

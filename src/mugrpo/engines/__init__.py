@@ -102,7 +102,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         environment={"OMP_NUM_THREADS": str(threads)},
         log=log,
         vocab_size=vocabulary.size,
-        reloads=True,
+        rest="stay",
         exact=True,
         silence=options.silence,
     )

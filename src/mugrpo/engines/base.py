@@ -43,11 +43,12 @@ class Engine(Protocol):
     Its weights are those of the last refresh, or the trainer's own if they share the model.
     """
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """Switch to the weights that the policy has after `update` updates.
 
         An engine that does not share the trainer's model calls `weights`, which returns a model
-        directory (or a hub id) with the policy's weights.
+        directory (or a hub id) with the policy's weights. Returns the seconds of the work by its
+        parts, other than the call of `weights`: "start" (a process), "wake" and "load".
         """
         ...
 
@@ -73,8 +74,9 @@ class Engine(Protocol):
 class SharedModel:
     """An engine that samples with the trainer's own model, so no weights are handed over."""
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """See `Engine.refresh`."""
+        return {}
 
     def rest(self) -> None:
         """See `Engine.rest`."""

@@ -7,10 +7,11 @@ answers are validated before use.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ class Host:
     environment: dict[str, str]  # added to the environment of the process that starts it
     log: Path
     vocab_size: int  # of the policy
-    reloads: bool  # whether it can load new weights while it runs
+    rest: Literal["sleep", "stay", "end"]  # what it does between generations
     exact: bool  # whether the same batch of requests gives bit-identical completions
     silence: float  # seconds without a message after which it counts as lost
     gpus: int = 1  # GPUs that it uses, if there are any
@@ -106,13 +107,14 @@ class RemoteEngine:
         self._update: int | None = None
         self._weights = ""
         self._restarts = 0  # processes lost since the last new weights
+        self._spent: dict[str, float] = {}  # seconds of the last refresh, by its parts
 
     @property
     def gpus(self) -> int:
         """Number of GPUs that its process uses, if there are any."""
         return self._host.gpus
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> None:
+    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """See `Engine.refresh`.
 
         Raises UsageError if the process cannot be started, RunStopped if it is lost too often, and
@@ -121,10 +123,11 @@ class RemoteEngine:
         if update != self._update:
             self._update, self._weights = update, weights()
             self._restarts = 0
+        self._spent = {}
         while True:
             try:
                 self._loaded()
-                return
+                return self._spent
             except PeerLost as lost:
                 self._count(lost)
 
@@ -158,9 +161,16 @@ class RemoteEngine:
                 self.close()
 
     def rest(self) -> None:
-        """See `Engine.rest`. Ends the process if it cannot load new weights."""
-        if not self._host.reloads:
+        """See `Engine.rest`. A process that is lost meanwhile is started at the next refresh."""
+        if self._host.rest == "end":
             self.close()
+        elif self._host.rest == "sleep" and self._process and self._loaded_key:
+            try:
+                self._process.send(to_json({"sleep": True}))
+                if self._answer(self._process, "asleep"):
+                    self._loaded_key = None
+            except PeerLost as lost:
+                self._count(lost)
 
     def close(self) -> None:
         """See `Engine.close`. The next use starts a new process."""
@@ -171,17 +181,22 @@ class RemoteEngine:
     def _loaded(self) -> Started:
         """Return the process with the weights of the last refresh, starting it if necessary."""
         key = f"{self._update} {self._weights}"
-        if self._loaded_key not in (None, key) and not self._host.reloads:
-            self.close()
+        part = "load" if self._process else "start"
+        began = time.monotonic()
         process = self._process = self._process or self._start()
         if self._loaded_key != key:
             process.send(to_json({"load": self._weights, "update": self._update}))
-            for message in self._messages(process):
-                self._check()
-                if message is not None and "loaded" in message:
-                    break
+            wake: float = self._answer(process, "loaded")["wake"]
             self._loaded_key = key
+            self._spent = {"wake": wake, part: time.monotonic() - began - wake}
         return process
+
+    def _answer(self, process: Started, name: str) -> Any:
+        """Return the process's answer of this name. Raises what `_messages` and `check` raise."""
+        for message in self._messages(process):
+            self._check()
+            if message is not None and name in message:
+                return message[name]
 
     @staticmethod
     def _messages(process: Started) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from mugrpo.config.engines import VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.engines.process import checked
+from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.peer import end_with_all
 
@@ -72,17 +73,45 @@ class ServerEngine:
         self._update: int | None = None
         self._model = ""
 
-    def refresh(self, update: int, weights: Callable[[], str]) -> None:
-        """See `Engine.refresh`. Runs the hand-over command, if there is one.
+    def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
+        """See `Engine.refresh`. Runs the hand-over command, or asks vLLM to load the weights.
 
-        Raises RunStopped if the command fails or the server does not answer.
+        Raises RunStopped if the command fails, or if the server does not answer or refuses.
         """
         if update == self._update:
-            return
+            return {}
+        path = weights()
+        began = time.monotonic()
         if self._options.hand_over:
-            self._hand_over([*self._options.hand_over, self._url, weights()])
+            self._hand_over([*self._options.hand_over, self._url, path])
+        else:
+            try:
+                self._take(path)
+            except RunStopped:
+                if update:
+                    raise  # the initial weights it may have already, which the canary checks
         self._model = self._ask("/v1/models")["data"][0]["id"]
         self._update = update
+        return {"load": time.monotonic() - began}
+
+    def _take(self, path: str) -> None:
+        """Have the live server load the weights at `path`, by the routes of vLLM's dev mode."""
+        version = self._ask("/version")["version"]
+        if not new_enough(version):
+            oldest = ".".join(map(str, OLDEST))
+            raise RunStopped(
+                f"{self._url} is vLLM {version}, and before {oldest} it cannot load weights while "
+                "it runs; set --engine.hand_over to a command that restarts it"
+            )
+        try:
+            self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
+        except RunStopped as refusal:
+            raise RunStopped(
+                f"{refusal}. The server must run with VLLM_SERVER_DEV_MODE=1, "
+                f"PYTHONPATH={EXTENSION} and --worker-extension-cls mugrpo_vllm.TakesWeights, and "
+                "see the run's folder under the same path; or set --engine.hand_over"
+            ) from None
+        self._ask("/reset_prefix_cache", {})
 
     def _hand_over(self, command: list[str]) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +223,8 @@ class ServerEngine:
         for retries_left in reversed(range(self._options.restarts + 1)):
             try:
                 with urllib.request.urlopen(request, timeout=self._options.silence) as answer:
-                    return json.load(answer)
+                    text = answer.read()
+                    return json.loads(text) if text else None
             except urllib.error.HTTPError as error:
                 detail = error.read(500).decode(errors="replace")
                 raise RunStopped(f"{self._url} answered {error.code} to {path}: {detail}") from None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
-
-import torch
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.engines.process import Host
 from mugrpo.model.vocabulary import Vocabulary
+
+OLDEST = (0, 32)  # the oldest vLLM that is accepted; scripts/vllm_env.sh has the one that is tested
+EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
+
+
+def new_enough(version: str) -> bool:
+    """Return whether vLLM of this version is at least OLDEST."""
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) >= OLDEST
 
 
 def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
@@ -23,17 +31,27 @@ def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions,
         "max_num_seqs": options.max_num_seqs,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
-        # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.
-        **({} if torch.cuda.is_available() else {"enable_chunked_prefill": False}),
         **options.arguments,
     }
+    setup = {
+        "backend": "vllm",
+        "arguments": arguments,
+        "stop_ids": vocabulary.stop_ids,
+        "sleeps": options.rest == "sleep",
+        "oldest": OLDEST,
+    }
+    paths = [str(EXTENSION), *filter(None, [os.environ.get("PYTHONPATH")])]
     return Host(
         python=options.python,
-        setup={"backend": "vllm", "arguments": arguments, "stop_ids": vocabulary.stop_ids},
-        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false"},
+        setup=setup,
+        environment={
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONPATH": os.pathsep.join(paths),
+        },
         log=log,
         vocab_size=vocabulary.size,
-        reloads=False,
+        rest=options.rest,
         exact=False,
         silence=options.silence,
         gpus=options.tensor_parallel,

@@ -6,7 +6,8 @@ It is run by its path, possibly under an interpreter without mugrpo, so it impor
 library, numpy and what its backend needs. Messages are JSON (`processes/messages.py`):
 
     {"backend": NAME, ...options}                                first, once
-    {"load": PATH, "update": N}                                  -> {"loaded": PATH}
+    {"load": PATH, "update": N}                                  -> {"loaded": {"wake": SECONDS}}
+    {"sleep": true}                                              -> {"asleep": BOOL}
     {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
                   "max_new_tokens"}}                                ..., {"alive"} ..., {"end"}
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,13 +44,14 @@ class Own:
         self._options: Engine = TypeAdapter(Engine).validate_python(setup["engine"])
         self._engine: Any = None
 
-    def load(self, path: str, update: int) -> None:
+    def load(self, path: str, update: int) -> float:
         from mugrpo.engines import make_engine
         from mugrpo.model.policy import load_policy
 
         if self._engine is None:
             self._engine = make_engine(load_policy(self._model), self._options, print)
         self._engine.policy.load_weights(path, update)
+        return 0.0
 
     def generate(
         self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
@@ -77,22 +80,64 @@ class VLLM:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._engine: Any = None
+        self._asleep = False
 
-    def load(self, path: str, update: int) -> None:
-        """Make an engine with the weights at `path`. A process can do this only once."""
+    def load(self, path: str, update: int) -> float:
+        """Take the weights at `path`, and return the seconds it took to wake up.
+
+        The first time, make an engine with these weights.
+        """
+        if self._engine is None:
+            self._engine = self._made(path)
+            return 0.0
+        wake = self._wake("weights")
+        self._engine.collective_rpc("take_weights", args=(path,))
+        wake += self._wake("kv_cache")  # last, because taking weights needs room for a while
+        self._asleep = False
+        self._engine.reset_prefix_cache()
+        return wake
+
+    def sleep(self) -> bool:
+        """Free weights and cache, and keep compiled code. Return False on a CPU: it cannot."""
+        if not self._on_cpu():
+            self._engine.sleep(level=2)
+            self._asleep = True
+        return self._asleep
+
+    def _wake(self, tag: str) -> float:
+        began = time.monotonic()
+        if self._asleep:
+            self._engine.wake_up([tag])
+        return time.monotonic() - began
+
+    def _made(self, path: str) -> Any:
+        import vllm
         from vllm import EngineArgs, LLMEngine
 
-        assert self._engine is None
-        self._engine = LLMEngine.from_engine_args(
+        oldest = self._setup["oldest"]
+        if [int(n) for n in vllm.__version__.split(".")[:2]] < oldest:
+            needed = ".".join(map(str, oldest))
+            raise ValueError(f"its version is {vllm.__version__}, but at least {needed} is needed")
+        # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.
+        for_cpu = {"enable_chunked_prefill": False} if self._on_cpu() else {}
+        return LLMEngine.from_engine_args(
             EngineArgs(
                 model=path,
                 skip_tokenizer_init=True,
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 disable_log_stats=True,
-                **self._setup["arguments"],
+                enable_sleep_mode=self._setup["sleeps"] and not self._on_cpu(),
+                worker_extension_cls="mugrpo_vllm.TakesWeights",
+                **(for_cpu | self._setup["arguments"]),
             )
         )
+
+    @staticmethod
+    def _on_cpu() -> bool:
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
 
     def generate(
         self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
@@ -158,8 +203,10 @@ def main() -> None:
         message = channel.receive()
         try:
             if "load" in message:
-                backend.load(message["load"], message["update"])
-                channel.send({"loaded": message["load"]})
+                wake = backend.load(message["load"], message["update"])
+                channel.send({"loaded": {"wake": wake}})
+            elif "sleep" in message:
+                channel.send({"asleep": backend.sleep()})
             else:
                 _generate(channel, backend, **message["generate"])
         except Exception as error:

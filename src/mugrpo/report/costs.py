@@ -7,7 +7,7 @@ like one that was not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mugrpo.report.read import Line, RunData, number
@@ -86,7 +86,9 @@ def grpo_cost(run: RunData) -> GRPOCost | None:
     Return None if no refresh was measured.
     """
     measured = [
-        s for line in run.refreshes if (s := number(line, "time/refresh")) is not None and s >= 0
+        s - (number(line, "time/refresh/start") or 0.0)  # an engine starts once, however few
+        for line in run.refreshes
+        if (s := number(line, "time/refresh")) is not None and s >= 0
     ]
     if not measured or not run.updates:
         return None
@@ -99,6 +101,19 @@ def grpo_cost(run: RunData) -> GRPOCost | None:
         training_seconds=training_seconds(run) - sum(measured) + refreshes * mean,
     )
 
+
+def refresh_parts(lines: Iterable[Line]) -> dict[str, float]:
+    """Return the total seconds of each part of the refreshes in `lines`, if they were measured."""
+    totals: dict[str, float] = {}
+    for line in lines:
+        for key in line:
+            if key.startswith(_PART):
+                name = key.removeprefix(_PART)
+                totals[name] = totals.get(name, 0.0) + (number(line, key) or 0.0)
+    return totals
+
+
+_PART = "time/refresh/"
 
 _ORDER = {"optimize": 0, "checkpoint": 1, "evaluate": 2, "refresh": 3, "generate": 4, "score": 5}
 

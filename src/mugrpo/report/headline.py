@@ -11,6 +11,7 @@ from mugrpo.report.costs import (
     PHASES,
     grpo_cost,
     phase_seconds,
+    refresh_parts,
     spans,
     training_seconds,
 )
@@ -213,7 +214,11 @@ def _phase(run: RunData, phase: str) -> str:
     """Return the total time of a phase, as text."""
     if phase == "refresh" and all(number(line, "time/refresh") is None for line in run.refreshes):
         return "not measured"
-    return duration(phase_seconds(spans(run))[phase])
+    text = duration(phase_seconds(spans(run))[phase])
+    parts = refresh_parts(run.refreshes) if phase == "refresh" else {}
+    if len(parts) > 1:
+        text += f" ({', '.join(f'{name} {duration(s)}' for name, s in parts.items())})"
+    return text
 
 
 def _whole(value: float | None) -> str:

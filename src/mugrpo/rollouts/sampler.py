@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Problem, Rollout
@@ -125,7 +126,7 @@ class SampledShard:
     slots: int  # token positions computed for them, idle and padded ones included
     seconds: float
 
-    def publish(self, shards: ShardSet, shard: int, **notes: float | str | None) -> None:
+    def publish(self, shards: ShardSet, shard: int, **notes: Any) -> None:
         """Publish the rollouts as shard `shard`; the manifest gets their cost and `notes`."""
         cost = {"slots": self.slots, "seconds": self.seconds}
         write_rollouts(shards, shard, self.rollouts, **cost, **notes)

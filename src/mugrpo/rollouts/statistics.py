@@ -15,7 +15,8 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
 
     Rollouts made elsewhere may lack occupancy, canary gap and seconds. Older scores may lack the
     counts of groups by their share of right responses. `time/refresh` is the time it takes to hand
-    the weights to the engine and check it, before the first rollout.
+    the weights to the engine and check it, before the first rollout; `time/refresh/PART` is that of
+    its parts: start (a process), write, wake, load, canary.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)
@@ -23,9 +24,8 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     slots = sum(entry.get("slots", 0) for entry in shards)
     rewarded = sum(entry["rewarded"] for entry in judged)
     gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
-    refreshes = [
-        seconds for entry in shards if (seconds := entry.get("refresh_seconds")) is not None
-    ]
+    refreshes = [s for entry in shards if (s := entry.get("refresh_seconds")) is not None]
+    parts = [p for entry in shards if (p := entry.get("refresh_parts"))]
     groups = sum(entry["groups"] for entry in judged)
     without_variance = sum(entry["zero_variance_groups"] for entry in judged)
     statuses: Counter[str] = Counter()
@@ -44,6 +44,10 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
         "time/refresh": sum(refreshes) / len(refreshes) if refreshes else None,
+        **{
+            f"time/refresh/{name}": sum(p.get(name, 0.0) for p in parts) / len(parts)
+            for name in sorted({name for p in parts for name in p})
+        },
         "time/generate": sum(entry.get("seconds", 0.0) for entry in shards),
         "time/score": sum(entry["seconds"] for entry in judged),
     }

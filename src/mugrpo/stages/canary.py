@@ -21,6 +21,10 @@ _LONGEST = 128  # most tokens of a response that are compared
 Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
+class Mismatch(RunStopped):
+    """The engine's weights or sampling do not match the policy."""
+
+
 def canary_rollouts(
     samplers: Sequence[Sampler],
     groups: Sequence[Draw],
@@ -53,8 +57,8 @@ def canary(
     """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` returns.
 
     Returns the gap (see `logprob_gap`), or None if there are no rollouts. Warns through `say` if
-    the gap is above `warning` times the tolerance. Raises RunStopped if it is above the tolerance:
-    the engine's weights or sampling do not match the policy, so importance ratios would be wrong.
+    the gap is above `warning` times the tolerance. Raises Mismatch if it is above the tolerance,
+    because importance ratios would be wrong.
     """
     if not rollouts:
         return None
@@ -66,7 +70,7 @@ def canary(
     if warning * tolerance < gap <= tolerance:
         say(f"canary: {difference}; nothing is wrong yet, but above {tolerance:g} the run stops")
     if not gap <= tolerance:
-        raise RunStopped(
+        raise Mismatch(
             f"canary: {difference} (tolerance {tolerance:g}); the engine's weights or sampling do "
             "not match the policy. Fix the engine, or raise --engine.canary_tolerance (with "
             "--force)"

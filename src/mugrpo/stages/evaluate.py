@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,10 +19,13 @@ from mugrpo.disk.records import Rollout, Status
 from mugrpo.disk.shards import RowReader, ShardSet
 from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
-from mugrpo.rollouts.sampler import SampledShard, Sampler
+from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
+from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.run.opened import OpenRun
+from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 
+_STAGE = "evaluation"  # its name in the seeds of its rollouts
 _GREEDY = 0.01  # every engine can sample at it; vLLM refuses less
 
 
@@ -37,7 +41,9 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     began = time.monotonic()
     if not run.eval_problems:
         raise UsageError("the task has no held-out problems; set task.eval_share or task.eval_data")
-    options, engine = run.config.evaluation, sampling.refresh(update)[0]
+    options = run.config.evaluation
+    draws = [(problem, 0) for problem in run.eval_problems]
+    engines, _ = refreshed(run, sampling, update, draws, _STAGE)
     last = update == run.config.schedule.total_updates
     samples = (options.final_samples if last else None) or options.samples
     passes = [("", samples, options.temperature)]
@@ -48,7 +54,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
         scores = ShardSet(folder / "scores", "scores")
         for shard, (prefix, k, temperature) in enumerate(passes):
             with run.progress.aside():
-                sampled = _sample(run, engine, update, k, temperature)
+                sampled = _sample(run, engines, draws, update, k, temperature)
             sampled.publish(rollouts, shard)
             passing("half an evaluation")
             run.scorer(run.eval_problems).make_shard(rollouts, scores, shard)
@@ -87,31 +93,46 @@ def _entropy(rollouts: Sequence[Rollout]) -> float:
     return -float(np.concatenate([r.behavior_logprobs for r in rollouts]).mean(dtype=np.float64))
 
 
-def _sample(run: OpenRun, engine: Engine, update: int, k: int, temperature: float) -> SampledShard:
-    """Return `k` rollouts of each held-out problem as one shard."""
-    sampler = Sampler(
-        engine,
-        run.prompts,
-        seed=run.config.seed,
-        stage="evaluation",
-        group_size=k,
-        temperature=temperature,
-        max_new_tokens=run.config.rollouts.max_new_tokens,
-        policy_step=update,
-    )
+def _sample(
+    run: OpenRun,
+    engines: Sequence[Engine],
+    draws: Sequence[Draw],
+    update: int,
+    k: int,
+    temperature: float,
+) -> SampledShard:
+    """Return `k` rollouts of each of `draws` as one shard. Each engine samples a part of it."""
+    samplers = [
+        Sampler(
+            engine,
+            run.prompts,
+            seed=run.config.seed,
+            stage=_STAGE,
+            group_size=k,
+            temperature=temperature,
+            max_new_tokens=run.config.rollouts.max_new_tokens,
+            policy_step=update,
+        )
+        for engine in engines
+    ]
 
     def on_decoded(decoded: Decoded) -> None:
         run.stop.check()
         tokens = sum(len(completion.ids) for _, completion in decoded.completions)
         run.progress.advance(len(decoded.completions), tokens)
 
-    total = len(run.eval_problems) * sampler.group_size
-    run.progress.begin(f"update {update}  evaluate", "rollouts", total)
+    run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
+    size = math.ceil(len(draws) / len(engines))
+    parts = [draws[start : start + size] for start in range(0, len(draws), size)]
+    began = time.monotonic()
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-        draws = [(problem, 0) for problem in run.eval_problems]
-        sampled = sampler.sample_shard(draws, on_decoded)
+        sampled = dict(sampled_shards(samplers, list(enumerate(parts)), on_decoded))
     run.progress.end()
-    return sampled
+    return SampledShard(
+        [rollout for part in range(len(parts)) for rollout in sampled[part].rollouts],
+        sum(shard.slots for shard in sampled.values()),
+        time.monotonic() - began,
+    )
 
 
 def evaluation_due(config: RunConfig, update: int) -> bool:

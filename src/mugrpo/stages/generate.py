@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
@@ -17,8 +16,8 @@ from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opened import OpenRun
-from mugrpo.stages.canary import canary, canary_rollouts
 from mugrpo.stages.plan import is_made, plan_stage, stage_shards
+from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -58,7 +57,7 @@ class Generation:
     missing: Sequence[Wanted]
     published: int  # rollouts that the stage has already
     total: int  # rollouts of the stage, as known so far
-    notes: dict[str, float | None]  # of the refresh, for the manifest entry of the first shard
+    notes: dict[str, Any]  # of the refresh, for the manifest entry of the first shard
     way_out_of_memory: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
@@ -67,7 +66,7 @@ class Generation:
             for number, sampled in sampled_shards(self.samplers, self.missing, on_decoded):
                 step = self.samplers[0].policy_step
                 sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
-                self.notes["refresh_seconds"] = None  # counted once per refresh
+                self.notes |= {"refresh_seconds": None, "refresh_parts": None}  # counted once
                 yield number
 
 
@@ -86,8 +85,8 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
     if not missing:
         return None
     groups = [[(run.problems[index], k) for index, k in part] for part in parts]
-    sampling.start()  # before the clock: a refresh does not include starting engines
-    began = time.monotonic()
+    # The canary gets the same responses, whichever shards are missing.
+    engines, notes = refreshed(run, sampling, stage.first_update, groups[0], str(stage.number))
     samplers = [
         Sampler(
             engine,
@@ -100,22 +99,8 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
             policy_step=stage.first_update,
             expected=sampling.expected_lengths(stage.number),
         )
-        for engine in sampling.refresh(stage.first_update)
+        for engine in engines
     ]
-    gap = canary(
-        canary_rollouts(
-            samplers,
-            groups[0],  # the same responses, whichever shards are missing
-            run.config.engine,
-            lambda _: run.stop.check(),
-        ),
-        partial(sampling.trainer_logprobs, stage.first_update),
-        precision=run.config.model.precision,
-        tolerance=run.config.canary_tolerance,
-        warning=run.config.engine.canary_warning,
-        say=run.progress.say,
-    )
-    notes = {"canary_gap": gap, "refresh_seconds": time.monotonic() - began}
     if finished := len(parts) - len(missing):
         run.progress.say(
             f"stage {stage.number + 1}: {finished}/{len(parts)} shards done, continuing"

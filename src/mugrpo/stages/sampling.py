@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -36,6 +37,9 @@ class Sampling:
         self._run = run
         self._weights = weights
         self._engines: list[Engine] = []
+        self._refreshed: int | None = None  # the update whose weights the engines got last
+        self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
+        self._restarts = False  # whether every refresh starts the engines again
         self._lengths = (0, ExpectedLengths())  # learned from the stages before this one
 
     def start(self) -> list[Engine]:
@@ -60,10 +64,19 @@ class Sampling:
         """
         if self.background:
             self.background.wait()
+        if self._restarts and self._refreshed != update:
+            self.close()
         engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
         if self._weights.policy is not None:
             self._weights.at(update)
-        handed_over = cache(lambda: self._weights.handed_over(update))
+        parts: list[dict[str, float]] = []
+
+        @cache
+        def handed_over() -> str:
+            began = time.monotonic()
+            path = self._weights.handed_over(update)
+            parts.append({"write": time.monotonic() - began})
+            return path
 
         def weights() -> str:
             with lock:
@@ -72,8 +85,22 @@ class Sampling:
         if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
             give_back_memory()
         with ThreadPoolExecutor(len(engines)) as pool:
-            list(pool.map(lambda engine: engine.refresh(update, weights), engines))
+            parts += pool.map(lambda engine: engine.refresh(update, weights), engines)
+        if self._refreshed != update:
+            self._refreshed, self.spent = update, {}
+        for name, seconds in (item for part in parts for item in part.items()):
+            self.spent[name] = max(self.spent.get(name, 0.0), seconds)  # engines work side by side
         return engines
+
+    def distrust_reloads(self) -> bool:
+        """From now on, start the engines again at every refresh.
+
+        Return False if the weights that they have now are those that they started with.
+        """
+        if "load" not in self.spent:
+            return False
+        self._restarts, self._refreshed = True, None
+        return True
 
     def trainer_logprobs(
         self, update: int, rollouts: Sequence[Rollout]
@@ -108,6 +135,19 @@ class Sampling:
         if not self.busy():
             for engine in self._engines:
                 engine.rest()
+
+    def leave(self) -> None:
+        """Leave the machine and all models in this process to ranks, unless engines generate.
+
+        Engines in processes of their own rest. On Ray they end, because the ranks may be waiting
+        for what they have reserved.
+        """
+        config = self._run.config
+        if config.engine_in_process or config.backend.name == "ray":
+            if not self.busy():
+                self.close()
+        else:
+            self.rest()
 
     def busy(self) -> bool:
         """Return whether rollouts are generated in the background."""

@@ -42,6 +42,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
 from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.reader import StageReader
+from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.methods import configs_of
@@ -147,7 +148,7 @@ def _fresh(
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:
             sampler = Sampler(
-                sampling.refresh(update)[0],
+                refreshed(run, sampling, update, draws, f"alignment {half}")[0][0],
                 run.prompts,
                 seed=run.config.seed,
                 stage=f"alignment {half}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mugrpo.report.costs import refresh_parts
 from mugrpo.run.progress import clock
 
 _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
@@ -47,6 +48,10 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         f"refreshes   {refreshes} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made "
         f"{grpo}"
     )
+    parts = refresh_parts(of("refresh"))
+    if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
+        each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
+        text.append(f"            their seconds: {each}")
     if ends := of("stage_end"):
         unused = sum(line["unused_rollouts"] for line in ends)
         text.append(
