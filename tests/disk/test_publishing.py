@@ -1,0 +1,66 @@
+"""Sealed folders: what is checked, and what is not read twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk import publishing
+from mugrpo.disk.publishing import SUMS, publish_folder, seal_folder, sealed_folder_fault
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    with publish_folder(tmp_path / "sealed") as folder:
+        (folder / "part").mkdir()
+        (folder / "weights").write_bytes(b"abc")
+        (folder / "part" / "moments").write_bytes(b"def")
+        seal_folder(folder)
+    return tmp_path / "sealed"
+
+
+def test_a_seal_holds_the_sha256_of_every_file(sealed: Path):
+    assert json.loads((sealed / SUMS).read_text()) == {
+        "part/moments": hashlib.sha256(b"def").hexdigest(),
+        "weights": hashlib.sha256(b"abc").hexdigest(),
+    }
+
+
+def test_what_this_process_has_written_or_checked_is_not_read_again(
+    sealed: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[Path] = []
+    real = publishing.sha256_of
+    monkeypatch.setattr(publishing, "sha256_of", lambda path: read.append(path) or real(path))
+    assert sealed_folder_fault(sealed) is None and read == []
+    publishing._intact.clear()  # as in another process
+    assert sealed_folder_fault(sealed) is None
+    assert sorted(path.name for path in read) == ["moments", "weights"]
+    assert sealed_folder_fault(sealed) is None and len(read) == 2
+
+
+@pytest.mark.parametrize("name", ["weights", "part/moments"])
+def test_a_file_that_is_changed_later_is_found(sealed: Path, name: str):
+    assert sealed_folder_fault(sealed) is None
+    (sealed / name).write_bytes(b"axc")  # of the same size
+    assert sealed_folder_fault(sealed) == f"has a {name} that does not match its checksum"
+    assert sealed_folder_fault(sealed) is not None
+
+
+def test_a_file_that_is_replaced_by_one_of_the_same_age_is_found(sealed: Path, tmp_path: Path):
+    before = (sealed / "weights").stat()
+    (tmp_path / "other").write_bytes(b"axc")
+    os.utime(tmp_path / "other", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(tmp_path / "other", sealed / "weights")
+    assert sealed_folder_fault(sealed) == "has a weights that does not match its checksum"
+
+
+def test_a_lost_file_or_seal_is_found(sealed: Path):
+    (sealed / "weights").unlink()
+    assert sealed_folder_fault(sealed) == "lacks weights"
+    (sealed / SUMS).unlink()
+    assert sealed_folder_fault(sealed) == f"has no readable {SUMS}"
