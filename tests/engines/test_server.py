@@ -186,9 +186,9 @@ def test_without_a_command_the_server_loads_the_weights_while_it_runs(
     ("version", "takes", "text"),
     [
         (
-            "0.31.9",
+            "0.25.1",
             True,
-            r"is vLLM 0\.31\.9, and before 0\.32 it cannot load weights",
+            r"is vLLM 0\.25\.1, and before 0\.26 it cannot load weights",
         ),
         ("0.32.0", False, r"answered 400 to /collective_rpc.*must run with VLLM_SERVER_DEV_MODE=1"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.engines.worker import VLLM
 
-SETUP = {"arguments": {"dtype": "float32"}, "sleeps": True, "oldest": [0, 32], "stop_ids": [1]}
+SETUP = {"arguments": {"dtype": "float32"}, "sleeps": True, "oldest": [0, 26], "stop_ids": [1]}
 
 
 class Calls:
@@ -87,5 +87,5 @@ def test_ones_own_arguments_win(calls: Calls):
 
 def test_an_old_vllm_is_refused(calls: Calls):
     calls.vllm.__version__ = "0.12.1"  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"its version is 0\.12\.1, but at least 0\.32 is needed"):
+    with pytest.raises(ValueError, match=r"its version is 0\.12\.1, but at least 0\.26 is needed"):
         VLLM(SETUP).load("/initial", 0)

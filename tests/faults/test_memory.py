@@ -107,8 +107,8 @@ def test_a_run_that_ran_out_of_memory_resumes_to_the_same_bits_with_more(
 
 
 FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
-CANARY = (2, State((0, 0), (0, 0), (), "evaluation 0"))
-SECOND_SHARD = (4, State((1, 0), (0, 0), (), "evaluation 0"))
+CANARY = (3, State((0, 0), (0, 0), (), "evaluation 0"))
+SECOND_SHARD = (5, State((1, 0), (0, 0), (), "evaluation 0"))
 HF, CONTINUOUS = (HFEngine, "batch_size"), (ContinuousEngine, "slots")
 
 

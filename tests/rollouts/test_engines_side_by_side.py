@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from mugrpo.disk.errors import Interrupted, RunStopped
+from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.rollouts.sampler import Draw, SampledShard
 from mugrpo.rollouts.side_by_side import sampled_shards
@@ -75,7 +77,7 @@ def test_an_error_in_one_ends_them_all():
     failing.barrier = other.barrier = barrier
     before = set(threading.enumerate())
     with pytest.raises(RunStopped, match="no shard 0"):
-        list(sampled_shards([failing, other], [(0, [0]), (0, [0])], lambda _: None))
+        list(sampled_shards([failing, other], [(0, [0]), (1, [0])], lambda _: None))
     assert not set(threading.enumerate()) - before
 
 
@@ -94,3 +96,54 @@ def test_a_signal_ends_them_all():
 def test_two_samplers_and_one_shard():
     samplers = [Fake(), Fake()]
     assert [number for number, _ in sampled_shards(samplers, missing(1), lambda _: None)] == [0]
+
+
+class Pairs:
+    """A sampler that makes two rollouts of each group. A group is its problem's number."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self.barrier = barrier
+        self.pieces: list[list[int]] = []
+
+    def sample_shard(
+        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
+    ) -> SampledShard:
+        self.pieces.append(list(groups))  # type: ignore[arg-type]
+        self.barrier.wait(timeout=30)  # all samplers have work at the same time
+        empty = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32)
+        rollouts = [
+            Rollout(str(group), 0, sample, 0, *empty, FinishReason.STOP, 1.0, 0)
+            for group in groups
+            for sample in range(2)
+        ]
+        return SampledShard(rollouts, len(groups), float(len(groups)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "samplers", "pieces"),
+    [
+        (5, 2, [[0, 2, 4], [1, 3]]),
+        (5, 3, [[0, 3], [1, 4], [2]]),
+        (2, 2, [[0], [1]]),
+        (1, 1, [[0]]),
+    ],
+)
+def test_several_samplers_share_one_shard_whose_rollouts_come_back_in_order(
+    groups: int, samplers: int, pieces: list[list[int]]
+):
+    barrier = threading.Barrier(samplers)
+    crew = [Pairs(barrier) for _ in range(samplers)]
+    wanted = [(7, list(range(groups)))]
+    ((number, shard),) = sampled_shards(crew, wanted, lambda _: None, pieces=samplers)
+    assert number == 7
+    assert [(int(r.problem_id), r.sample) for r in shard.rollouts] == [
+        (group, sample) for group in range(groups) for sample in range(2)
+    ]
+    assert (shard.slots, shard.seconds) == (groups, len(pieces[0]))
+    assert sorted(piece for sampler in crew for piece in sampler.pieces) == pieces
+
+
+def test_a_shard_is_not_cut_into_more_pieces_than_it_has_groups():
+    crew = [Pairs(threading.Barrier(1))]
+    ((_, shard),) = sampled_shards(crew, [(0, [0, 1])], lambda _: None, pieces=8)
+    assert crew[0].pieces == [[0], [1]] and len(shard.rollouts) == 4

@@ -18,6 +18,7 @@ from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.run.weights import hand_over
+from mugrpo.stages.generate import pieces_of
 from tests.runs import (
     Command,
     differences,
@@ -138,3 +139,20 @@ def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
     assert json.loads((written / "config.json").read_text())["model_type"] == "llama"
     policy.update = 0
     assert hand_over(RunDir(copy), ModelOptions(), policy, policy.update).endswith("chain_model")
+
+
+@pytest.mark.parametrize(
+    ("stage_groups", "shard_groups", "engines", "pieces"),
+    [
+        (6, 2, 1, 1),  # three shards
+        (6, 2, 3, 1),
+        (6, 2, 4, 2),
+        (7, 2, 4, 1),  # four shards, the last one of one group
+        (6, 6, 2, 2),
+        (64, 64, 8, 8),
+    ],
+)
+def test_shards_are_cut_only_if_there_are_fewer_than_engines(
+    stage_groups: int, shard_groups: int, engines: int, pieces: int
+):
+    assert pieces_of(stage_groups, shard_groups, engines) == pieces

@@ -11,7 +11,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.engines.process import Host
 from mugrpo.model.vocabulary import Vocabulary
 
-OLDEST = (0, 32)  # the oldest vLLM that is accepted; scripts/vllm_env.sh has the one that is tested
+OLDEST = (0, 26)  # its reload_weights takes a path; scripts/vllm_env.sh has the tested version
 EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
 
 

@@ -1,4 +1,4 @@
-"""Sample shards with several engines: each takes the next missing shard as soon as it is free."""
+"""Sample shards with several engines: each takes the next missing piece as soon as it is free."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, groupby, zip_longest
 from queue import SimpleQueue
 
+from mugrpo.disk.records import GroupKey, Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 
 Wanted = tuple[int, Sequence[Draw]]  # a missing shard: its number and its groups
-Event = Decoded | tuple[int, SampledShard]
+Piece = tuple[tuple[int, int], Sequence[Draw]]  # (shard, number of the piece) and its groups
+Event = Decoded | tuple[tuple[int, int], SampledShard]
 
 
 class _Abandoned(Exception):
@@ -23,18 +26,50 @@ def sampled_shards(
     samplers: Sequence[Sampler],
     missing: Sequence[Wanted],
     on_decoded: Callable[[Decoded], None],
+    *,
+    pieces: int = 1,
 ) -> Iterator[tuple[int, SampledShard]]:
     """Yield (number, sampled shard) for each of `missing`, as soon as it is sampled.
 
-    A single sampler works in this thread. Several samplers work in one thread each, and their
-    engines in processes of their own. `on_decoded` is called in this thread. If it or a sampler
-    raises, all samplers stop.
+    Each shard is cut into `pieces`, as far as it has that many groups, so that all samplers have
+    work if there are fewer shards than samplers. A single sampler works in this thread. Several
+    samplers work in one thread each, and their engines in processes of their own. `on_decoded` is
+    called in this thread. If it or a sampler raises, all samplers stop.
     """
+    cut = {number: [groups[i::pieces] for i in range(pieces)] for number, groups in missing}
+    work = [((n, i), part) for n, parts in cut.items() for i, part in enumerate(parts) if part]
+    sampled: dict[int, dict[int, SampledShard]] = {number: {} for number in cut}
+    for (number, i), piece in _sampled_pieces(samplers, work, on_decoded):
+        sampled[number][i] = piece
+        if len(sampled[number]) == sum(map(bool, cut[number])):
+            yield number, _joined([s for _, s in sorted(sampled.pop(number).items())])
+
+
+def _joined(pieces: Sequence[SampledShard]) -> SampledShard:
+    """Return the shard that was cut into `pieces`: groups 0, n, 2n, ... are in the first of n."""
+    if len(pieces) == 1:
+        return pieces[0]
+    groups = [[list(g) for _, g in groupby(piece.rollouts, _group)] for piece in pieces]
+    in_order = (group for row in zip_longest(*groups, fillvalue=()) for group in row)
+    return SampledShard(
+        list(chain.from_iterable(in_order)),
+        sum(piece.slots for piece in pieces),
+        max(piece.seconds for piece in pieces),  # they are sampled side by side
+    )
+
+
+def _group(rollout: Rollout) -> GroupKey:
+    return rollout.group
+
+
+def _sampled_pieces(
+    samplers: Sequence[Sampler], work: Sequence[Piece], on_decoded: Callable[[Decoded], None]
+) -> Iterator[tuple[tuple[int, int], SampledShard]]:
     if len(samplers) == 1:
-        for number, groups in missing:
-            yield number, samplers[0].sample_shard(groups, on_decoded)
+        for name, groups in work:
+            yield name, samplers[0].sample_shard(groups, on_decoded)
         return
-    crew = _Crew(samplers, missing)
+    crew = _Crew(samplers, work)
     try:
         for event in crew.events():
             if isinstance(event, Decoded):
@@ -48,8 +83,8 @@ def sampled_shards(
 class _Crew:
     """Samplers at work, each in a thread of its own."""
 
-    def __init__(self, samplers: Sequence[Sampler], missing: Sequence[Wanted]) -> None:
-        self._pending = deque(missing)
+    def __init__(self, samplers: Sequence[Sampler], work: Sequence[Piece]) -> None:
+        self._pending = deque(work)
         self._abandoned = threading.Event()
         self._events: SimpleQueue[Event | BaseException | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._work, args=[s]) for s in samplers]
@@ -76,15 +111,15 @@ class _Crew:
 
     def _work(self, sampler: Sampler) -> None:
         try:
-            while (shard := self._next()) is not None:
-                self._events.put((shard[0], sampler.sample_shard(shard[1], self._tell)))
+            while (piece := self._next()) is not None:
+                self._events.put((piece[0], sampler.sample_shard(piece[1], self._tell)))
         except _Abandoned:
             pass
         except BaseException as error:
             self._events.put(error)
         self._events.put(None)
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> Piece | None:
         with suppress(IndexError):
             return None if self._abandoned.is_set() else self._pending.popleft()
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -122,17 +121,10 @@ def _sample(
         run.progress.advance(len(decoded.completions), tokens)
 
     run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
-    size = math.ceil(len(draws) / len(engines))
-    parts = [draws[start : start + size] for start in range(0, len(draws), size)]
-    began = time.monotonic()
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-        sampled = dict(sampled_shards(samplers, list(enumerate(parts)), on_decoded))
+        ((_, sampled),) = sampled_shards(samplers, [(0, draws)], on_decoded, pieces=len(engines))
     run.progress.end()
-    return SampledShard(
-        [rollout for part in range(len(parts)) for rollout in sampled[part].rollouts],
-        sum(shard.slots for shard in sampled.values()),
-        time.monotonic() - began,
-    )
+    return sampled
 
 
 def evaluation_due(config: RunConfig, update: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,7 @@ class Generation:
     rollouts: ShardSet
     samplers: Sequence[Sampler]
     missing: Sequence[Wanted]
+    pieces: int  # of each shard, so that every engine has work
     published: int  # rollouts that the stage has already
     total: int  # rollouts of the stage, as known so far
     notes: dict[str, Any]  # of the refresh, for the manifest entry of the first shard
@@ -63,7 +65,9 @@ class Generation:
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
         """Generate the missing shards. Yields the number of each one after publishing it."""
         with out_of_memory_explained("generation", self.way_out_of_memory):
-            for number, sampled in sampled_shards(self.samplers, self.missing, on_decoded):
+            for number, sampled in sampled_shards(
+                self.samplers, self.missing, on_decoded, pieces=self.pieces
+            ):
                 step = self.samplers[0].policy_step
                 sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
                 self.notes |= {"refresh_seconds": None, "refresh_parts": None}  # counted once
@@ -111,11 +115,21 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         rollouts,
         samplers,
         [(number, groups[number]) for number in missing],
+        pieces_of(stage.groups, len(parts[0]), len(engines)),
         total - sum(len(parts[number]) for number in missing) * size,
         total,
         notes,
         run.config.engine.way_out_of_memory,
     )
+
+
+def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
+    """Return into how many pieces to cut each shard, so that every engine has work.
+
+    It does not depend on the shards that are missing, so a run that was killed cuts its shards in
+    the same way.
+    """
+    return math.ceil(engines / math.ceil(stage_groups / shard_groups))
 
 
 def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:

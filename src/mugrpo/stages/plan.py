@@ -144,7 +144,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.options.group_size)
     stream = schedule.stream(stage.number)
     per_update, needed = schedule.options.problems_per_update, schedule.batches(stage.number)
-    own = list(islice(stream, needed * per_update))
+    own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]
     if not isinstance(options, DynamicSampling):
         yield from ((shard, [True] * len(shard)) for shard in shards)

@@ -36,6 +36,11 @@ class Stage:
         """Return the number of updates when the stage is over."""
         return self.schedule.first_update(self.number + 1)
 
+    @property
+    def groups(self) -> int:
+        """Return the number of groups that its updates need."""
+        return self.schedule.batches(self.number) * self.schedule.options.problems_per_update
+
     def shards(self, kind: str) -> ShardSet:
         """Return the shards of a kind: "rollouts", "scores", "plan", or the name of logprobs."""
         return ShardSet(self.folder.shards(self.number, kind), kind)
