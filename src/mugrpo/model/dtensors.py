@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -21,12 +22,28 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def like(value: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return `value` split and placed like `tensor`. Every rank must pass the whole value."""
+def rows_of(tensor: torch.Tensor) -> slice:
+    """Return which rows of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
-        return value.to(tensor.device)
-    shared = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    return shared.to(tensor.to_local().device)  # the CPU if weights are offloaded to it
+        return slice(0, len(tensor))
+    per_rank = math.ceil(len(tensor) / tensor.device_mesh.size())
+    start = min(tensor.device_mesh.get_local_rank() * per_rank, len(tensor))
+    return slice(start, start + len(tensor.to_local()))
+
+
+def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor split and placed like `tensor`, of which this rank holds `rows`."""
+    if not isinstance(tensor, DTensor):
+        return rows.to(tensor.device)
+    placed = rows.to(tensor.to_local().device)  # the CPU if weights are offloaded to it
+    return DTensor.from_local(
+        placed,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,20 +1,23 @@
 """The optimizer's state on disk: one file per rank with that rank's rows, and no pickles.
 
 A single rank writes `optimizer.safetensors`. Several write `optimizer-00001-of-00002.safetensors`
-and so on; loading joins these files by rows, so any number of ranks can resume from them.
+and so on. A rank that loads them reads its own rows only, from whichever files hold them, so any
+number of ranks can resume.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.model.dtensors import like, local
+from mugrpo.model.dtensors import like, local, rows_of
 from mugrpo.processes.ranks import Ranks
 
 _RNG = "rng/cpu"
@@ -49,12 +52,24 @@ def load_optimizer(
             continue
         parameter_name, _, key = name.rpartition("/")
         parameter = parameters[parameter_name]
-        parts = [file.get_tensor(name) for file in opened if name in file.keys()]  # noqa: SIM118
-        if not parts[0].ndim:  # AdamW's step count, which stays on the CPU
-            optimizer.state[parameter][key] = parts[0].clone()
+        if not opened[0].get_slice(name).get_shape():  # AdamW's step count, which stays on the CPU
+            optimizer.state[parameter][key] = opened[0].get_tensor(name).clone()
             continue
-        joined = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
-        optimizer.state[parameter][key] = like(joined, parameter)
+        rows = _rows(opened, name, rows_of(parameter))
+        optimizer.state[parameter][key] = like(rows, parameter)
+
+
+def _rows(files: Sequence[Any], name: str, wanted: slice) -> torch.Tensor:
+    """Return the `wanted` rows of a tensor whose rows are spread over `files`, in order."""
+    parts, first = [], 0
+    for file in files:
+        part = file.get_slice(name)
+        end = first + part.get_shape()[0]
+        start, stop = max(wanted.start, first), min(wanted.stop, end)
+        if start < stop:
+            parts.append(part[start - first : stop - first])
+        first = end
+    return torch.cat(parts) if parts else files[0].get_slice(name)[0:0]
 
 
 def _name(rank: int, size: int) -> str:
