@@ -1,8 +1,8 @@
 """All ratios in one chart: `python benchmarks/plot.py` draws docs/benchmarks.svg.
 
-Reads every benchmarks/results/*.json except those of tiny runs. A bar shows the median of a ratio,
-its whisker the least and the greatest value, and a dark tick the target. If a bar ends left of 1,
-the peer is faster. A share of the floor cannot exceed 1.
+Reads every benchmarks/results/*.json except those of tiny runs and comparisons with ourselves. A
+bar shows the median of a ratio, its whisker the least and the greatest value, and a dark tick the
+target. If a bar ends left of 1, the peer is faster. A share of the floor cannot exceed 1.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def ratios(folder: Path) -> list[dict[str, Any]]:
     """Return the ratios of all rows: first to peers, then to the floor, each largest first."""
     documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     entries = [ratio for d in documents if not d.get("tiny") for ratio in d.get("ratios", ())]
+    entries = [ratio for ratio in entries if ratio["kind"] in HUES]
     return sorted(entries, key=lambda r: (r["kind"] == "floor", -r["median"]))
 
 

@@ -73,7 +73,7 @@ def compared(
         results = alternate(sides, options.repetitions)
         for each in engines.values():
             each.close()
-    ratio = Ratio(LIVE, NEW, f"{title}, against a new engine")
+    ratio = Ratio(LIVE, NEW, f"{title}, against a new engine", kind="own")
     row = Row(name, title, "refreshes/s", results, [ratio], {"tokens": TOKENS}, options.tiny)
     return publish(row, options.output)
 

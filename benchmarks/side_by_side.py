@@ -51,7 +51,9 @@ class Ratio:
     peer: str
     label: str
     target: float | None = None
-    kind: str = "peer"  # or "floor", if the ratio is a share of what the machine allows
+    # Or "floor", if it is a share of what the machine allows; or "own", against our own other way,
+    # which is not drawn.
+    kind: str = "peer"
 
 
 def alternate(

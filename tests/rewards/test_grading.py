@@ -196,7 +196,8 @@ def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_di
 )
 def test_a_reward_that_fails_is_a_status_and_never_a_number(text, status, reason):
     rewards = (ExactOptions(), function("obeys"))
-    workers = WorkerOptions(count=1, timeout=2.0, memory_mb=512)
+    # A bomb takes a while to fill the memory, and longer if the machine is busy.
+    workers = WorkerOptions(count=1, timeout=2.0 if text == "loop" else 60.0, memory_mb=512)
     assert scores(rewards, text, "12", workers=workers) == [
         Score(status, None, {"reason": reason}),
         Score(Status.RIGHT, 13.0, {"exact": 1.0, "obeys": 12.0, "answer": "12"}),
