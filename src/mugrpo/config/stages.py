@@ -39,7 +39,7 @@ class ScheduleOptions(Options):
         return self
 
     def batches(self, stage: int) -> int:
-        """Return the batches of a stage. Stages after the last planned one are as long as it."""
+        """Return a stage's number of batches. Stages after the planned ones repeat the last."""
         return max(1, round(self.batches_per_stage * self.growth ** min(stage, self.stages - 1)))
 
     def updates(self, stage: int) -> int:

@@ -18,6 +18,7 @@ A request is [index, number of its prompt, seed]. An expected failure is answere
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ class VLLM:
         from vllm import EngineArgs, LLMEngine
 
         oldest = self._setup["oldest"]
-        if [int(n) for n in vllm.__version__.split(".")[:2]] < oldest:
+        if [int(n) for n in re.findall(r"\d+", vllm.__version__)[:2]] < oldest:
             needed = ".".join(map(str, oldest))
             raise ValueError(f"its version is {vllm.__version__}, but at least {needed} is needed")
         # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.

@@ -32,7 +32,7 @@ def rows_of(tensor: torch.Tensor) -> slice:
 
 
 def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor split and placed like `tensor`, of which this rank holds `rows`."""
+    """Return a tensor that is split like `tensor` and whose rows on this rank are `rows`."""
     if not isinstance(tensor, DTensor):
         return rows.to(tensor.device)
     placed = rows.to(tensor.to_local().device)  # the CPU if weights are offloaded to it

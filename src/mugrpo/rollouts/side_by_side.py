@@ -31,10 +31,10 @@ def sampled_shards(
 ) -> Iterator[tuple[int, SampledShard]]:
     """Yield (number, sampled shard) for each of `missing`, as soon as it is sampled.
 
-    Each shard is cut into `pieces`, as far as it has that many groups, so that all samplers have
-    work if there are fewer shards than samplers. A single sampler works in this thread. Several
-    samplers work in one thread each, and their engines in processes of their own. `on_decoded` is
-    called in this thread. If it or a sampler raises, all samplers stop.
+    Each shard is cut into `pieces`, or into single groups if it has fewer groups than that. This
+    gives every sampler work if there are fewer shards than samplers. A single sampler works in this
+    thread. Several samplers work in one thread each, and their engines in processes of their own.
+    `on_decoded` is called in this thread. If it or a sampler raises, all samplers stop.
     """
     cut = {number: [groups[i::pieces] for i in range(pieces)] for number, groups in missing}
     work = [((n, i), part) for n, parts in cut.items() for i, part in enumerate(parts) if part]

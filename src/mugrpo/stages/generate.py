@@ -124,7 +124,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
 
 
 def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
-    """Return into how many pieces to cut each shard, so that every engine has work.
+    """Return the number of pieces that each shard is cut into, so that every engine has work.
 
     It does not depend on the shards that are missing, so a run that was killed cuts its shards in
     the same way.

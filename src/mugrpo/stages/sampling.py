@@ -95,9 +95,11 @@ class Sampling:
     def distrust_reloads(self) -> bool:
         """From now on, start the engines again at every refresh.
 
-        Return False if the weights that they have now are those that they started with.
+        Return False if that cannot help: this run did not start them, or they still have the
+        weights that they started with.
         """
-        if "load" not in self.spent:
+        ours = all(isinstance(engine, RemoteEngine) for engine in self._engines)
+        if not ours or "load" not in self.spent:
             return False
         self._restarts, self._refreshed = True, None
         return True
