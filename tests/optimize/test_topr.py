@@ -59,6 +59,13 @@ def test_wrong_responses_have_their_product_of_ratios_as_weight_at_most_1():
     assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
 
 
+def test_negative_weight_multiplies_the_taper_of_wrong_responses_only():
+    _, weights, tapered = of_rewards([0.0, 1.0, 0.0, 0.0], negative_weight=0.25)
+    # A = -.5, 1, ...: weight .25 x (.4, -, .01, 1) x -.5; the right response keeps .5
+    same(weights, [[-0.05, -0.05, 0], [0.5] * 3, [-0.00125] * 3, [-0.125, 0, 0]])
+    assert tapered.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+
+
 @pytest.mark.parametrize(
     ("taper", "weights"),
     [

@@ -184,6 +184,8 @@ class TOPROptions(ObjectiveOptions):
     its own."""
     block_tokens: int = Field(16, ge=1)
     """Length of a block, for taper = "block"."""
+    negative_weight: float = Field(1.0, ge=0, le=1)
+    """What tokens with a negative advantage are weighted by, besides the taper."""
     positives: Literal["constant", "ratio"] = "constant"
     """Whether tokens with a positive advantage have a constant weight, or their ratio."""
     largest_ratio: float = Field(5.0, gt=1)

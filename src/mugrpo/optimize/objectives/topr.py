@@ -21,17 +21,19 @@ def loss(
     *,
     taper: Taper = "response",
     block_tokens: int = 16,
+    negative_weight: float = 1.0,
     positives: Literal["constant", "ratio"] = "constant",
     largest_ratio: float = 5.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """REINFORCE with negative responses weighted by how likely they still are, but at most by 1:
 
-        loss_t = -w_t A log pi_t,   w_t = 1 if A > 0, else sg[min(q_t, 1)]
+        loss_t = -w_t A log pi_t,   w_t = 1 if A > 0, else n sg[min(q_t, 1)]
 
-    By default q_t is the ratio of the whole response, prod_j r_j: TOPR (arXiv 2503.14286) in its
-    canonical form. With rewards of 0 and 1, its wrong responses need an advantage below 0, for
-    which the paper's preset shifts the reward; group advantages do as well. The product vanishes
-    over long responses that have drifted. The other tapers are ours and do not, or do so later:
+    By default n, `negative_weight`, is 1, and q_t is the ratio of the whole response, prod_j r_j:
+    TOPR (arXiv 2503.14286) in its canonical form. With rewards of 0 and 1, its wrong responses need
+    an advantage below 0, for which the paper's preset shifts the reward; group advantages do as
+    well. The product vanishes over long responses that have drifted. The other tapers are ours and
+    do not, or do so later:
 
         prefix     prod over j <= t of r_j      a token by the likelihood of its prefix and itself
         smallest   min over j <= t of r_j       by the least likely token up to it (as in MinPRO)
@@ -40,20 +42,21 @@ def loss(
         token      r_t                          CISPO's weight with the interval [0, 1]
 
     With positives "ratio", tokens with A > 0 have the surrogate min(r_t, largest_ratio) A instead,
-    as GRPO with [0, largest_ratio] has. Equals REINFORCE if every ratio is 1; all tapers are the
-    same for responses of one token.
+    as GRPO with [0, largest_ratio] has. Equals REINFORCE if every ratio and n are 1; all tapers are
+    the same for responses of one token.
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
     advantages_B1 = advantages[:, None]
     positive_BT = (advantages_B1 > 0).expand_as(mask)
     likelihood_BT = _likelihoods(log_ratio_BT.detach() * mask, mask, taper, block_tokens)
-    weight_BT = likelihood_BT.clamp(max=0).exp().masked_fill(positive_BT, 1.0)
+    taper_BT = likelihood_BT.clamp(max=0).exp()
+    weight_BT = (negative_weight * taper_BT).masked_fill(positive_BT, 1.0)
     surrogate_BT = weight_BT * advantages_B1 * finite(logprobs)
     if positives == "ratio":
         relaxed_BT, _ = ppo_min(log_ratio_BT.exp(), advantages_B1, 0.0, largest_ratio)
         surrogate_BT = torch.where(positive_BT, relaxed_BT, surrogate_BT)
-    return -surrogate_BT, {"tapered_fraction": (weight_BT < 1) & mask}
+    return -surrogate_BT, {"tapered_fraction": (taper_BT < 1) & ~positive_BT & mask}
 
 
 def _likelihoods(
