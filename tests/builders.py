@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -197,3 +199,10 @@ def stale(experience: Experience, spread: float = 0.5) -> Experience:
 def _moved(logprobs: np.ndarray, rng: np.random.Generator, spread: float) -> np.ndarray:
     noise = rng.normal(0, spread, len(logprobs))
     return (logprobs + noise).astype(np.float32)
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a model directory, however many files they are in."""
+    files = sorted(folder.glob("model*.safetensors"))
+    assert files, folder
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -29,6 +29,7 @@ LONGER = {
     "stages = 2": "stages = 3",
     "batches_per_stage = 3": "batches_per_stage = 40",
     "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 7\nkeep = 2",
+    "beside_training = false": "beside_training = true",
 }
 UPDATES = 120
 

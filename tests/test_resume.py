@@ -26,11 +26,13 @@ from tests.runs import (
     read_metrics,
     shard_path,
     shards,
+    start_train,
     state,
     train,
     unfinished,
     write_config,
 )
+from tests.waiting import until
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -123,6 +125,44 @@ def test_a_run_killed_at_a_place_and_resumed_ends_in_the_same_bits(
     newest = max(on_disk.checkpoints, default=0)
     source = f"resuming from {run_dir}/checkpoints/update-{newest:06d}\n"
     assert (source in again.out) == (newest > 0)
+
+
+BESIDE = ("--checkpoint.beside_training", "true")
+
+
+@pytest.mark.parametrize(
+    ("place", "nth"),
+    [
+        ("half a checkpoint", 2),
+        pytest.param("checkpoint without name", 1, marks=pytest.mark.long),
+        pytest.param("checkpoint", 3, marks=pytest.mark.long),
+        pytest.param("metrics line", 5, marks=pytest.mark.long),
+        ("rollout shard without manifest", 4),
+    ],
+)
+def test_a_run_killed_while_a_checkpoint_is_written_ends_in_the_same_bits(
+    reference: Path, tmp_path: Path, place: str, nth: int
+):
+    """A kill leaves the checkpoint before. No shard is older than the checkpoint of its policy."""
+    run_dir = tmp_path / "run"
+    killed(run_dir, place, nth, *BESIDE)
+    if place.startswith("rollout shard"):  # the first one of the second stage
+        assert 3 in checkpoints(run_dir)
+    finished(run_dir, *BESIDE)
+    assert_same(run_dir, reference)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_path: Path):
+    """The checkpoint after update 2 is held back. Update 3, an evaluation and more follow."""
+    run_dir, hold = tmp_path / "run", tmp_path / "hold"
+    act = f"hold {hold}"
+    started = start_train(run_dir, *BESIDE, at="checkpoint without name", nth=1, act=act)
+    until(lambda: Path(f"{hold}.held").exists())
+    until(lambda: any(line["update"] == 3 for line in read_metrics(run_dir)))
+    assert checkpoints(run_dir) == []
+    Path(f"{hold}.go").touch()
+    assert started.end().status == 0
+    assert_same(run_dir, reference)
 
 
 def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(

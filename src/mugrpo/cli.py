@@ -54,6 +54,9 @@ def _phase(options: argparse.Namespace) -> int:
     from mugrpo import pipeline
 
     with _opened(options) as run:
+        if vars(options).get("follow"):
+            pipeline.follow(run)
+            return 0
         stage = options.stage
         if stage is None:
             schedule = run.schedule()

@@ -29,11 +29,12 @@ from mugrpo.run.weights import Weights
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.evaluate import evaluate_once, evaluation_due
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
-from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
+from mugrpo.stages.logprobs import Compute, logprobs_stage, require_logprobs
 from mugrpo.stages.optimize import optimize_stage
+from mugrpo.stages.orders import answer_logprobs, ordered_rollouts, orders
 from mugrpo.stages.overlap import Arrivals, generated_beside
 from mugrpo.stages.plan import plan_stage, require
-from mugrpo.stages.ranks import optimize_in_ranks
+from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
@@ -52,8 +53,10 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
         current = work.training.schedule.stage_of(update)
         run.task.prepare()
-        if not work.trains_elsewhere():
+        if work.ranks is None:
             work.weights.load()  # the canary uses the model that trains
+        elif run.config.backend.name != "ray":
+            work.ranks.start()  # they load the model while the engines start
         for number in range(current):
             mend_past_stage(run, work.stage(number), work.sampling, work.metrics)
         work.evaluate_if_due(update)
@@ -67,8 +70,9 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
             else:
                 sample_stage(run, stage, work.sampling, work.metrics)
                 work.sampling.rest()
-                logprobs_stage(stage, work.weights.logprobs, run.progress)
+                logprobs_stage(stage, work.compute, run.progress)
                 work.optimize(stage)
+    run.folder.settle()
     assert run.folder.newest_update() == run.config.schedule.total_updates
 
 
@@ -95,28 +99,48 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
 def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
     """Make the missing updates of a stage, up to `until`.
 
-    Raises UsageError if rollouts or scores are missing, unless the run that started this process
-    is still generating them (`overlap`).
+    Raises UsageError if rollouts or scores are missing.
     """
-    arriving = run.config.overlap and run.ranks.driven
     with Work(run) as work:
         stage = work.stage(number)
-        if not arriving:
-            require(stage, "rollouts")
-            require(stage, "scores")
+        require(stage, "rollouts")
+        require(stage, "scores")
         if run.ranks.alone and run.config.evaluation.every:
             run.task.prepare()
         if run.ranks.first:
             plan_stage(stage, run.progress.say)
         if run.ranks.alone:
-            logprobs_stage(stage, work.weights.logprobs, run.progress)
+            logprobs_stage(stage, work.compute, run.progress)
         else:
             run.ranks.wait()  # for the plan
-            if not arriving:
-                require_logprobs(stage, run.ranks.size)
+            require_logprobs(stage, run.ranks.size)
         work.optimize(stage, until)
-        if work.training.unsaved():  # the next command needs it
-            work.training.save(work.metrics)
+        work.save()  # the next command needs it
+    run.folder.settle()
+
+
+def follow(run: OpenRun) -> None:
+    """Obey the orders of the run that started this rank, until it says to end.
+
+    Weights and optimizer stay in memory from one order to the next.
+    """
+    training = Training(run, weights_of(run), run.schedule())
+    trainer = training.at(run.folder.newest_update())
+    trainer.sleep()
+    for order in orders(run):
+        trainer.wake(moments=order.task == "optimize")
+        if order.task == "logprobs":
+            rollouts = ordered_rollouts(run.folder)
+            logprobs = training.weights.logprobs(order.update, rollouts)
+            if run.ranks.first:
+                answer_logprobs(run.folder, logprobs)
+        else:
+            with Work(run, training=training) as work:
+                work.optimize(work.stage(order.stage), order.update)
+                work.save()
+            if run.folder.pending:
+                run.folder.pending.ready()  # engines may read the model then
+        trainer.sleep()
 
 
 def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
@@ -148,11 +172,21 @@ class Work:
     If a signal interrupts the work, every update made so far is saved in a checkpoint.
     """
 
-    def __init__(self, run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
+    def __init__(
+        self,
+        run: OpenRun,
+        on_metrics: OnMetrics | None = None,
+        training: Training | None = None,
+    ) -> None:
         self.run = run
-        self.weights = weights_of(run)
+        self.training = training or Training(run, weights_of(run), run.schedule())
+        self.weights = self.training.weights
+        self.ranks = RankProcesses(run) if self._trains_elsewhere() else None
         self.sampling = Sampling(run, self.weights)
-        self.training = Training(run, self.weights, run.schedule())
+        if self.ranks:
+            self.ranks.sampling = self.sampling
+            if run.config.backend.name != "ray":  # where ranks end, to make room for the engines
+                self.sampling.compute = self.ranks.logprobs
         self._on_metrics = on_metrics
         update = run.folder.newest_update()
         path = run.folder.metrics if run.ranks.first else None
@@ -164,9 +198,11 @@ class Work:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
-            if isinstance(error, Interrupted) and self.training.unsaved():
-                self.training.save(self.metrics)
+            if isinstance(error, Interrupted):
+                self.save()
         finally:
+            if self.ranks:
+                self.ranks.close()
             self.sampling.close()
             self._close_metrics()
 
@@ -174,11 +210,15 @@ class Work:
         """Return a stage of the current schedule."""
         return Stage.of(self.run, number, self.training.schedule)
 
-    def trains_elsewhere(self) -> bool:
-        """Return whether the updates are made by ranks that this process starts."""
-        config = self.run.config
-        several = config.distributed.processes > 1 or config.backend.name == "ray"
-        return self.run.ranks.alone and several
+    @property
+    def compute(self) -> Compute:
+        """Return what computes logprobs of the policy after any update: the ranks, if there are."""
+        return self.ranks.logprobs if self.ranks else self.weights.logprobs
+
+    def save(self) -> None:
+        """Save every update made so far in a checkpoint."""
+        if self.training.unsaved():
+            self.training.save(self.metrics)
 
     def evaluate_if_due(self, update: int) -> None:
         """Evaluate if an evaluation is due. Ranks leave this to the run that started them."""
@@ -190,10 +230,11 @@ class Work:
         run = self.run
         if run.folder.newest_update() >= stage.end:
             run.progress.say(f"stage {stage.number}: all updates are made")
-        elif self.trains_elsewhere():
+        elif self.ranks:
             optimize_in_ranks(
                 run,
                 stage,
+                self.ranks,
                 between=self.evaluate_if_due,
                 handed_out=self._handed_out,
                 until=until,
@@ -204,8 +245,8 @@ class Work:
                 stage,
                 self.training,
                 self.metrics,
-                compute=self.weights.logprobs,
-                arrived=Arrivals(run, self.sampling, self.weights.logprobs),
+                compute=self.compute,
+                arrived=Arrivals(run, self.sampling, self.compute),
                 between=self._between_updates,
                 until=until,
             )
@@ -214,13 +255,19 @@ class Work:
         self.evaluate_if_due(update)
         self.sampling.rest()
 
+    def _trains_elsewhere(self) -> bool:
+        """Return whether the updates are made by ranks that this process starts."""
+        config = self.run.config
+        several = config.distributed.processes > 1 or config.backend.name == "ray"
+        return self.run.ranks.alone and several
+
     @contextmanager
-    def _handed_out(self) -> Iterator[Sampling]:
+    def _handed_out(self) -> Iterator[None]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
         self.sampling.leave()
         self.training.release()
         self._close_metrics()
-        yield self.sampling
+        yield
         self.training.schedule = self.run.schedule()
         update = self.run.folder.newest_update()
         self._sinks = self._open_sinks(update)

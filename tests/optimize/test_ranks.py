@@ -22,7 +22,7 @@ from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes import ranks
 from mugrpo.processes.ranks import ALONE, Ranks
-from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
+from tests.builders import TINY_FORMS, chain_tokenizer, saved_weights, tiny_policy
 from tests.ranked import work
 from tests.runs import ENVIRONMENT
 
@@ -54,7 +54,7 @@ def updates(folder: Path, model: str, until: int, count: int, config: dict, *mor
 
 
 def assert_close(ours: Path, theirs: Path) -> None:
-    actual, expected = (load_file(p / "model.safetensors") for p in (ours, theirs))
+    actual, expected = (saved_weights(p) for p in (ours, theirs))
     assert actual.keys() == expected.keys()
     for name, tensor in actual.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
@@ -98,8 +98,7 @@ def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path
     before = load_file(EMBEDDED["chain"] / "model.safetensors")
 
     def step(name: str, count: int, config: dict) -> torch.Tensor:
-        file = updates(tmp_path / name, "chain", 1, count, config) / "model.safetensors"
-        after = load_file(file)
+        after = saved_weights(updates(tmp_path / name, "chain", 1, count, config))
         return torch.cat([(after[key] - before[key]).flatten() for key in before])
 
     exact = step("exact", 1, STEADY)
@@ -130,11 +129,15 @@ def test_a_sharded_model_is_saved_as_plain_files(tmp_path: Path, model: str):
     """Tied weights are saved once, with the usual names and shapes, so any program loads them."""
     alone = updates(tmp_path / "alone", model, 1, 1, STEADY)
     together = updates(tmp_path / "together", model, 1, 2, STEADY, "offload=true")
-    ours, theirs = (load_file(p / "model.safetensors") for p in (together, alone))
+    ours, theirs = (saved_weights(p) for p in (together, alone))
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
         assert (together / name).read_text() == (alone / name).read_text()
     assert_close(together, alone)
+    sizes = [file.stat().st_size for file in sorted(together.glob("model-*-of-00002.safetensors"))]
+    assert len(sizes) == 2 and max(sizes) < 0.7 * sum(sizes)  # each rank has written a part
+    loaded = AutoModelForCausalLM.from_pretrained(together).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in ours.items())
 
 
 LOADS = """

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
+from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     Started,
@@ -95,8 +95,8 @@ def test_ranks_wait_for_a_checkpoint_that_shared_storage_shows_to_some_of_them_l
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:
     """Compare weights after a few updates. AdamW enlarges the rounding of small gradients."""
-    name = f"checkpoints/update-{update:06d}/model.safetensors"
-    ours, theirs = load_file(run_dir / name), load_file(other / name)
+    name = f"checkpoints/update-{update:06d}"
+    ours, theirs = saved_weights(run_dir / name), saved_weights(other / name)
     for key, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4, msg=key)
 
@@ -145,6 +145,50 @@ def test_a_run_that_ends_early_leaves_no_rank_and_is_resumed_to_the_same_bits(
     again = mugrpo(*words)
     assert (again.status, again.err) == (0, ""), again
     assert not differences(run_dir, together, LAST)
+
+
+SEVERAL = (
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "0"),
+    *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
+    *("--reference.name", "kl", "--checkpoint.beside_training", "true"),
+)
+
+
+def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(tmp_path: Path):
+    """Three stages and an evaluation within the second one, with logprobs of a reference policy.
+
+    The ranks are the same processes from beginning to end, and the run's bits are those of ranks
+    that end after each of their orders.
+    """
+    stay, end = tmp_path / "stay", tmp_path / "end"
+    started = start_train(stay, *SEVERAL)
+    early, late = wait_for(started, stay, 2), wait_for(started, stay, 9)
+    assert early == late
+    ended = started.end(300)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert soon(lambda: not any(map(alive, late)), 10)
+    finished(end, *SEVERAL, "--distributed.rest", "end")
+    assert not differences(stay, end, 12)
+    assert (stay / "stages" / "002" / "reference_logprobs").is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1, None], ids=["first rank", "second rank", "run"])
+@pytest.mark.parametrize("moment", ["generation", "hand-over"])
+def test_a_kill_between_orders_changes_nothing(tmp_path: Path, victim: int | None, moment: str):
+    """The ranks wait for the next stage, or have just begun to write the last one's checkpoint."""
+    run_dir, whole = tmp_path / "run", tmp_path / "whole"
+    finished(whole, *SEVERAL)
+    started = start_train(run_dir, *SEVERAL)
+    ranks = wait_for(started, run_dir, 4)
+    if moment == "generation":
+        until(lambda: 4 in checkpoints(run_dir))
+    os.kill(started.pid if victim is None else ranks[victim], signal.SIGKILL)
+    ended = started.end(300)
+    assert ended.status == (-signal.SIGKILL if victim is None else 3), ended
+    assert soon(lambda: not any(map(alive, ranks)), 10)
+    finished(run_dir, *SEVERAL)
+    assert not differences(run_dir, whole, 12)
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from mugrpo.config.options import HARMLESS, Options
@@ -11,8 +13,12 @@ class DistributedOptions(Options):
     """Processes that make the updates together, each with a part of the weights (FSDP2)."""
 
     processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
-    """Processes on this machine, with a GPU each. `mugrpo train` starts them for the updates of a
-    stage. To use several machines, start `mugrpo optimize` with torchrun."""
+    """Processes on this machine, with a GPU each. `mugrpo train` starts them once. To use several
+    machines, start `mugrpo optimize` with torchrun."""
+    rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
+    """What they do while engines generate. "sleep" moves weights and optimizer state from the GPUs
+    to CPU memory. "stay" leaves them. "end" ends the processes, so each stage starts new ones; on
+    Ray they always do."""
     cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
     """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
     reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)

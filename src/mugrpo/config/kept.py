@@ -17,6 +17,9 @@ class CheckpointOptions(Options):
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Keep the newest N checkpoints, and those still needed: the one that the current stage began
     from, and a reference policy's. 0 keeps all."""
+    beside_training: bool = Field(True, json_schema_extra=HARMLESS)
+    """Write a checkpoint while training goes on, from a copy in CPU memory: 12 bytes per parameter.
+    Otherwise training waits until it is written."""
 
 
 class EvaluationOptions(Options):

@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from mugrpo.disk.errors import RunStopped
@@ -51,15 +52,15 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 
     Raises RunStopped if the disk is full.
     """
-    unfinished = _unfinished(path)
+    temporary = unfinished(path)
     with full_disk_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         passing("before a publish", path)
-        os.replace(unfinished, path)
+        os.replace(temporary, path)
         passing("after a publish", path)
         fsync(path.parent)
 
@@ -70,38 +71,48 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
     A folder that is already at `path` is replaced. Raises RunStopped if the disk is full.
     """
-    unfinished = _unfinished(path)
+    temporary = unfinished(path)
     try:
         with full_disk_explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.mkdir()
-            yield unfinished
-            for entry in [*unfinished.rglob("*"), unfinished]:
+            temporary.mkdir()
+            yield temporary
+            for entry in [*temporary.rglob("*"), temporary]:
                 fsync(entry)
             passing("before a publish", path)
             if path.exists():
                 shutil.rmtree(path)
-            os.rename(unfinished, path)
+            os.rename(temporary, path)
             passing("after a publish", path)
             fsync(path.parent)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def seal_folder(folder: Path) -> None:
-    """Store the checksums of a folder's files in it. Call this before publishing the folder."""
+def seal_folder(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Store the checksums of a folder's files in it. Call this before publishing the folder.
+
+    `known` has checksums that need not be computed, by the files' names.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [str(file.relative_to(folder)) for file in files]
-    sums = dict(zip(names, _sums(files), strict=True))
+    unknown = [name for name in names if name not in known]
+    found = dict(zip(unknown, _sums([folder / name for name in unknown]), strict=True))
+    sums = {name: known.get(name) or found[name] for name in names}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
     _intact.add(_state([*files, folder / SUMS]))
 
 
-def sealed_folder_fault(folder: Path) -> str | None:
+def checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the checksums of the files of `folder` called `names`."""
+    return dict(zip(names, _sums([folder / name for name in names]), strict=True))
+
+
+def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """Return what is wrong with a sealed folder, or None if its files match their checksums.
 
     Files that this process has written or checked, and that nobody has changed since, are not read
-    again.
+    again. Of several `parts`, only the files of this one are read.
     """
     try:
         sums = dict(json.loads((folder / SUMS).read_text()))
@@ -114,8 +125,9 @@ def sealed_folder_fault(folder: Path) -> str | None:
     state = _state([*files, folder / SUMS])
     if state in _intact:
         return None
-    for (name, checksum), found in zip(sums.items(), _sums(files), strict=True):
-        if found != checksum:
+    names = list(sums)[part::parts]
+    for name, found in checksums(folder, names).items():
+        if found != sums[name]:
             return f"has a {name} that does not match its checksum"
     _intact.add(state)
     return None
@@ -168,9 +180,9 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         number = getattr(error, "errno", None)
         if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
             raise
-        unfinished = _unfinished(path)
-        needed = _size(unfinished)
-        _remove(unfinished)
+        temporary = unfinished(path)
+        needed = _size(temporary)
+        _remove(temporary)
         folder = next(parent for parent in path.parents if parent.exists())
         free = shutil.disk_usage(folder).free
         raise RunStopped(
@@ -179,8 +191,9 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp.{os.getpid()}")
+def unfinished(path: Path, pid: int | None = None) -> Path:
+    """Return where process `pid`, by default this one, writes `path` before publishing it."""
+    return path.with_name(f"{path.name}.tmp.{pid or os.getpid()}")
 
 
 def _remove(path: Path) -> None:

@@ -16,6 +16,7 @@
       handed_over/update-000064/          weights for engines in other processes
       logs/engine-0.log                   output of such a process
       logs/ranks/                         output of the ranks
+      ranks/order.json, done.json         what the ranks are to do, and what they have done
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -32,7 +33,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.places import passing
@@ -41,8 +42,28 @@ from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
 FORMAT = 1
 
 
+class Pending(Protocol):
+    """A checkpoint that is being written beside other work."""
+
+    update: int
+    starts: tuple[int, ...]  # `Schedule.starts`
+    folder: Path  # where it is written, before it is published
+
+    def ready(self) -> None:
+        """Wait until the model's files are complete. Raises what ended the writing, if it failed.
+
+        The optimizer's state may follow later.
+        """
+
+    def published(self, *, wait: bool) -> bool:
+        """Return whether the checkpoint is published. Raises what ended the writing."""
+
+
 class RunDir:
-    """The paths of the run at `root`."""
+    """The paths of the run at `root`.
+
+    `pending` is a checkpoint that this run is still writing. It counts as the newest one.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -50,6 +71,7 @@ class RunDir:
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
+        self.pending: Pending | None = None
         self._lock = root / "lock"
 
     def stage(self, stage: int) -> Path:
@@ -74,9 +96,14 @@ class RunDir:
         return self.root / "logs" / "ranks"
 
     @property
+    def ranks(self) -> Path:
+        """The folder in which the run and its ranks exchange orders and answers."""
+        return self.root / "ranks"
+
+    @property
     def stop_request(self) -> Path:
         """A file that exists while the ranks are asked to stop."""
-        return self.root / "logs" / "stop"
+        return self.ranks / "stop"
 
     def checkpoint_updates(self) -> list[int]:
         """Return the updates that have a published checkpoint, in ascending order.
@@ -89,10 +116,28 @@ class RunDir:
 
     def newest_update(self) -> int:
         """Return the update of the newest checkpoint, or 0 if there is none."""
-        return max(self.checkpoint_updates(), default=0)
+        pending = [self.pending.update] if self.pending else []
+        return max([*self.checkpoint_updates(), *pending], default=0)
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Wait until no checkpoint is pending, or without `wait`, only look.
+
+        Raises what ended the writing, if it failed.
+        """
+        pending = self.pending
+        if pending is not None:
+            try:
+                done = pending.published(wait=wait)
+            except BaseException:
+                self.pending = None
+                raise
+            if done:
+                self.pending = None
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
         """Return `Schedule.starts`, as the checkpoint after `update` updates stores it."""
+        if self.pending and self.pending.update == update:
+            return self.pending.starts
         try:
             stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
             return tuple(int(start) for start in stored["starts"])

@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.dtensors import fill, full, local, tensors_of
+from mugrpo.model.dtensors import fill, local, tensors_of
+from mugrpo.model.files import Weights, read_rows, weights_in_memory, write_weights
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
@@ -47,6 +48,7 @@ class Policy:
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
+        self.parts = 1  # that a saved model is written in, by one rank each
         size: int = model.get_input_embeddings().weight.shape[0]
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)
@@ -85,35 +87,37 @@ class Policy:
                 return str(name)
         return None
 
-    def save(self, folder: Path) -> None:
+    def weights(self, *, copied: bool) -> Weights:
+        """Return the weights that this rank writes, see `files.weights_in_memory`.
+
+        If ranks split the model, all of them must call this.
+        """
+        return weights_in_memory(self.model, self.ranks, self.parts, copied=copied)
+
+    def save(self, folder: Path, weights: Weights | None = None) -> None:
         """Write model and tokenizer to `folder` in Hugging Face format.
 
-        If ranks split the model, all of them must call this, and the first one writes.
+        If ranks split the model, each writes its part: `weights`, which `weights` has returned. By
+        default it is called here, so that all ranks must call this.
         """
-        tensors: dict[str, torch.Tensor] = {}
-        if self.compute is not None:
-            names = self.model.state_dict().keys()
-            for name, tensor in tensors_of(self.model).items():  # tied ones once
-                if name in names:
-                    value = full(tensor)
-                    if self.ranks.first:
-                        tensors[name] = value.cpu()
+        weights = self.weights(copied=False) if weights is None else weights
+        write_weights(self.model, weights, self.ranks, self.parts, folder)
         if self.ranks.first:
-            self.model.save_pretrained(folder, state_dict=tensors or None)
             self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, path: str | Path, update: int) -> None:
         """Load the weights of a model of the same architecture from a directory or a hub id.
 
-        If ranks split the model, all of them must call this, and the first one reads. Raises
-        UsageError if the model cannot be loaded or has another architecture.
+        If ranks split the model, all of them must call this. Each reads its own rows of a model
+        that a policy has saved; of others, the first rank reads all. Raises UsageError if the model
+        cannot be loaded or has another architecture.
         """
         if self.compute is None:
             try:
                 self.model.load_state_dict(_load_model(path).state_dict())
             except RuntimeError as error:
                 raise _other_architecture(path, _first_line(error)) from None
-        else:
+        elif not read_rows(self.model, Path(path)):
             source = tensors_of(_load_model(path)) if self.ranks.first else None
             if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
                 raise _other_architecture(path, "its weights have other names or shapes")

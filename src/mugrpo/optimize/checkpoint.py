@@ -1,20 +1,38 @@
-"""Publish checkpoints atomically, sealed with checksums, and remove old ones."""
+"""Checkpoints: written beside training, sealed with checksums, published atomically; old ones go.
+
+A snapshot is taken at once. A thread of each rank writes its part of it:
+
+    model files, which engines may read now -> optimizer's state -> checksums -> the seal -> rename
+
+The ranks meet in the unfinished folder: each leaves its checksums there, and the first rank seals.
+A kill meanwhile leaves the checkpoint before.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Event, Thread
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import full_disk_explained, publish_folder, seal_folder
+from mugrpo.disk.publishing import (
+    checksums,
+    full_disk_explained,
+    publish_folder,
+    publish_json,
+    seal_folder,
+    unfinished,
+)
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.optimize.trainer import Trainer
-from mugrpo.processes.ranks import Ranks
+from mugrpo.optimize.trainer import Snapshot, Trainer
+
+_TICK = 0.01  # seconds between two looks for what another rank writes
 
 
 def save_checkpoint(
@@ -25,13 +43,16 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
 ) -> None:
-    """Publish the trainer's checkpoint, then remove all but the newest `keep` and the `needed`.
+    """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
-    `needed` lists checkpoints by their update. If `keep` is 0, none is removed. `starts` is
-    `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. Raises RunStopped, naming the last good checkpoint, if a weight is not finite.
+    Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
+    checkpoints by their update. If `keep` is 0, none is removed. `starts` is `Schedule.starts`,
+    stored for a run that is resumed from this checkpoint: it says where the stages began. Waits
+    for the checkpoint before. Raises what ended its writing, and RunStopped, naming the last good
+    checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
+    run_dir.settle()
     if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):
         saved = run_dir.checkpoint_updates()
         last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"
@@ -39,30 +60,100 @@ def save_checkpoint(
             f"the checkpoint of update {trainer.update} is not written, because {name} contains "
             f"NaN or inf; the last good one is {last}"
         )
-    with _published_by_the_first(run_dir.checkpoint(trainer.update), ranks) as folder:
-        trainer.save(folder)
-        ranks.wait()
-        if ranks.first:
-            (folder / "stages.json").write_text(json.dumps({"starts": list(starts)}) + "\n")
-            seal_folder(folder)
-    updates = run_dir.checkpoint_updates() if ranks.first else []
-    for update in updates[:-keep] if keep else []:
+    run_dir.pending = Writing(
+        trainer.snapshot(),
+        run_dir.checkpoint(trainer.update),
+        starts,
+        first_pid=ranks.from_first(os.getpid()),
+        then=lambda: _remove_old(run_dir, keep, needed),
+    )
+
+
+class Writing:
+    """A checkpoint that a thread writes; the `Pending` of a run."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        path: Path,
+        starts: Sequence[int],
+        *,
+        first_pid: int,
+        then: Callable[[], None],
+    ) -> None:
+        """Start the thread. The first rank publishes `path`, then calls `then`."""
+        self.update, self.starts = snapshot.state["update"], tuple(starts)
+        self.folder = unfinished(path, first_pid)
+        self._path, self._then = path, then
+        self._ready, self._done = Event(), Future[None]()
+        Thread(target=self._run, args=[snapshot], daemon=True).start()
+
+    def ready(self) -> None:
+        self._ready.wait()
+        if self._done.done():
+            self._done.result()
+
+    def published(self, *, wait: bool) -> bool:
+        if not wait and not self._done.done():
+            return False
+        self._done.result()
+        return True
+
+    def _run(self, snapshot: Snapshot) -> None:
+        try:
+            if snapshot.policy.ranks.first:
+                self._write(snapshot)
+                self._then()
+            else:
+                with full_disk_explained(self._path):
+                    self._write_part(snapshot)
+            self._done.set_result(None)
+        except BaseException as error:
+            self._done.set_exception(error)
+        finally:
+            self._ready.set()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Write the first rank's part, and publish the checkpoint when all parts are there."""
+        with publish_folder(self._path) as folder:
+            sums = self._files(snapshot)
+            for rank in range(1, snapshot.policy.ranks.size):
+                part = folder / _part(rank)
+                while not part.exists():
+                    time.sleep(_TICK)
+                sums |= json.loads(part.read_text())
+                part.unlink()
+            (folder / "stages.json").write_text(json.dumps({"starts": self.starts}) + "\n")
+            seal_folder(folder, sums)
+
+    def _write_part(self, snapshot: Snapshot) -> None:
+        """Write another rank's part, and wait until the checkpoint is published."""
+        while not self.folder.exists():
+            time.sleep(_TICK)
+        publish_json(self.folder / _part(snapshot.policy.ranks.rank), self._files(snapshot))
+        while self.folder.exists():
+            time.sleep(_TICK)
+        if not self._path.exists():
+            raise RunStopped(f"the first rank could not publish {self._path}")
+
+    def _files(self, snapshot: Snapshot) -> dict[str, str]:
+        """Write the files of this rank. Return the checksums of those that carry its number."""
+        snapshot.write_model(self.folder)
+        self._ready.set()
+        snapshot.write_rest(self.folder)
+        own = self.folder.glob(f"*-{snapshot.policy.ranks.rank + 1:05d}-of-*")
+        return checksums(self.folder, sorted(file.name for file in own))
+
+
+def _part(rank: int) -> str:
+    return f"part-{rank + 1:05d}.json"
+
+
+def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:
+    """Remove all but the newest `keep` and the `needed`. If `keep` is 0, remove none."""
+    for update in run_dir.checkpoint_updates()[:-keep] if keep else []:
         if update not in needed:
             folder = run_dir.checkpoint(update)
-            unfinished = folder.with_name(f"{folder.name}.tmp.{os.getpid()}")
-            os.rename(folder, unfinished)  # a kill leaves no partial checkpoint under its name
+            os.rename(folder, unfinished(folder))  # a kill leaves no partial one under its name
             passing("old checkpoint")
-            shutil.rmtree(unfinished)
-
-
-@contextmanager
-def _published_by_the_first(path: Path, ranks: Ranks) -> Iterator[Path]:
-    """Yield a folder that all ranks write into. The first rank publishes it; the others wait."""
-    if ranks.first:
-        with publish_folder(path) as folder:
-            ranks.all(str(folder))
-            yield folder
-    else:
-        with full_disk_explained(path):
-            yield Path(ranks.all("")[0])
-    ranks.wait()
+            shutil.rmtree(unfinished(folder))

@@ -16,8 +16,9 @@ from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import TokenBudget, computing
-from mugrpo.optimize.cut import cut
+from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.experience import Responses
+from mugrpo.optimize.fsdp import release
 
 
 def batch_logprobs(
@@ -55,24 +56,31 @@ def rollout_logprobs(
 ) -> list[NDArray[np.float32]]:
     """Return the logprobs of each rollout's response under `policy`, in the order of `rollouts`.
 
-    `check` is called before each micro-batch. Without a `budget`, micro-batches have the configured
-    size. Raises RunStopped if memory runs out, see `TokenBudget`.
+    The ranks that share a policy all make the same call, and share the work. `check` is called
+    before each micro-batch. Without a `budget`, micro-batches have the configured size. Raises
+    RunStopped if memory runs out, see `TokenBudget`.
     """
     share = shares_prompts(policy, config)
     zeros = torch.zeros(len(rollouts))
     responses = Responses(rollouts, zeros, zeros.bool(), zeros.long())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
-        by_place: dict[int, NDArray[np.float32]] = {}
-        for places in cut(rollouts, tokens, share=share):
+        own: dict[int, NDArray[np.float32]] = {}
+        parts = cut(rollouts, tokens, share=share)
+        costs = [layout([rollouts[place] for place in part], share=share).cost for part in parts]
+        for number, counts in policy.ranks.turns(costs):
             check()
+            places = parts[number]
             batch = collate(
                 responses, places, pad_id=policy.pad_id, device=policy.device, share=share
             )
             with computing(batch):
                 logprobs_BT, _ = batch_logprobs(policy, batch, config)
             for place, logprobs_T in zip(places, logprobs_BT.float().cpu().numpy(), strict=True):
-                by_place[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
+                if counts:
+                    own[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
+        release(policy)
+        by_place = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
         return [by_place[place] for place in range(len(rollouts))]
 
     return (budget or TokenBudget(config.optimizer)).fitted(computed)

@@ -56,6 +56,9 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
     cut_over(mesh, module, model, policy.precision, options)
     fill(model, source, ranks)
     policy.compute = module
+    # If transformers saves other tensors than are in memory, it needs all of them at once.
+    converts = bool(getattr(model, "_weight_conversions", None))
+    policy.parts = ranks.from_first(1 if converts else ranks.size)
 
 
 def cut_over(

@@ -23,17 +23,29 @@ from mugrpo.processes.ranks import Ranks
 _RNG = "rng/cpu"
 
 
-def save_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], ranks: Ranks
-) -> None:
-    """Write this rank's part under the parameters' `names`; rank 0 adds torch's random state."""
+def optimizer_in_memory(
+    optimizer: torch.optim.Optimizer,
+    names: dict[torch.Tensor, str],
+    ranks: Ranks,
+    *,
+    copied: bool,
+) -> dict[str, torch.Tensor]:
+    """Return this rank's part of the state in CPU memory, under the parameters' `names`.
+
+    Rank 0 adds torch's random state. If `copied`, later updates do not change it.
+    """
     tensors = {
-        f"{names[parameter]}/{key}": local(value).contiguous()
+        f"{names[parameter]}/{key}": local(value).to("cpu", copy=copied).contiguous()
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
     if ranks.first:
         tensors[_RNG] = torch.get_rng_state()
+    return tensors
+
+
+def write_optimizer(folder: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> None:
+    """Write this rank's part of the state. No rank waits for another."""
     save_file(tensors, folder / _name(ranks.rank, ranks.size))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Status
 from mugrpo.model.dtensors import full
-from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.files import Weights
+from mugrpo.model.memory import give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
@@ -23,12 +25,36 @@ from mugrpo.optimize.forward import shares_prompts
 from mugrpo.optimize.gradient import Gradient, Watch, leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.lr import learning_rate
-from mugrpo.optimize.optimizer_state import load_optimizer, save_optimizer
+from mugrpo.optimize.optimizer_state import (
+    load_optimizer,
+    optimizer_in_memory,
+    write_optimizer,
+)
 
 _LARGE_STATE = (
     "weights, gradients and AdamW's moments take 16 bytes per parameter, whatever the options; "
     "use a smaller model or more memory"
 )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A rank's part of a trainer's state, which is written while the trainer goes on."""
+
+    policy: Policy
+    weights: Weights
+    moments: dict[str, torch.Tensor]
+    state: dict[str, int]
+
+    def write_model(self, folder: Path) -> None:
+        """Write the part that engines need: model and tokenizer."""
+        self.policy.save(folder, self.weights)
+
+    def write_rest(self, folder: Path) -> None:
+        """Write what only a trainer needs."""
+        write_optimizer(folder, self.moments, self.policy.ranks)
+        if self.policy.ranks.first:
+            (folder / "trainer.json").write_text(json.dumps(self.state) + "\n")
 
 
 class Trainer:
@@ -100,14 +126,21 @@ class Trainer:
             "time/update": time.monotonic() - began,
         }
 
+    def snapshot(self, *, copied: bool = True) -> Snapshot:
+        """Return this rank's part of the trainer's state. If ranks share it, all must call this."""
+        names = {p: name for name, p in self.policy.model.named_parameters()}
+        return Snapshot(
+            self.policy,
+            self.policy.weights(copied=copied),
+            optimizer_in_memory(self.optimizer, names, self.policy.ranks, copied=copied),
+            {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row},
+        )
+
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state to `folder`, without pickles."""
-        names = {p: name for name, p in self.policy.model.named_parameters()}
-        self.policy.save(folder)
-        save_optimizer(folder, self.optimizer, names, self.policy.ranks)
-        if self.policy.ranks.first:
-            state = {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row}
-            (folder / "trainer.json").write_text(json.dumps(state) + "\n")
+        snapshot = self.snapshot(copied=False)
+        snapshot.write_model(folder)
+        snapshot.write_rest(folder)
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote to `folder`, however many ranks wrote it."""
@@ -117,6 +150,33 @@ class Trainer:
         load_optimizer(folder, self.optimizer, parameters)
         self.update = state["update"]
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+    def sleep(self) -> None:
+        """Move weights and optimizer state from the GPU to CPU memory, for an engine beside it.
+
+        Do nothing if `distributed.rest` says so, or if they are in CPU memory anyway.
+        """
+        if self._sleeps():
+            self.move(torch.device("cpu"))
+            give_back_memory()
+
+    def wake(self, *, moments: bool) -> None:
+        """Move the weights back to the GPU, and with `moments` the optimizer's state."""
+        if self._sleeps():
+            self.move(self.policy.device, moments=moments)
+
+    def move(self, device: torch.device, *, moments: bool = True) -> None:
+        """Move the weights to `device`, and with `moments` the optimizer's state."""
+        self.policy.model.to(device)
+        for state in self.optimizer.state.values() if moments else ():
+            for key, value in state.items():
+                if value.ndim:  # AdamW's step count stays on the CPU
+                    state[key] = value.to(device)
+
+    def _sleeps(self) -> bool:
+        options = self.config.distributed
+        on_gpu = self.policy.device.type == "cuda" and not options.cpu_offload
+        return on_gpu and options.rest == "sleep"
 
     def _learning_rate(self) -> float:
         return learning_rate(

@@ -89,6 +89,7 @@ def open_run(
         finally:
             progress.stop()
             task.close()
+            folder.settle()
 
 
 def _problems(

@@ -23,7 +23,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.processes.ranks import ALONE, Ranks
 
-_NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json")
+_NOT_THE_MODEL = ("optimizer", "trainer.json", "stages.json", "sha256.json", "part-")
 
 Notify = Callable[[str], None]
 Check = Callable[[], None]
@@ -76,8 +76,11 @@ class Weights:
         return policy
 
     def path(self, update: int) -> str:
-        """Return the checkpoint (or model) that holds the weights after `update` updates."""
-        return weights_at(self._folder, self._config.model, update)
+        """Return the checkpoint (or model) that holds the weights after `update` updates.
+
+        Several ranks must all call this: each verifies a part of the checkpoint's files.
+        """
+        return weights_at(self._folder, self._config.model, update, self._ranks)
 
     def handed_over(self, update: int) -> str:
         """Return a folder that holds only the weights after `update` updates.
@@ -91,8 +94,8 @@ class Weights:
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """Return the logprobs [T] of each rollout's response after `update` updates.
 
-        The policy of this process stays as it is: if it has other weights, a second model is
-        loaded.
+        The policy of a process that is alone stays as it is: if it has other weights, a second
+        model is loaded. Ranks load the weights into the policy that they share.
         """
         return rollout_logprobs(
             self._frozen_at(update), rollouts, self._config, self.budget, self._check
@@ -105,15 +108,15 @@ class Weights:
 
     def _frozen_at(self, update: int) -> Policy:
         """Return a policy with the weights after `update` updates. Do not train it."""
-        if self.policy is not None and self.policy.update == update:
-            return self.policy
+        if self._ranks.size > 1 or (self.policy is not None and self.policy.update == update):
+            return self.at(update)
         if self._frozen is None or self._frozen.update != update:
             self._frozen = self._frozen or load_policy(self._config.model)
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
 
 
-def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
+def weights_at(folder: RunDir, model: ModelOptions, update: int, ranks: Ranks = ALONE) -> str:
     """Return the model directory (or hub id) of the weights after `update` updates.
 
     Raises UsageError if the run has not reached this update yet, RunStopped if its checkpoint is
@@ -121,6 +124,8 @@ def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
     """
     if update == 0:
         return model_path(model)
+    if folder.pending and folder.pending.update == update:
+        folder.settle()
     checkpoint, saved = folder.checkpoint(update), folder.checkpoint_updates()
     if update > max(saved, default=0):
         raise UsageError(
@@ -132,7 +137,8 @@ def weights_at(folder: RunDir, model: ModelOptions, update: int) -> str:
             f"{checkpoint} is needed, but gone; remove the later checkpoints, and the run "
             "continues from an earlier one"
         )
-    if fault := sealed_folder_fault(checkpoint):
+    faults = ranks.all(sealed_folder_fault(checkpoint, ranks.rank, ranks.size))
+    if fault := next(filter(None, faults), None):
         raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {folder.root}` sets it aside")
     return str(checkpoint)
 
@@ -141,23 +147,43 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
     """Return a model directory (or hub id) that holds only the weights after `update` updates.
 
     An engine may read every weights file in a folder, and a checkpoint also holds the optimizer's
-    state. So the files of its model are linked into a folder of their own. If there is no
-    checkpoint, the weights of `policy` are written.
+    state. So the files of its model are linked into a folder of their own, even while the rest of
+    the checkpoint is still being written. If there is no checkpoint, the weights of `policy` are
+    written.
     """
     if update == 0:
         return model_path(model)
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
     with publish_folder(target) as unfinished:
-        if policy is None or update in folder.checkpoint_updates():
-            _link_model(Path(weights_at(folder, model, update)), unfinished)
-        else:
-            policy.save(unfinished)
+        if not _link_pending(folder, update, unfinished):
+            if policy is None or update in folder.checkpoint_updates():
+                _link_model(Path(weights_at(folder, model, update)), unfinished, os.symlink)
+            else:
+                policy.save(unfinished)
     return str(target.absolute())
 
 
-def _link_model(checkpoint: Path, folder: Path) -> None:
+def _link_pending(folder: RunDir, update: int, target: Path) -> bool:
+    """Link the model's files of the pending checkpoint into `target`, if it is of this update.
+
+    Return False if it is not, if it is published meanwhile, or if the disk has no hard links.
+    """
+    pending = folder.pending
+    if pending is None or pending.update != update:
+        return False
+    pending.ready()
+    try:
+        _link_model(pending.folder, target, os.link)
+    except OSError:
+        for file in target.iterdir():
+            file.unlink()
+        return False
+    return True
+
+
+def _link_model(checkpoint: Path, folder: Path, link: Callable[[Path, Path], None]) -> None:
     """Link the model's files of `checkpoint` into `folder`, and no others."""
     for file in checkpoint.iterdir():
         if not file.name.startswith(_NOT_THE_MODEL):
-            os.symlink(os.path.abspath(file), folder / file.name)
+            link(file.absolute(), folder / file.name)

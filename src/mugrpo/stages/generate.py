@@ -60,6 +60,7 @@ class Generation:
     published: int  # rollouts that the stage has already
     total: int  # rollouts of the stage, as known so far
     notes: dict[str, Any]  # of the refresh, for the manifest entry of the first shard
+    settle: Callable[[], None]  # waits until the checkpoint of their policy is published
     way_out_of_memory: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
@@ -68,6 +69,7 @@ class Generation:
             for number, sampled in sampled_shards(
                 self.samplers, self.missing, on_decoded, pieces=self.pieces
             ):
+                self.settle()  # no shard may be older than its policy
                 step = self.samplers[0].policy_step
                 sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
                 self.notes |= {"refresh_seconds": None, "refresh_parts": None}  # counted once
@@ -119,6 +121,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         total - sum(len(parts[number]) for number in missing) * size,
         total,
         notes,
+        run.folder.settle,
         run.config.engine.way_out_of_memory,
     )
 

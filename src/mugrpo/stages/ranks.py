@@ -1,7 +1,7 @@
-"""Updates that several processes (ranks) make together, started and watched with torchrun.
+"""The ranks of a run, as the process that drives them sees them.
 
-The run that starts the ranks keeps the lock, generates, scores and evaluates. The ranks make the
-updates up to the next evaluation or the end of the stage, and save a checkpoint there.
+They are started once. Between their orders they keep the weights and the optimizer's state. The
+run that starts them keeps the lock, generates, scores and evaluates.
 """
 
 from __future__ import annotations
@@ -12,40 +12,192 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.records import Rollout
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
+from mugrpo.stages.orders import TICK, Answer, Order, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
-_TICK = 0.2
 _PATIENCE = 60.0  # seconds to wait until the ranks end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
+
+
+class Job(Protocol):
+    """Processes of ranks that have been started together."""
+
+    def running(self) -> bool: ...
+
+    def fault(self) -> str | None:
+        """Return what went wrong, once the processes have ended."""
+
+    def end(self, patience: float) -> None:
+        """Wait up to `patience` seconds until the processes have ended, then end them."""
+
+
+class RankProcesses:
+    """The ranks of a run. The first order starts them, if `start` has not.
+
+    On Ray they end after each of a stage's spans, because engines need what they reserve.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._job: Job | None = None
+        self._number = 0
+        self._obeying = False
+        self.sampling: Sampling | None = None  # whose engines may run beside the ranks
+
+    def start(self) -> None:
+        """Start the ranks, unless they run. They load the newest checkpoint at once."""
+        if self._job is not None:
+            return
+        run, folder = self._run, self._run.folder
+        logs = folder.rank_logs().absolute()
+        for old in (logs, folder.ranks):
+            shutil.rmtree(old, ignore_errors=True)
+            old.mkdir(parents=True)
+        words = ["optimize", str(folder.root.absolute()), "--follow"]
+        count = run.config.distributed.processes
+        if isinstance(run.config.backend, RayBackend):
+            from mugrpo.stages.ray_ranks import RayJob  # Ray is off the default path
+
+            engines = self.sampling.on_cluster() if self.sampling else ()
+            self._job = RayJob(run.config.backend, words, logs, count, engines)
+        else:
+            self._job = LocalJob(words, logs, count)
+
+    def optimize(self, stage: int, until: int) -> None:
+        """Let the ranks make the updates of `stage` up to `until`."""
+        self._obeyed("optimize", until, stage)
+        config = self._run.config
+        if config.distributed.rest == "end" or isinstance(config.backend, RayBackend):
+            self.close()
+
+    def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
+        """Return the logprobs [T] of each rollout's response after `update` updates."""
+        self._obeyed("logprobs", update, rollouts=rollouts)
+        return answered_logprobs(self._run.folder)
+
+    def close(self) -> None:
+        """End the ranks, if they run."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        if not self._obeying:
+            self._number += 1
+            give(self._run.folder, Order(self._number, "end"))
+        job.end(0.0 if self._obeying else _PATIENCE)
+        with suppress(RunStopped):  # what they could not write is no longer pending
+            self._run.folder.settle()
+        self._obeying = False
+        shutil.rmtree(self._run.folder.ranks, ignore_errors=True)
+
+    def _obeyed(
+        self, task: Any, update: int, stage: int = 0, rollouts: Sequence[Rollout] = ()
+    ) -> None:
+        """Give an order and wait until it is done.
+
+        Raises Interrupted if the run was asked to stop, and RunStopped if a rank failed.
+        """
+        self.start()
+        run, folder, job = self._run, self._run.folder, self._job
+        assert job is not None
+        self._number += 1
+        order = Order(self._number, task, update, stage)
+        give(folder, order, rollouts)
+        self._obeying = True
+        while (answer := answer_to(folder, order)) is None and job.running():
+            self._look_after()
+            time.sleep(TICK)
+        self._obeying = False
+        if answer := answer or answer_to(folder, order):
+            if answer.update not in (0, *folder.checkpoint_updates()):
+                folder.pending = _WrittenByRanks(self, folder, answer)
+            return
+        self._job = None
+        shutil.rmtree(folder.ranks, ignore_errors=True)
+        run.stop.check()
+        if self.sampling:
+            self.sampling.busy()  # raises the error that stopped generation
+        raise RunStopped(self._fault(job))
+
+    def writes(self) -> None:
+        """Raise RunStopped if the ranks, which write a checkpoint, have ended."""
+        if self._job is None or not self._job.running():
+            job, self._job = self._job, None
+            raise RunStopped(self._fault(job))
+
+    def _fault(self, job: Job | None) -> str:
+        said = job.fault() if job else None
+        return said or "the ranks ended before their work was done"
+
+    def _look_after(self) -> None:
+        """Ask the ranks to save and end if the run must stop, or if generation has failed."""
+        run, sampling = self._run, self.sampling
+        background = sampling.background if sampling else None
+        if run.stop.signal_name or (background is not None and background.failed()):
+            run.folder.stop_request.touch()
+        if not isinstance(run.config.backend, RayBackend) or sampling is None:
+            return
+        if run.folder.stop_request.exists():
+            if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request
+                run.stop.check()
+                sampling.busy()
+        elif not sampling.busy():
+            sampling.close()  # the job may be waiting for resources that the engines hold
+
+
+class _WrittenByRanks:
+    """A checkpoint that the ranks are writing; the `Pending` of the run that drives them."""
+
+    def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: Answer) -> None:
+        self.update, self.starts = answer.update, answer.starts
+        self.folder = Path(answer.folder)
+        self._ranks, self._path = ranks, run_dir.checkpoint(answer.update)
+
+    def ready(self) -> None:
+        """The ranks have answered, so the model is complete."""
+
+    def published(self, *, wait: bool) -> bool:
+        while not self._path.exists():
+            if not wait:
+                return False
+            self._ranks.writes()
+            time.sleep(TICK)
+        return True
 
 
 def optimize_in_ranks(
     run: OpenRun,
     stage: Stage,
+    ranks: RankProcesses,
     *,
     between: Callable[[int], None],
-    handed_out: Callable[[], AbstractContextManager[Sampling]],
+    handed_out: Callable[[], AbstractContextManager[None]],
     until: int | None = None,
 ) -> None:
-    """Make the stage's missing updates, up to `until`, in `distributed.processes` processes.
+    """Let `ranks` make the stage's missing updates, up to `until`.
 
-    `between` is called with the number of updates, before each start of the ranks and at the end.
-    Inside the block of `handed_out`, the updates, the memory and the metrics belong to the ranks;
-    engines may still generate. Raises RunStopped if the ranks make no progress or fail.
+    They work up to the next evaluation or the end of the stage, and save a checkpoint there.
+    `between` is called with the number of updates, before each order and at the end. Inside the
+    block of `handed_out`, the updates, the memory and the metrics belong to the ranks; engines may
+    still generate. Raises RunStopped if the ranks make no progress or fail.
     """
     while True:
         start = max(run.folder.newest_update(), stage.first_update)
@@ -55,109 +207,61 @@ def optimize_in_ranks(
         if start >= end:
             return
         due = (u for u in range(start + 1, end) if evaluation_due(run.config, u))
-        with handed_out() as sampling:
-            _run_ranks(run, stage.number, next(due, end), sampling)
+        with handed_out():
+            ranks.optimize(stage.number, next(due, end))
         if run.folder.newest_update() <= start:
             logs = run.folder.rank_logs()
             raise RunStopped(f"the ranks made no update after {start}; see {logs}")
 
 
-def look_after_ranks(run: OpenRun, sampling: Sampling) -> None:
-    """Ask the ranks to save and end if the run must stop, or if generation has failed."""
-    failed = sampling.background is not None and sampling.background.failed()
-    if (failed or run.stop.signal_name) and not run.folder.stop_request.exists():
-        run.folder.stop_request.touch()
+class LocalJob:
+    """Ranks on this machine, started and watched by torchrun."""
 
-
-def _run_ranks(run: OpenRun, stage: int, until: int, sampling: Sampling) -> None:
-    """Run the ranks until they have made update `until`.
-
-    Raises Interrupted if the run was asked to stop, and RunStopped if a rank failed.
-    """
-    logs = run.folder.rank_logs().absolute()
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir(parents=True)
-    run.folder.stop_request.unlink(missing_ok=True)
-    words = ["optimize", str(run.folder.root.absolute())]
-    words += ["--stage", str(stage), "--until", str(until)]
-    try:
-        if isinstance(run.config.backend, RayBackend):
-            from mugrpo.stages.ray_ranks import run_ray_ranks  # Ray is off the default path
-
-            fault = run_ray_ranks(
-                run.config.backend,
-                words,
-                logs,
-                count=run.config.distributed.processes,
-                engines=sampling.on_cluster(),
-                attend=partial(_attend_on_cluster, run, sampling, logs),
+    def __init__(self, words: Iterable[str], logs: Path, count: int) -> None:
+        """Start `count` ranks that run `mugrpo WORDS`."""
+        self._logs, self._count = logs, count
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
+        command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
+        environment = {**os.environ, DRIVER: driver_name()}
+        environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
+        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
+        with open(logs / "torchrun.log", "wb") as log:
+            self._launcher = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
             )
-        else:
-            look = partial(look_after_ranks, run, sampling)
-            fault = _run_local_ranks(run.config.distributed.processes, words, logs, look)
-    finally:
-        run.folder.stop_request.unlink(missing_ok=True)
-    run.stop.check()
-    sampling.busy()  # raises the error that stopped generation
-    if fault:
-        raise RunStopped(fault)
 
+    def running(self) -> bool:
+        return self._launcher.poll() is None
 
-def _attend_on_cluster(run: OpenRun, sampling: Sampling, logs: Path) -> None:
-    """Call `look_after_ranks`, and release engines that are idle.
-
-    If the run must stop and no rank has started, no rank can read the stop request: raise the error
-    that stops the run.
-    """
-    look_after_ranks(run, sampling)
-    if run.folder.stop_request.exists():
-        if not any(logs.glob("rank-*.log")):
-            run.stop.check()
-            sampling.busy()
-    elif not sampling.busy():
-        sampling.close()  # the job may be waiting for resources that the engines hold
-
-
-def _run_local_ranks(
-    count: int, words: list[str], logs: Path, look: Callable[[], None]
-) -> str | None:
-    """Run `mugrpo WORDS` under torchrun, calling `look` regularly. Return what went wrong."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
-    command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
-    environment = {**os.environ, DRIVER: driver_name()}
-    environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
-    environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
-    with open(logs / "torchrun.log", "wb") as log:
-        launcher = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
-        )
-    try:
-        while launcher.poll() is None:
-            look()
+    def end(self, patience: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(patience)
+        if self.running():
+            self._launcher.terminate()  # it lets the ranks save and end
             with suppress(subprocess.TimeoutExpired):
-                launcher.wait(_TICK)
-    finally:
-        if launcher.poll() is None:
-            launcher.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                launcher.wait(_PATIENCE)
-    return _what_happened(logs, count) if launcher.returncode else None
+                self._launcher.wait(_PATIENCE)
 
-
-def _what_happened(logs: Path, count: int) -> str:
-    """Return the error message of the rank that failed first, or how it ended if it has none."""
-    text = (logs / "torchrun.log").read_text(errors="replace")
-    ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
-    if not ends:
-        return f"the {count} ranks failed; their log is {logs / 'torchrun.log'}"
-    # torchrun lists the supposed root cause last: the failure that it noticed first. But if a rank
-    # was killed, the others failed because it was gone. SIGTERM comes from torchrun itself.
-    killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
-    rank, status = (killed or ends)[-1]
-    log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
-    others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
-    if said := said_by_ranks([log]) or said_by_ranks(others):  # or why they all ended
-        return said
-    how = signal.Signals(-status).name if status < 0 else f"status {status}"
-    return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"
+    def fault(self) -> str | None:
+        """Return the error message of the rank that failed first, or how it ended without one."""
+        if not self._launcher.returncode:
+            return None
+        logs, count = self._logs, self._count
+        text = (logs / "torchrun.log").read_text(errors="replace")
+        ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
+        if not ends:
+            return f"the {count} ranks failed; their log is {logs / 'torchrun.log'}"
+        # torchrun lists the supposed root cause last: the failure that it noticed first. But if a
+        # rank was killed, the others failed because it was gone. SIGTERM comes from torchrun.
+        killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
+        rank, status = (killed or ends)[-1]
+        log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
+        others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
+        if said := said_by_ranks([log]) or said_by_ranks(others):  # or why they all ended
+            return said
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"

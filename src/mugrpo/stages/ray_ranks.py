@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
@@ -29,52 +29,68 @@ _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why
 _ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
 
 
-def run_ray_ranks(
-    backend: RayBackend,
-    words: list[str],
-    logs: Path,
-    *,
-    count: int,
-    engines: Sequence[int],
-    attend: Callable[[], None],
-) -> str | None:
-    """Run `mugrpo WORDS` in `count` workers, calling `attend` regularly. Return what went wrong.
+class RayJob:
+    """Ranks on a cluster: a Ray Train job, with a rank in each worker."""
 
-    `engines` has the number of GPUs of each engine that keeps running beside the workers.
-    """
-    with_gpus = on_gpus(backend)
-    cpus = count * backend.rank_cpus + len(engines) * backend.engine_cpus
-    require_room(backend, cpus, count + sum(engines) if with_gpus else 0)
-    job = Future[None]()
+    def __init__(
+        self,
+        backend: RayBackend,
+        words: Sequence[str],
+        logs: Path,
+        count: int,
+        engines: Sequence[int],
+    ) -> None:
+        """Start a job of `count` ranks that run `mugrpo WORDS`.
 
-    def fit() -> None:
-        try:
-            _fit(backend, count, with_gpus, words, logs)
-            job.set_result(None)
-        except Exception as error:
-            job.set_exception(error)
+        `engines` has the number of GPUs of each engine that keeps running beside the ranks. Raises
+        UsageError if this machine can never have room for all of them.
+        """
+        self._backend, self._logs = backend, logs
+        self._shown = 0  # bytes of the first rank's log
+        self._job = Future[None]()
+        with_gpus = on_gpus(backend)
+        cpus = count * backend.rank_cpus + len(engines) * backend.engine_cpus
+        require_room(backend, cpus, count + sum(engines) if with_gpus else 0)
 
-    threading.Thread(target=fit, daemon=True).start()  # not joined: it may wait for resources
-    printed = 0
-    while not job.done():
-        attend()
-        wait([job], _TICK)
-        printed = _show(logs / "rank-0.log", printed)
-    if said := said_by_ranks(sorted(logs.glob("rank-*.err"))):
-        return said
-    if (error := job.exception()) is None:
-        return None
-    if ends := _ENDED.findall(str(error)):
-        killed = [end for end in ends if "status" not in end]  # the others failed without it
-        return (
-            f"{(killed or ends)[0]}, and the others with it, more often than --backend.restarts "
-            f"{backend.restarts} allows; their logs are in {logs}"
-        )
-    first = (str(error).splitlines() or [""])[0]
-    return f"Ray Train stopped with {type(error).__name__}: {first}"
+        def fit() -> None:
+            try:
+                _fit(backend, count, with_gpus, words, logs)
+                self._job.set_result(None)
+            except Exception as error:
+                self._job.set_exception(error)
+
+        threading.Thread(target=fit, daemon=True).start()  # not joined: it may wait for resources
+
+    def running(self) -> bool:
+        """Return whether the job runs. Print what its first rank has said since the last call."""
+        done = self._job.done()
+        self._shown = _show(self._logs / "rank-0.log", self._shown)
+        return not done
+
+    def end(self, patience: float) -> None:
+        """Wait up to `patience` seconds. Ranks that do not end by themselves end with the run."""
+        wait([self._job], patience)
+        self.running()  # prints the last lines
+
+    def fault(self) -> str | None:
+        if said := said_by_ranks(sorted(self._logs.glob("rank-*.err"))):
+            return said
+        if (error := self._job.exception()) is None:
+            return None
+        if ends := _ENDED.findall(str(error)):
+            killed = [end for end in ends if "status" not in end]  # the others failed without it
+            return (
+                f"{(killed or ends)[0]}, and the others with it, more often than "
+                f"--backend.restarts {self._backend.restarts} allows; their logs are in "
+                f"{self._logs}"
+            )
+        first = (str(error).splitlines() or [""])[0]
+        return f"Ray Train stopped with {type(error).__name__}: {first}"
 
 
-def _fit(backend: RayBackend, count: int, with_gpus: bool, words: list[str], logs: Path) -> None:
+def _fit(
+    backend: RayBackend, count: int, with_gpus: bool, words: Sequence[str], logs: Path
+) -> None:
     connected(backend)
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.config import LoggingConfig
@@ -82,7 +98,7 @@ def _fit(backend: RayBackend, count: int, with_gpus: bool, words: list[str], log
 
     DataParallelTrainer(
         _rank,
-        train_loop_config={"words": words, "logs": str(logs)},
+        train_loop_config={"words": list(words), "logs": str(logs)},
         scaling_config=ScalingConfig(
             num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": backend.rank_cpus}
         ),

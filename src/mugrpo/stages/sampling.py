@@ -24,18 +24,21 @@ from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
 from mugrpo.stages.background import Background
+from mugrpo.stages.logprobs import Compute
 
 
 class Sampling:
     """The engines of a run. They start at the first refresh and end with `close`.
 
-    `background` is the generation that runs beside updates, if there is one.
+    `background` is the generation that runs beside updates, if there is one. `compute` returns
+    the trainer's logprobs if this process has no model; by default, another process computes them.
     """
 
     def __init__(self, run: OpenRun, weights: Weights) -> None:
         self.background: Background | None = None
         self._run = run
         self._weights = weights
+        self.compute: Compute = self._computed_elsewhere
         self._engines: list[Engine] = []
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
@@ -107,13 +110,15 @@ class Sampling:
     def trainer_logprobs(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
-        """Return the trainer's logprobs [T] of each rollout's response after `update` updates.
-
-        If this process has no model, another process computes them, so that no model stays here.
-        """
-        run = self._run
+        """Return the trainer's logprobs [T] of each rollout's response after `update` updates."""
         if self._weights.policy is not None:
             return self._weights.logprobs(update, rollouts)
+        return self.compute(update, rollouts)
+
+    def _computed_elsewhere(
+        self, update: int, rollouts: Sequence[Rollout]
+    ) -> list[NDArray[np.float32]]:
+        run = self._run
         path, log = self._weights.path(update), run.folder.log("canary")
         return logprobs_elsewhere(run.config, path, rollouts, log, run.stop.check)
 

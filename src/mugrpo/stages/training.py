@@ -25,7 +25,7 @@ class Training:
         self.trainer: Trainer | None = None
         self._checkpoint_seconds = 0.0
         self._run = run
-        self._weights = weights
+        self.weights = weights
 
     def at(self, update: int) -> Trainer:
         """Return the trainer in its state after `update` updates."""
@@ -33,15 +33,15 @@ class Training:
         if trainer and trainer.update == trainer.policy.update == update:
             return trainer
         if update == 0:
-            self._weights.at(0)
+            self.weights.at(0)
             trainer = None  # a fresh optimizer
         self.trainer = trainer = trainer or self._fresh()
         if update:
-            trainer.load(Path(self._weights.path(update)))
+            trainer.load(Path(self.weights.path(update)))
         return trainer
 
     def _fresh(self) -> Trainer:
-        trainer = Trainer(self._weights.load(), self._run.config, self._weights.budget)
+        trainer = Trainer(self.weights.load(), self._run.config, self.weights.budget)
         if self._run.config.optimizer.share_prompts and not trainer.share:
             self._run.progress.say(
                 "each response is computed with its own copy of the prompt: the model's "
@@ -52,7 +52,7 @@ class Training:
     def release(self) -> None:
         """Drop the trainer and all models, to leave their memory to other processes."""
         self.trainer = None
-        self._weights.release()
+        self.weights.release()
 
     def take_checkpoint_seconds(self) -> float:
         """Return the seconds spent on checkpoints since the last call."""
@@ -67,7 +67,7 @@ class Training:
         return trainer.update > self._run.folder.newest_update()
 
     def save(self, metrics: MetricsLog) -> None:
-        """Publish a checkpoint of the trainer, after syncing the metrics up to it."""
+        """Begin to write a checkpoint of the trainer, after syncing the metrics up to it."""
         began = time.monotonic()
         run, trainer, schedule = self._run, self.trainer, self.schedule
         assert trainer is not None
@@ -82,4 +82,6 @@ class Training:
             keep=run.config.checkpoint.keep,
             needed={schedule.first_update(stage), *references},
         )
+        if not run.config.checkpoint.beside_training:
+            run.folder.settle()
         self._checkpoint_seconds += time.monotonic() - began

@@ -1,0 +1,135 @@
+"""Orders from a run to its ranks, and their answers: files in the run's folder.
+
+    ranks/order.json    {"number": 3, "task": "optimize", "stage": 1, "update": 96}
+    ranks/rollouts/     rollouts whose logprobs are ordered
+    ranks/logprobs/     these logprobs
+    ranks/done.json     {"number": 3, ...}: what came of it
+
+Every rank reads the order, and the first one answers when all are done. There is one order at a
+time. A rank that starts late, or again, finds it too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mugrpo.disk.errors import Interrupted
+from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.records import Rollout
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import (
+    ShardSet,
+    read_logprobs,
+    read_rollouts,
+    write_logprobs,
+    write_rollouts,
+)
+from mugrpo.run.opened import OpenRun
+
+TICK = 0.02  # seconds between two looks at an order or an answer
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks are to do: make a stage's updates up to `update`, compute logprobs, or end.
+
+    Logprobs are those of the policy after `update` updates.
+    """
+
+    number: int
+    task: Literal["optimize", "logprobs", "end"]
+    update: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the first rank says when an order is done."""
+
+    number: int
+    update: int = 0  # of the newest checkpoint, which may still be being written
+    starts: tuple[int, ...] = ()  # `Schedule.starts` in that checkpoint
+    folder: str = ""  # where it is written, before it is published
+
+
+def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
+    """Give an order to the ranks, with the `rollouts` whose logprobs it asks for."""
+    if rollouts:
+        write_rollouts(ShardSet(folder.ranks / "rollouts", "rollouts"), 0, rollouts)
+    publish_json(folder.ranks / "order.json", asdict(order))
+
+
+def answer_to(folder: RunDir, order: Order) -> Answer | None:
+    """Return the ranks' answer to `order`, or None if they have not answered yet."""
+    answer = _last_answer(folder)
+    return answer if answer.number == order.number else None
+
+
+def answered_logprobs(folder: RunDir) -> list[NDArray[np.float32]]:
+    """Return the logprobs that the ranks have computed last."""
+    return read_logprobs(_logprobs(folder), 0)
+
+
+def orders(run: OpenRun) -> Iterator[Order]:
+    """Yield the orders that this rank gets, until it is told to end.
+
+    All ranks get the same orders, and an order counts as done when all of them ask for the next.
+    Raises Interrupted if the run must stop.
+    """
+    done = _last_answer(run.folder).number
+    while True:
+        while (order := _read(run.folder)) is None or order.number == done:
+            run.stop.check()
+            run.folder.settle(wait=False)  # raises if a checkpoint could not be written
+            if run.folder.stop_request.exists():
+                raise Interrupted("stopped while it waited for the run")
+            time.sleep(TICK)
+        if order.task == "end":
+            return
+        run.ranks.wait()
+        yield order
+        run.ranks.wait()
+        done = order.number
+        if run.ranks.first:
+            publish_json(run.folder.ranks / "done.json", asdict(_answer(run.folder, done)))
+
+
+def ordered_rollouts(folder: RunDir) -> list[Rollout]:
+    """Return the rollouts whose logprobs are ordered."""
+    return list(read_rollouts(ShardSet(folder.ranks / "rollouts", "rollouts"), 0))
+
+
+def answer_logprobs(folder: RunDir, logprobs: Sequence[NDArray[np.float32]]) -> None:
+    """Answer with the logprobs [T] of each ordered rollout."""
+    write_logprobs(_logprobs(folder), 0, logprobs)
+
+
+def _logprobs(folder: RunDir) -> ShardSet:
+    return ShardSet(folder.ranks / "logprobs", "logprobs")
+
+
+def _read(folder: RunDir) -> Order | None:
+    path = folder.ranks / "order.json"
+    return Order(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _answer(folder: RunDir, number: int) -> Answer:
+    pending, update = folder.pending, folder.newest_update()
+    return Answer(
+        number, update, folder.stage_starts(update), str(pending.folder if pending else "")
+    )
+
+
+def _last_answer(folder: RunDir) -> Answer:
+    path = folder.ranks / "done.json"
+    if not path.exists():
+        return Answer(0)
+    answer = json.loads(path.read_text())
+    return Answer(**{**answer, "starts": tuple(answer["starts"])})
