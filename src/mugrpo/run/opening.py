@@ -42,17 +42,16 @@ def open_run(
     """Open the run that `target` names: a config file, or the directory of a run.
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
-    `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts.
-    `overrides` are command-line words, such as ["--optimizer.lr", "2e-4"]. By default, `progress`
-    prints to stdout. `stop` can end the work early. The first of several `ranks` locks and checks
-    the run, unless the run that started the ranks has done so.
+    `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
+    checkpoint is complete when it ends. `overrides` are command-line words, such as
+    ["--optimizer.lr", "2e-4"]. By default, `progress` prints to stdout. `stop` can end the work
+    early. The first of several `ranks` locks and checks the run, unless its driver has done so.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), and for everything that `load_config` refuses.
     """
     progress = progress or Progress(shown=ranks.first)
-    chosen = None if run_dir is None else Path(run_dir)
-    folder, config = _folder_and_config(Path(target), overrides, chosen)
+    folder, config = _folder_and_config(Path(target), overrides, run_dir and Path(run_dir))
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
@@ -65,11 +64,11 @@ def open_run(
             f"{config.schedule.total_updates} of its schedule; raise schedule.stages, or choose a "
             "new --run-dir"
         )
-    locked_elsewhere = not ranks.first or ranks.driven
-    with nullcontext(()) if locked_elsewhere else folder.locked() as notices:
+    locks = ranks.first and not ranks.driven
+    with folder.locked() if locks else nullcontext(()) as notices:
         for notice in notices:
             progress.say(notice)
-        if not locked_elsewhere:
+        if locks:
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
         try:
