@@ -51,7 +51,7 @@ def open_run(
     data, model or code (unless `force`), and for everything that `load_config` refuses.
     """
     progress = progress or Progress(shown=ranks.first)
-    folder, config = _folder_and_config(Path(target), overrides, run_dir and Path(run_dir))
+    folder, config = _folder_and_config(Path(target), overrides, Path(run_dir) if run_dir else None)
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
