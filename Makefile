@@ -5,7 +5,8 @@ CONFIG ?= configs/demo.toml
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
-  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
+  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap \
+  bench-between_stages
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 
