@@ -1,10 +1,13 @@
 """Kill a run at random moments, resume it, and compare every bit with an uninterrupted run.
 
-    python -m tests.random_kills --kills 50 [--seed 0]
+    python -m tests.random_kills --kills 50 [--seed 0] [--several]
 
 Moments are uniform over the time that a whole run takes, start-up included. Each process is a fresh
 command line. A run is killed several times, then left to finish and compared. Only kills that ended
 a process count. The exit status is 1 if a single bit differs or too few kills came about.
+
+With `--several`, an engine process and two ranks work for the run, and each kill is of the run
+itself or of one of these. A run may survive the loss of its engine.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.runs import CONFIG, ENVIRONMENT, differences, write_config
@@ -32,18 +36,27 @@ LONGER = {
     "beside_training = false": "beside_training = true",
 }
 UPDATES = 120
+LOST = 3  # the status of a run that has lost a rank
+
+
+SEVERAL = ("--engine.processes", "1", "--distributed.processes", "2")
 
 
 class Command:
     """The command `mugrpo train` into one directory, which can be run repeatedly."""
 
-    def __init__(self, run_dir: Path, config: Path) -> None:
+    def __init__(self, run_dir: Path, config: Path, options: Sequence[str]) -> None:
         self.run_dir = run_dir
         self.words = [sys.executable, "-m", "mugrpo", "train", str(config)]
-        self.words += ["--run-dir", str(run_dir)]
+        self.words += ["--run-dir", str(run_dir), *options]
 
-    def run(self, seconds: float | None = None) -> tuple[int, str]:
-        """Return its exit status and last line of output. Kill it after `seconds` at the latest."""
+    def run(
+        self, seconds: float | None = None, chance: random.Random | None = None
+    ) -> tuple[int, str]:
+        """Return its exit status and last line of output. Kill it after `seconds` at the latest.
+
+        With `chance`, kill it or one of the processes that it has started.
+        """
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 self.words,
@@ -54,24 +67,39 @@ class Command:
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                victims = [process.pid, *(started_by(process.pid) if chance else ())]
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(victims) if chance else process.pid, signal.SIGKILL)
                 process.wait()
             output.seek(0)
             lines = output.read().splitlines()
         return process.returncode, lines[-1] if lines else "(no output yet)"
 
 
+def started_by(pid: int) -> list[int]:
+    """Return the engines and ranks of the run with this process id: what runs Python for it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(") ")[2].split()[1])
+    found, family = [], {pid}
+    while fresh := {child for child, parent in parents.items() if parent in family} - family:
+        family |= fresh
+        found += sorted(fresh)
+    return found
+
+
 def kill_and_resume(
-    command: Command, wanted: int, duration: float, chance: random.Random
+    command: Command, wanted: int, duration: float, chance: random.Random, *, several: bool
 ) -> list[str]:
     """Kill `command` up to `wanted` times, then let it finish. Return a line for each kill."""
     kills: list[str] = []
     while len(kills) < wanted:
         moment = chance.uniform(0, duration)
-        status, said = command.run(moment)
+        status, said = command.run(moment, chance if several else None)
         if status == 0:
             return kills
-        if status != -signal.SIGKILL:
+        if status != -signal.SIGKILL and not (several and status == LOST):
             raise SystemExit(f"{command.run_dir}: exit status {status}: {said}")
         kills.append(f"killed after {moment:5.2f} s: {said}")
     status, said = command.run()
@@ -84,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Kill runs at random moments and compare bits.")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--several", action="store_true")
     options = parser.parse_args(arguments)
     chance = random.Random(options.seed)
     text = CONFIG
@@ -95,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = Path(folder)
         config, reference = write_config(root, text), root / "reference"
         began = time.monotonic()
-        status, said = Command(reference, config).run()
+        more = SEVERAL if options.several else ()
+        status, said = Command(reference, config, more).run()
         duration = time.monotonic() - began
         if status != 0:
             raise SystemExit(f"the uninterrupted run: exit status {status}: {said}")
@@ -105,7 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 break
             run_dir = root / f"{number:03d}"
             wanted = min(KILLS_PER_RUN, options.kills - kills)
-            lines = kill_and_resume(Command(run_dir, config), wanted, duration, chance)
+            lines = kill_and_resume(
+                Command(run_dir, config, more), wanted, duration, chance, several=options.several
+            )
             for line in lines:
                 kills += 1
                 print(f"{kills:3d}  {line}", flush=True)

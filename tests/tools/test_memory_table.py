@@ -10,7 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.tools.memory import UpdateMemory, memory_table, update_memory
+from mugrpo.tools.memory import (
+    GIB,
+    UpdateMemory,
+    _generation,
+    _on_host,
+    memory_table,
+    update_memory,
+)
 from tests.builders import tiny_config
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -106,7 +113,24 @@ def test_memory_beside_the_update_is_counted(form: Path):
         "reference",
         "generate",
     ]
-    assert "AdamW's moments" in lines[-2]
+    assert "AdamW's moments" in next(line for line in lines if line.startswith("generate"))
+
+
+def test_ranks_check_an_engine_with_their_shares_and_rest_in_the_hosts_memory(
+    form: Path, parameters: int
+):
+    """Four ranks: a quarter of the weights each, and 12 bytes a parameter asleep, and in a copy."""
+    four = {"processes": 4}
+    found = peak(form, distributed=four)
+    own, _ = _generation(config(distributed=four), found, 80)
+    assert own * GIB == pytest.approx(parameters + found.parts["gathered"] + 4 * parameters)
+    stay, _ = _generation(config(distributed={**four, "rest": "stay"}), found, 80)
+    assert (stay - own) * GIB == pytest.approx(2 * parameters)
+    assert _on_host(config(distributed=four), found) == {
+        "model": 4 * parameters,
+        "asleep": 12 * parameters,
+        "checkpoint": 12 * parameters,
+    }
 
 
 def test_an_update_that_does_not_fit_is_refused_with_the_remedies(

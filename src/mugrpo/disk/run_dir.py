@@ -33,6 +33,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any, Protocol
 
 from mugrpo.disk.errors import UsageError
@@ -72,6 +73,7 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
+        self._changing = Lock()
         self._lock = root / "lock"
 
     def stage(self, stage: int) -> Path:
@@ -124,15 +126,15 @@ class RunDir:
 
         Raises what ended the writing, if it failed.
         """
-        pending = self.pending
-        if pending is not None:
-            try:
-                done = pending.published(wait=wait)
-            except BaseException:
-                self.pending = None
-                raise
-            if done:
-                self.pending = None
+        pending, done = self.pending, True
+        if pending is None:
+            return
+        try:
+            done = pending.published(wait=wait)
+        finally:
+            with self._changing:  # generation may wait in another thread than training
+                if done and self.pending is pending:
+                    self.pending = None
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
         """Return `Schedule.starts`, as the checkpoint after `update` updates stores it."""

@@ -74,7 +74,8 @@ def memory_table(
     where = "on the host" if offloaded else "on the GPU"
     beside = _beside_update(config, peak.parameters)
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
-    generate, text = _generation(config, peak.parameters, gpu_gib)
+    generate, text = _generation(config, peak, gpu_gib)
+    host = _on_host(config, peak)
     lines = [
         f"model       {peak.parameters / 1e9:.2f} billion parameters",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
@@ -85,8 +86,8 @@ def memory_table(
         ),
         *(f"  {kind:<12}{size / GIB:6.1f} GiB  beside the update" for kind, size in beside.items()),
         f"generate    {generate:.1f} GiB of the first GPU: {text}",
-        f"host        {_on_host(config, peak) / GIB:.1f} GiB: the first rank reads the model"
-        + (", and each keeps its share" if offloaded else ""),
+        f"host        {sum(host.values()) / GIB:.1f} GiB",
+        *(f"  {kind:<12}{size / GIB:6.1f} GiB" for kind, size in host.items()),
     ]
     limit = _USABLE * gpu_gib
     if update / GIB > limit:
@@ -204,26 +205,37 @@ def _beside_update(config: RunConfig, parameters: int) -> dict[str, int]:
     return sizes
 
 
-def _on_host(config: RunConfig, peak: UpdateMemory) -> int:
-    """Return the bytes in the host's memory: one model, and what the ranks offload."""
-    kept = sum(peak.parts[kind] for kind in _ON_THE_HOST) if config.distributed.cpu_offload else 0
-    return 4 * peak.parameters + config.distributed.processes * kept
+def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, int]:
+    """Return name -> bytes in the host's memory."""
+    options, sizes = config.distributed, {"model": 4 * peak.parameters}  # the first rank reads it
+    if options.cpu_offload:
+        sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
+    elif options.processes > 1 and options.rest == "sleep":
+        sizes["asleep"] = 12 * peak.parameters
+    if config.checkpoint.beside_training:
+        sizes["checkpoint"] = 12 * peak.parameters
+    return sizes
 
 
-def _generation(config: RunConfig, parameters: int, gpu_gib: float) -> tuple[float, str]:
+def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[float, str]:
     """Return the GiB of the first GPU that generation takes, and a list of what takes them.
 
-    The run's copy of the model checks the engine's logprobs. With precision bf16, its weights exist
-    in both precisions.
+    The model that checks the engine's logprobs is counted. With precision bf16, one process has its
+    weights in both precisions.
     """
-    half = config.model.precision == "bf16"
-    own = (6 if half else 4) * parameters / GIB
-    text = f"the run's copy of the model, {own:.1f}"
-    if config.distributed.processes == 1 and config.backend.name == "local":
-        moments = 8 * parameters / GIB
+    parameters, ranks = peak.parameters, config.distributed.processes
+    local, half = config.backend.name == "local", config.model.precision == "bf16"
+    if ranks > 1 and local:
+        own = (4 * parameters / ranks + peak.parts["gathered"]) / GIB
+        text = f"a rank's share of the model, {own:.1f}"
+    else:
+        own = (6 if half else 4) * parameters / GIB
+        text = f"the run's copy of the model, {own:.1f}"
+    if local and (ranks == 1 or config.distributed.rest != "sleep"):
+        moments = 8 * parameters / ranks / GIB
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
-    if config.engine_in_process:
+    if config.engine_in_process and ranks == 1:  # the engine uses the trainer's model
         return own, f"{text}; the KV cache comes on top"
     if config.overlap or config.backend.name == "ray" or isinstance(engine, VLLMServerOptions):
         return own, f"{text}; the engine is elsewhere"
