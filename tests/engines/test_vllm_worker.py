@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from mugrpo.engines.worker import VLLM
 
-SETUP = {"arguments": {"dtype": "float32"}, "sleeps": True, "oldest": [0, 26], "stop_ids": [1]}
+SETUP = {
+    "arguments": {"dtype": "float32"},
+    "sleeps": True,
+    "oldest": [0, 26],
+    "stop_ids": [1],
+    "adapters": None,
+}
+
+
+class Adapter(NamedTuple):
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
 
 
 class Calls:
@@ -27,6 +40,8 @@ class Calls:
             wake_up=lambda tags: self.asked.append(("wake", tags)),
             collective_rpc=lambda method, args: self.asked.append((method, args)),
             reset_prefix_cache=lambda: self.asked.append("reset"),
+            add_lora=lambda request: self.asked.append(("add", request)),
+            remove_lora=lambda number: self.asked.append(("remove", number)),
         )
         for name, value in {
             "__version__": "0.32.0",
@@ -35,7 +50,10 @@ class Calls:
         }.items():
             setattr(self.vllm, name, value)
         setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: self.cpu))  # noqa: B010
+        lora = ModuleType("vllm.lora.request")
+        lora.LoRARequest = Adapter  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "vllm", self.vllm)
+        monkeypatch.setitem(sys.modules, "vllm.lora.request", lora)
         monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
 
 
@@ -89,3 +107,34 @@ def test_an_old_vllm_is_refused(calls: Calls):
     calls.vllm.__version__ = "0.12.1"  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"its version is 0\.12\.1, but at least 0\.26 is needed"):
         VLLM(SETUP).load("/initial", 0)
+
+
+def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Calls, tmp_path: Path):
+    """Each has a number of its own. The base model sleeps in CPU memory, at level 1."""
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        path.mkdir()
+        (path / "adapter_config.json").touch()
+    one, two = map(str, paths)
+    worker = VLLM({**SETUP, "adapters": {"base": "/base", "rank": 8}})
+    worker.load("/base", 0)
+    assert [made["model"] for made in calls.made] == ["/base"]
+    assert (calls.made[0]["enable_lora"], calls.made[0]["max_lora_rank"]) == (True, 8)
+    worker.load(one, 4)
+    assert worker.sleep()
+    worker.load(two, 8)
+    assert calls.asked == [
+        "reset",
+        ("add", ("update-4", 5, one)),
+        "reset",
+        ("sleep", 1),
+        ("wake", ["weights"]),
+        ("remove", 5),
+        ("add", ("update-8", 9, two)),
+        ("wake", ["kv_cache"]),
+        "reset",
+    ]
+    again = VLLM({**SETUP, "adapters": {"base": "/base", "rank": 8}})  # after its process died
+    again.load(two, 8)
+    assert calls.made[1]["model"] == "/base"
+    assert calls.asked[-2:] == [("add", ("update-8", 9, two)), "reset"]

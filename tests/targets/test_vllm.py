@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
@@ -21,6 +22,7 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.engines import make_engines, vllm
 from mugrpo.engines.base import Request
+from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from tests.builders import PROMPTS, chain_tokenizer, encoded, plain_logprobs
@@ -228,6 +230,48 @@ def test_a_tied_head_gets_new_weights_and_the_canary_would_see_if_it_did_not(
     assert worst[0] < tolerance and worst[2] < tolerance
     assert (worst[1] < tolerance) == ours
     assert [part.keys() - {"wake"} for part in parts] == [{"start"}, {"load"}, {"load"}]
+
+
+def adapted(folder: Path, seed: int) -> Policy:
+    """Save a random adapter of the embedded model, made by peft. Return the model it makes."""
+    torch.manual_seed(seed)
+    policy = load_policy(ModelOptions())
+    form = LoraConfig(
+        r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.0
+    )
+    model = get_peft_model(policy.model, form)
+    model.save_pretrained(folder)
+    return Policy(model.merge_and_unload(), policy.tokenizer, ModelOptions())
+
+
+def test_adapters_made_by_peft_take_each_others_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The base model, an adapter, another one, and after its process died, the first again."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    base = EMBEDDED["chain"]
+    paths = [str(base), *(str(tmp_path / name) for name in ("one", "two"))]
+    policies = [load_policy(ModelOptions()), adapted(Path(paths[1]), 1), adapted(Path(paths[2]), 2)]
+    options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})
+    log, vocabulary = tmp_path / "log", policies[0].vocabulary
+    adapters = vllm.Adapters(base=str(base), rank=8)
+    host = vllm.vllm_host(vocabulary, ModelOptions(), options, log, adapters)
+    engine = RemoteEngine(host, host.start, options, print, lambda: None)
+    requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
+    for update, place in enumerate((0, 1, 2, 1)):
+        if update == 3:
+            engine.close()
+        engine.refresh(update, lambda: paths[place])  # noqa: B023
+        for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
+            for index, completion in decoded.completions:
+                prompt = requests[index].prompt_ids
+                expected, other = (
+                    plain_logprobs(policies[p], prompt, completion.ids).detach().numpy()
+                    for p in (place, place - 1)
+                )
+                np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+                assert np.abs(completion.logprobs - other).max() > 0.01
+    engine.close()
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TypedDict
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
@@ -20,10 +21,24 @@ def new_enough(version: str) -> bool:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) >= OLDEST
 
 
-def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions, log: Path) -> Host:
+class Adapters(TypedDict):
+    """The LoRA adapters that refreshes hand over instead of a model."""
+
+    base: str  # directory or hub id of the model that they adapt
+    rank: int  # of the largest one
+
+
+def vllm_host(
+    vocabulary: Vocabulary,
+    model: ModelOptions,
+    options: VLLMOptions,
+    log: Path,
+    adapters: Adapters | None = None,
+) -> Host:
     """Return the host of one vLLM process.
 
-    vLLM's engine core runs in that same process, so nothing is left to hang when it is killed.
+    With `adapters`, the process keeps their base model. vLLM's engine core runs in that same
+    process, so nothing is left to hang when it is killed.
     """
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",
@@ -39,6 +54,7 @@ def vllm_host(vocabulary: Vocabulary, model: ModelOptions, options: VLLMOptions,
         "stop_ids": vocabulary.stop_ids,
         "sleeps": options.rest == "sleep",
         "oldest": OLDEST,
+        "adapters": adapters,
     }
     paths = [str(EXTENSION), *filter(None, [os.environ.get("PYTHONPATH")])]
     return Host(

@@ -76,11 +76,16 @@ class Own:
 
 
 class VLLM:
-    """vLLM, in an environment that may lack mugrpo."""
+    """vLLM, in an environment that may lack mugrpo.
+
+    With "adapters" in the setup, it keeps the weights of their base model, and each path to load is
+    a LoRA adapter in peft's format, or the base model itself.
+    """
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._engine: Any = None
+        self._adapter: Any = None  # what requests are computed with, besides the model
         self._asleep = False
 
     def load(self, path: str, update: int) -> float:
@@ -88,20 +93,40 @@ class VLLM:
 
         The first time, make an engine with these weights.
         """
+        adapters = self._setup["adapters"]
         if self._engine is None:
-            self._engine = self._made(path)
-            return 0.0
+            self._engine = self._made(adapters["base"] if adapters else path)
+            if not adapters:
+                return 0.0
         wake = self._wake("weights")
-        self._engine.collective_rpc("take_weights", args=(path,))
+        if adapters:
+            self._take_adapter(path, update)
+        else:
+            self._engine.collective_rpc("take_weights", args=(path,))
         wake += self._wake("kv_cache")  # last, because taking weights needs room for a while
         self._asleep = False
         self._engine.reset_prefix_cache()
         return wake
 
+    def _take_adapter(self, path: str, update: int) -> None:
+        """Compute with the adapter at `path` from now on, or without one if it is a model."""
+        from vllm.lora.request import LoRARequest
+
+        if self._adapter is not None:
+            self._engine.remove_lora(self._adapter.lora_int_id)
+        self._adapter = None
+        if (Path(path) / "adapter_config.json").exists():
+            # A new name and number, so that nothing cached under the old ones is used.
+            self._adapter = LoRARequest(f"update-{update}", 1 + update, path)
+            self._engine.add_lora(self._adapter)
+
     def sleep(self) -> bool:
-        """Free weights and cache, and keep compiled code. Return False on a CPU: it cannot."""
+        """Free weights and cache, and keep compiled code. Return False on a CPU: it cannot.
+
+        A base model's weights stay in CPU memory, because no refresh brings them again.
+        """
         if not self._on_cpu():
-            self._engine.sleep(level=2)
+            self._engine.sleep(level=1 if self._setup["adapters"] else 2)
             self._asleep = True
         return self._asleep
 
@@ -121,6 +146,10 @@ class VLLM:
             raise ValueError(f"its version is {vllm.__version__}, but at least {needed} is needed")
         # The CPU build (0.32) crashes on a seeded request whose prompt is split into chunks.
         for_cpu = {"enable_chunked_prefill": False} if self._on_cpu() else {}
+        adapters = self._setup["adapters"]
+        lora: dict[str, Any] = {}
+        if adapters:
+            lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapters["rank"]}
         return LLMEngine.from_engine_args(
             EngineArgs(
                 model=path,
@@ -130,7 +159,7 @@ class VLLM:
                 disable_log_stats=True,
                 enable_sleep_mode=self._setup["sleeps"] and not self._on_cpu(),
                 worker_extension_cls="mugrpo_vllm.TakesWeights",
-                **(for_cpu | self._setup["arguments"]),
+                **(for_cpu | lora | self._setup["arguments"]),
             )
         )
 
@@ -163,7 +192,8 @@ class VLLM:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._engine.add_request(str(index), {"prompt_token_ids": ids[number]}, params)
+            prompt = {"prompt_token_ids": ids[number]}
+            self._engine.add_request(str(index), prompt, params, lora_request=self._adapter)
         while self._engine.has_unfinished_requests():
             responses = [self._response(o) for o in self._engine.step() if o.finished]
             yield responses, sum(len(ids) for _, ids, *_ in responses)
