@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,14 +12,29 @@ import pytest
 from mugrpo.disk.errors import Interrupted, RunStopped
 from mugrpo.disk.records import FinishReason, Rollout
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Draw, SampledShard
+from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard
 from mugrpo.rollouts.side_by_side import sampled_shards
 
 NOTHING = Decoded((), 0)
 
 
+class Plain:
+    """A sampler that samples one piece after another."""
+
+    def sample_pieces(
+        self, take: Callable[[], Piece | None], on_decoded: Callable[[Decoded], None]
+    ) -> Iterator[tuple[PieceName, SampledShard]]:
+        while (piece := take()) is not None:
+            yield piece[0], self.sample_shard(piece[1], on_decoded)
+
+    def sample_shard(
+        self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
+    ) -> SampledShard:
+        raise NotImplementedError
+
+
 @dataclass
-class Fake:
+class Fake(Plain):
     """A sampler that makes empty shards and records their numbers."""
 
     barrier: threading.Barrier | None = None
@@ -98,7 +113,7 @@ def test_two_samplers_and_one_shard():
     assert [number for number, _ in sampled_shards(samplers, missing(1), lambda _: None)] == [0]
 
 
-class Pairs:
+class Pairs(Plain):
     """A sampler that makes two rollouts of each group. A group is its problem's number."""
 
     def __init__(self, barrier: threading.Barrier) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
 
 
@@ -83,3 +84,30 @@ class SharedModel:
 
     def close(self) -> None:
         """See `Engine.close`."""
+
+
+def checked(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    reason: str,
+    *,
+    longest: int,
+    vocab_size: int,
+    source: str,
+) -> Completion:
+    """Return a response from another process as a Completion.
+
+    Raises RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
+    """
+    fault = None
+    if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
+        fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
+    elif ids.min() < 0 or ids.max() >= vocab_size:
+        fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
+    elif not np.isfinite(logprobs).all():
+        fault = "non-finite logprobs"
+    elif reason not in set(FinishReason):
+        fault = f"a response with finish reason {reason!r}"
+    if fault:
+        raise RunStopped(f"the engine returned {fault}; see {source}")
+    return Completion(ids, logprobs, FinishReason(reason))

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mugrpo.config.engines import EngineOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.base import Completion, Decoded, Request, checked
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer, PeerLost, raise_failure
 
@@ -38,6 +36,7 @@ class Host:
     rest: Literal["sleep", "stay", "end"]  # what it does between generations
     exact: bool  # whether the same batch of requests gives bit-identical completions
     silence: float  # seconds without a message after which it counts as lost
+    slots: int | None = None  # of an engine that takes requests while it works on others
     gpus: int = 1  # GPUs that it uses, if there are any
 
     def start(self) -> Peer:
@@ -107,6 +106,7 @@ class RemoteEngine:
         self._update: int | None = None
         self._weights = ""
         self._restarts = 0  # processes lost since the last new weights
+        self._tasks = 0  # that the process has got and not ended
         self._spent: dict[str, float] = {}  # seconds of the last refresh, by its parts
 
     @property
@@ -131,15 +131,28 @@ class RemoteEngine:
             except PeerLost as lost:
                 self._count(lost)
 
+    @property
+    def streams(self) -> bool:
+        """Whether the process takes requests while it works on others."""
+        return self._host.slots is not None
+
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
 
-        If the process is lost, a new one generates the missing responses. An exact engine repeats
-        all requests, so that its completions equal those that the lost process would have sent.
-        Raises RunStopped if the process is lost too often or returns malformed completions.
+        If the engine `streams`, `more` is called when it has room, until it returns nothing. The
+        indices of those requests follow those of the ones before. If the process is lost, a new one
+        generates the missing responses. An exact engine repeats all requests, so that its
+        completions equal those that the lost process would have sent. Raises RunStopped if the
+        process is lost too often or returns malformed completions.
         """
+        requests, fresh_requests = list(requests), True
         missing = set(range(len(requests)))
         try:
             while missing:
@@ -148,10 +161,19 @@ class RemoteEngine:
                     indices = range(len(requests)) if self._host.exact else sorted(missing)
                     task = _task([(i, requests[i]) for i in indices], temperature, max_new_tokens)
                     process.send(task)
+                    self._tasks = 1
                     for decoded in self._decoded(process, max_new_tokens):
                         fresh = [(i, c) for i, c in decoded.completions if i in missing]
                         missing -= {i for i, _ in fresh}
                         yield Decoded(fresh, decoded.slots)
+                        if fresh_requests and len(missing) < (self._host.slots or 0):
+                            added = [(len(requests) + i, r) for i, r in enumerate(more())]
+                            fresh_requests = bool(added)
+                            if added:
+                                requests += [request for _, request in added]
+                                missing |= {index for index, _ in added}
+                                self._tasks += 1
+                                process.send(_task(added, temperature, max_new_tokens))
                     if missing:
                         raise PeerLost(f"left {len(missing)} requests unanswered")
                 except PeerLost as lost:
@@ -215,7 +237,9 @@ class RemoteEngine:
             if message is None:
                 yield Decoded((), 0)
             elif "end" in message:
-                return
+                self._tasks -= message["end"]
+                if not self._tasks:
+                    return
             elif "completions" in message:
                 completions = [self._completion(e, max_new_tokens) for e in message["completions"]]
                 yield Decoded(completions, message["slots"])
@@ -242,33 +266,6 @@ class RemoteEngine:
                 f"{self._restarts_allowed}); finished shards are kept"
             )
         self._notify(f"{text}. Restarting it ({self._restarts}/{self._restarts_allowed})")
-
-
-def checked(
-    ids: NDArray[np.int32],
-    logprobs: NDArray[np.float32],
-    reason: str,
-    *,
-    longest: int,
-    vocab_size: int,
-    source: str,
-) -> Completion:
-    """Return a response from another process as a Completion.
-
-    Raises RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
-    """
-    fault = None
-    if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
-        fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
-    elif ids.min() < 0 or ids.max() >= vocab_size:
-        fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
-    elif not np.isfinite(logprobs).all():
-        fault = "non-finite logprobs"
-    elif reason not in set(FinishReason):
-        fault = f"a response with finish reason {reason!r}"
-    if fault:
-        raise RunStopped(f"the engine returned {fault}; see {source}")
-    return Completion(ids, logprobs, FinishReason(reason))
 
 
 def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:

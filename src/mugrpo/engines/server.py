@@ -23,8 +23,7 @@ import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.engines.base import Completion, Decoded, Request
-from mugrpo.engines.process import checked
+from mugrpo.engines.base import Completion, Decoded, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.peer import end_with_all

@@ -70,5 +70,6 @@ def vllm_host(
         rest=options.rest,
         exact=False,
         silence=options.silence,
+        slots=options.max_num_seqs,
         gpus=options.tensor_parallel,
     )

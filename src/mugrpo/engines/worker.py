@@ -33,6 +33,8 @@ Responses = list[tuple[int, Any, Any, str]]  # (index, ids, logprobs, finish rea
 class Own:
     """mugrpo's own engines, with a copy of the model in this process."""
 
+    adds = False  # no requests while others run
+
     def __init__(self, setup: dict[str, Any]) -> None:
         import torch
         from pydantic import TypeAdapter
@@ -81,6 +83,8 @@ class VLLM:
     With "adapters" in the setup, it keeps the weights of their base model, and each path to load is
     a LoRA adapter in peft's format, or the base model itself.
     """
+
+    adds = True  # requests while others run
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
@@ -175,8 +179,17 @@ class VLLM:
         """Yield (responses finished since the last report, their number of tokens).
 
         Every token is drawn from softmax(logits / temperature), and its logprob is under that same
-        distribution.
+        distribution. More requests may be added meanwhile.
         """
+        self.add(prompts, requests, temperature, max_new_tokens)
+        while self._engine.has_unfinished_requests():
+            responses = [self._response(o) for o in self._engine.step() if o.finished]
+            yield responses, sum(len(ids) for _, ids, *_ in responses)
+
+    def add(
+        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+    ) -> None:
+        """Queue requests. They begin in this order as soon as there is room."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -194,9 +207,6 @@ class VLLM:
             )
             prompt = {"prompt_token_ids": ids[number]}
             self._engine.add_request(str(index), prompt, params, lora_request=self._adapter)
-        while self._engine.has_unfinished_requests():
-            responses = [self._response(o) for o in self._engine.step() if o.finished]
-            yield responses, sum(len(ids) for _, ids, *_ in responses)
 
     @staticmethod
     def _response(output: Any) -> tuple[int, Any, Any, str]:
@@ -239,7 +249,7 @@ def main() -> None:
             elif "sleep" in message:
                 channel.send({"asleep": backend.sleep()})
             else:
-                _generate(channel, backend, **message["generate"])
+                _generate(channel, backend, message["generate"])
         except Exception as error:
             if (kind := backend.failure(error)) is None:
                 raise
@@ -249,10 +259,10 @@ def main() -> None:
             channel.send({"failed": kind, "text": text})
 
 
-def _generate(channel: Any, backend: Any, prompts: list[bytes], **task: Any) -> None:
-    arrays = [np.frombuffer(prompt, np.int32) for prompt in prompts]
-    slots = 0
-    for responses, computed in backend.generate(arrays, **task):
+def _generate(channel: Any, backend: Any, task: dict[str, Any]) -> None:
+    """Answer a task, and those that arrive meanwhile if the backend can add them."""
+    tasks, slots = 1, 0
+    for responses, computed in backend.generate(**_with_arrays(task)):
         slots += computed
         if responses:
             completions = [
@@ -262,7 +272,14 @@ def _generate(channel: Any, backend: Any, prompts: list[bytes], **task: Any) -> 
             channel.send({"completions": completions, "slots": slots})
             slots = 0
         channel.heartbeat()
-    channel.send({"end": True})
+        while backend.adds and (message := channel.arrived()) is not None:
+            backend.add(**_with_arrays(message["generate"]))
+            tasks += 1
+    channel.send({"end": tasks})
+
+
+def _with_arrays(task: dict[str, Any]) -> dict[str, Any]:
+    return task | {"prompts": [np.frombuffer(prompt, np.int32) for prompt in task["prompts"]]}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -42,13 +43,24 @@ class Channel:
     def receive(self) -> Any:
         """Return the next message; end the process if the parent has hung up."""
         while (message := self._inbox.message()) is None:
-            try:
-                open_ = self._inbox.read(self._socket)
-            except ConnectionResetError:
-                open_ = False
-            if not open_:
-                sys.exit()
+            self._read()
         return message
+
+    def arrived(self) -> Any:
+        """Return the next message if it has arrived, or None."""
+        while (message := self._inbox.message()) is None:
+            if not select.select([self._socket], [], [], 0)[0]:
+                return None
+            self._read()
+        return message
+
+    def _read(self) -> None:
+        try:
+            open_ = self._inbox.read(self._socket)
+        except ConnectionResetError:
+            open_ = False
+        if not open_:
+            sys.exit()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send `message`; end the process if the parent has hung up."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
 from mugrpo.engines.base import Completion, Decoded, Engine, Request
+from mugrpo.engines.process import RemoteEngine
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
 
 Draw = tuple[Problem, int]  # a problem and its occurrence: one group to sample
+PieceName = tuple[int, int]  # a shard, and the number of the piece of it
+Piece = tuple[PieceName, Sequence[Draw]]
 
 
 class Sampler:
@@ -61,9 +64,60 @@ class Sampler:
 
         `samples` limits the responses per group, `longest` the tokens per response.
         """
-        size = samples or self.group_size
-        keys, requests = [], []
-        expected = []
+        asked = self._asked(groups, samples or self.group_size)
+        completions: dict[int, Completion] = {}
+        for decoded in self.engine.generate(
+            asked.requests,
+            temperature=self.temperature,
+            max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
+        ):
+            completions.update(decoded.completions)
+            on_decoded(decoded)
+        return self._rollouts(asked, completions)
+
+    def sample_pieces(
+        self, take: Callable[[], Piece | None], on_decoded: Callable[[Decoded], None]
+    ) -> Iterator[tuple[PieceName, SampledShard]]:
+        """Yield (name, sampled shard) for each piece that `take` returns, until it returns None.
+
+        An engine that takes requests while it works gets those of the next piece as soon as it has
+        room, so that it does not idle while the last responses of the piece before run.
+        """
+        if not (isinstance(self.engine, RemoteEngine) and self.engine.streams):
+            while (piece := take()) is not None:
+                yield piece[0], self.sample_shard(piece[1], on_decoded)
+            return
+        running: list[_Running] = []
+
+        def more() -> Sequence[Request]:
+            if (piece := take()) is None:
+                return ()
+            first = running[-1].end if running else ended
+            running.append(_Running(piece[0], self._asked(piece[1], self.group_size), first))
+            return running[-1].asked.requests
+
+        ended, began = 0, time.monotonic()
+        decodings = self.engine.generate(
+            more(),
+            temperature=self.temperature,
+            max_new_tokens=self.max_new_tokens,
+            more=more,
+        )
+        for decoded in decodings:
+            for index, completion in decoded.completions:
+                next(p for p in running if index < p.end).put(index, completion)
+            on_decoded(decoded)
+            running[0].slots += decoded.slots
+            while running and running[0].done():
+                first, now = running.pop(0), time.monotonic()
+                rollouts = self._rollouts(first.asked, first.completions)
+                ended = first.end
+                yield first.name, SampledShard(rollouts, first.slots, now - began)
+                began = now
+
+    def _asked(self, groups: Sequence[Draw], size: int) -> _Asked:
+        """Return requests for `size` responses to each of `groups`, the longest expected first."""
+        keys, requests, expected = [], [], []
         for problem, occurrence in groups:
             prompt_ids = self.encode(problem)
             expected.append(self.expected.of(problem.id, len(prompt_ids)))
@@ -73,17 +127,15 @@ class Sampler:
                 requests.append(Request(prompt_ids, seed))
         longest_first = sorted(range(len(groups)), key=lambda group: -expected[group])
         order = [group * size + sample for group in longest_first for sample in range(size)]
-        completions: dict[int, Completion] = {}
-        for decoded in self.engine.generate(
-            [requests[index] for index in order],
-            temperature=self.temperature,
-            max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
-        ):
-            completions.update((order[place], result) for place, result in decoded.completions)
-            on_decoded(decoded)
-        in_order = [completions[index] for index in range(len(requests))]
-        return [
-            Rollout(
+        return _Asked(keys, [requests[place] for place in order], order)
+
+    def _rollouts(self, asked: _Asked, completions: Mapping[int, Completion]) -> list[Rollout]:
+        """Return the rollouts in the order of their groups. Completions are in that of requests."""
+        rollouts: dict[int, Rollout] = {}
+        for index, place in enumerate(asked.order):
+            problem_id, occurrence, sample = asked.keys[place]
+            request, completion = asked.requests[index], completions[index]
+            rollouts[place] = Rollout(
                 problem_id=problem_id,
                 occurrence=occurrence,
                 sample=sample,
@@ -95,10 +147,7 @@ class Sampler:
                 temperature=self.temperature,
                 policy_step=self.policy_step,
             )
-            for (problem_id, occurrence, sample), request, completion in zip(
-                keys, requests, in_order, strict=True
-            )
-        ]
+        return [rollouts[place] for place in range(len(rollouts))]
 
     def sample_shard(
         self, groups: Sequence[Draw], on_decoded: Callable[[Decoded], None]
@@ -116,6 +165,36 @@ class Sampler:
         rollouts = self.sample(groups, count)
         passing("sampled", self.stage)
         return SampledShard(rollouts, slots, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The requests for some groups' responses."""
+
+    keys: Sequence[tuple[str, int, int]]  # (problem, occurrence, sample) of each rollout
+    requests: Sequence[Request]  # the longest expected first
+    order: Sequence[int]  # of each request, the place of its rollout
+
+
+@dataclass
+class _Running:
+    """A piece whose responses an engine is generating."""
+
+    name: PieceName
+    asked: _Asked
+    first: int  # index of its first request, among all that the engine has got
+    completions: dict[int, Completion] = field(default_factory=dict)
+    slots: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.asked.requests)
+
+    def put(self, index: int, completion: Completion) -> None:
+        self.completions[index - self.first] = completion
+
+    def done(self) -> bool:
+        return len(self.completions) == len(self.asked.requests)
 
 
 @dataclass(frozen=True)

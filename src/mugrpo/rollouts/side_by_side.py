@@ -11,11 +11,10 @@ from queue import SimpleQueue
 
 from mugrpo.disk.records import GroupKey, Rollout
 from mugrpo.engines.base import Decoded
-from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
+from mugrpo.rollouts.sampler import Draw, Piece, PieceName, SampledShard, Sampler
 
 Wanted = tuple[int, Sequence[Draw]]  # a missing shard: its number and its groups
-Piece = tuple[tuple[int, int], Sequence[Draw]]  # (shard, number of the piece) and its groups
-Event = Decoded | tuple[tuple[int, int], SampledShard]
+Event = Decoded | tuple[PieceName, SampledShard]
 
 
 class _Abandoned(Exception):
@@ -64,10 +63,10 @@ def _group(rollout: Rollout) -> GroupKey:
 
 def _sampled_pieces(
     samplers: Sequence[Sampler], work: Sequence[Piece], on_decoded: Callable[[Decoded], None]
-) -> Iterator[tuple[tuple[int, int], SampledShard]]:
+) -> Iterator[tuple[PieceName, SampledShard]]:
     if len(samplers) == 1:
-        for name, groups in work:
-            yield name, samplers[0].sample_shard(groups, on_decoded)
+        pieces = iter(work)
+        yield from samplers[0].sample_pieces(lambda: next(pieces, None), on_decoded)
         return
     crew = _Crew(samplers, work)
     try:
@@ -111,8 +110,8 @@ class _Crew:
 
     def _work(self, sampler: Sampler) -> None:
         try:
-            while (piece := self._next()) is not None:
-                self._events.put((piece[0], sampler.sample_shard(piece[1], self._tell)))
+            for sampled in sampler.sample_pieces(self._next, self._tell):
+                self._events.put(sampled)
         except _Abandoned:
             pass
         except BaseException as error:

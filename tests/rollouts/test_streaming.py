@@ -1,0 +1,142 @@
+"""An engine that takes requests while it works gets the next piece before the last one is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mugrpo.disk.records import FinishReason, Problem
+from mugrpo.engines import worker
+from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.process import RemoteEngine
+from mugrpo.rollouts.sampler import Sampler
+from mugrpo.rollouts.side_by_side import sampled_shards
+
+IDS = np.array([5], np.int32)
+
+
+class Slots(RemoteEngine):
+    """An engine with three slots. A response to prompt p takes p steps and has the logprob -p."""
+
+    streams = True  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.idle: list[int] = []  # free slots in each step
+        self.log: list[str] = []
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        more: Callable[[], Sequence[Request]] = lambda: (),
+    ) -> Iterator[Decoded]:
+        queue = [(i, int(r.prompt_ids[0])) for i, r in enumerate(requests)]
+        total, running = len(queue), {}
+        while queue or running:
+            while len(running) < 3 and queue:
+                index, steps = queue.pop(0)
+                running[index] = [steps, steps]
+            self.idle.append(3 - len(running))
+            for state in running.values():
+                state[0] -= 1
+            ended = [index for index, (left, _) in running.items() if not left]
+            completions = [(i, self._response(running.pop(i)[1])) for i in ended]
+            yield Decoded(completions, len(ended))
+            if len(queue) + len(running) < 3 and (added := more()):
+                self.log.append(f"took {len(added)} with {len(running)} running")
+                queue += [(total + i, int(r.prompt_ids[0])) for i, r in enumerate(added)]
+                total += len(added)
+
+    @staticmethod
+    def _response(steps: int) -> Completion:
+        return Completion(IDS, np.array([-float(steps)], np.float32), FinishReason.STOP)
+
+
+def sampler(engine: Slots) -> Sampler:
+    return Sampler(
+        engine,
+        lambda problem: np.array([int(problem.id)], np.int32),  # type: ignore[arg-type]
+        seed=0,
+        stage="0",
+        group_size=1,
+        temperature=1.0,
+        max_new_tokens=8,
+        policy_step=0,
+    )
+
+
+def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
+    """Shards of problems with 9, 1, 1 and with 2, 2, 2 steps, in three slots.
+
+    One after the other they would take 9 + 2 steps, with eight times two slots idle. Here the
+    second shard runs beside the long response: nine steps in all.
+    """
+    engine = Slots()
+    shards = [[9, 1, 1], [2, 2, 2]]
+    wanted = [
+        (number, [(Problem(str(steps), "", ""), 0) for steps in steps_of])
+        for number, steps_of in enumerate(shards)
+    ]
+    done = list(sampled_shards([sampler(engine)], wanted, lambda _: None))
+    assert [number for number, _ in done] == [0, 1]
+    for number, shard in done:
+        assert [-r.behavior_logprobs[0] for r in shard.rollouts] == shards[number]
+    assert engine.log == ["took 3 with 1 running"]
+    assert len(engine.idle) == 9
+    assert engine.idle[:3] == [0, 0, 0]
+    assert sum(shard.slots for _, shard in done) == 6
+
+
+class Backend:
+    """A backend whose responses end in the order of their requests, one in each step."""
+
+    adds = True
+
+    def __init__(self) -> None:
+        self.queue: list[int] = []
+
+    def add(self, prompts: Any, requests: Any, temperature: float, max_new_tokens: int) -> None:
+        self.queue += [index for index, *_ in requests]
+
+    def generate(self, **task: Any) -> Iterator[tuple[list[Any], int]]:
+        self.add(**task)
+        while self.queue:
+            yield [(self.queue.pop(0), IDS, IDS.astype(np.float32), "stop")], 1
+
+
+class Channel:
+    """A channel on which a second task arrives after the first response."""
+
+    def __init__(self, second: dict[str, Any]) -> None:
+        self.sent: list[Any] = []
+        self.waiting = [None, {"generate": second}]
+
+    def arrived(self) -> Any:
+        return self.waiting.pop() if self.waiting else None
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def heartbeat(self) -> None:
+        pass
+
+
+def test_a_process_answers_two_tasks_together():
+    def task(*indices: int) -> dict[str, Any]:
+        requests = [[index, 0, 7] for index in indices]
+        return {
+            "prompts": [IDS.tobytes()],
+            "requests": requests,
+            "temperature": 1.0,
+            "max_new_tokens": 4,
+        }
+
+    channel = Channel(task(2, 3))
+    worker._generate(channel, Backend(), task(0, 1))
+    indices = [c["index"] for m in channel.sent[:-1] for c in m["completions"]]
+    assert indices == [0, 1, 2, 3]
+    assert channel.sent[-1] == {"end": 2}
