@@ -91,22 +91,24 @@ class RankProcesses:
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """Return the logprobs [T] of each rollout's response after `update` updates."""
+        if not rollouts:
+            return []
         self._obeyed("logprobs", update, rollouts=rollouts)
         return answered_logprobs(self._run.folder)
 
     def close(self) -> None:
-        """End the ranks, if they run."""
-        job, self._job = self._job, None
-        if job is None:
+        """End the ranks, if they run. Raises RunStopped if they could not write a checkpoint."""
+        if (job := self._job) is None:
             return
         if not self._obeying:
             self._number += 1
             give(self._run.folder, Order(self._number, "end"))
         job.end(0.0 if self._obeying else _PATIENCE)
-        with suppress(RunStopped):  # what they could not write is no longer pending
+        try:
             self._run.folder.settle()
-        self._obeying = False
-        shutil.rmtree(self._run.folder.ranks, ignore_errors=True)
+        finally:
+            self._job, self._obeying = None, False
+            shutil.rmtree(self._run.folder.ranks, ignore_errors=True)
 
     def _obeyed(
         self, task: Any, update: int, stage: int = 0, rollouts: Sequence[Rollout] = ()
