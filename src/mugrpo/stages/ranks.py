@@ -139,11 +139,14 @@ class RankProcesses:
             self.sampling.busy()  # raises the error that stopped generation
         raise RunStopped(self._fault(job))
 
-    def writes(self) -> None:
-        """Raise RunStopped if the ranks, which write a checkpoint, have ended."""
-        if self._job is None or not self._job.running():
-            job, self._job = self._job, None
-            raise RunStopped(self._fault(job))
+    def running(self) -> bool:
+        """Return whether the ranks run."""
+        return self._job is not None and self._job.running()
+
+    def fault(self) -> RunStopped:
+        """Return the error that ranks have ended with, which no longer run."""
+        job, self._job = self._job, None
+        return RunStopped(self._fault(job))
 
     def _fault(self, job: Job | None) -> str:
         said = job.fault() if job else None
@@ -177,12 +180,15 @@ class _WrittenByRanks:
         """The ranks have answered, so the model is complete."""
 
     def published(self, *, wait: bool) -> bool:
-        while not self._path.exists():
+        while True:
+            running = self._ranks.running()
+            if self._path.exists():
+                return True
+            if not running:
+                raise self._ranks.fault()
             if not wait:
                 return False
-            self._ranks.writes()
             time.sleep(TICK)
-        return True
 
 
 def optimize_in_ranks(
