@@ -49,7 +49,9 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     raw = json.loads(chosen.get("config", "{}"))
     policy = load_policy(ModelOptions(path=model, **raw.get("model", {})), ranks=ranks)
     if ranks.size > 1:
-        distributed = DistributedOptions(cpu_offload=chosen.get("offload") == "true")
+        distributed = DistributedOptions(
+            cpu_offload=chosen.get("offload") == "true", replicas=int(chosen.get("replicas", 1))
+        )
         distribute(policy, distributed)
     trainer = Trainer(policy, config_of(**raw))
     start = max((int(p.name) for p in folder.iterdir()), default=0)

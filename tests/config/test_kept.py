@@ -65,6 +65,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.rest",
         "engine.concurrency",
         "distributed.rest",
+        "distributed.replicas",
         "distributed.processes",
         "distributed.cpu_offload",
         "distributed.reshard_after_forward",

@@ -124,6 +124,20 @@ def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
 
 
 @pytest.mark.long
+def test_two_replicas_of_two_ranks_make_the_updates_of_one_and_save_each_shard_once(
+    tmp_path: Path,
+):
+    alone = updates(tmp_path / "alone", "chain", 3, 1, STEADY)
+    together = updates(tmp_path / "together", "chain", 2, 4, STEADY, "replicas=2")
+    assert sorted(p.name for p in together.glob("optimizer*")) == [
+        "optimizer-00001-of-00002.safetensors",
+        "optimizer-00002-of-00002.safetensors",
+    ]
+    assert len(list(together.glob("model-*-of-00004.safetensors"))) == 4
+    assert_close(updates(tmp_path / "together", "chain", 3, 4, STEADY, "replicas=2"), alone)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["chain", "llama", "gpt2"])
 def test_a_sharded_model_is_saved_as_plain_files(tmp_path: Path, model: str):
     """Tied weights are saved once, with the usual names and shapes, so any program loads them."""
@@ -226,3 +240,10 @@ def test_a_process_is_identified_by_its_id_and_start_time():
     assert ranks._began(child.pid) == ""
     child.wait()
     assert ranks._began(child.pid) == ""
+
+
+def test_replicas_that_do_not_divide_the_ranks_are_refused():
+    policy = tiny_policy("llama")
+    policy.ranks = Ranks(0, 4)
+    with pytest.raises(UsageError, match="replicas = 3 does not divide the 4 ranks"):
+        distribute(policy, DistributedOptions(replicas=3))

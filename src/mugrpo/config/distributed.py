@@ -24,3 +24,6 @@ class DistributedOptions(Options):
     reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)
     """Free a block's gathered weights after its forward pass. This saves memory, but gathers the
     weights twice."""
+    replicas: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    """Groups of ranks that each hold the whole model, split within the group. One for each machine
+    keeps the gathering of weights within the machines. It must divide the number of ranks."""

@@ -26,8 +26,9 @@ def rows_of(tensor: torch.Tensor) -> slice:
     """Return which rows of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return slice(0, len(tensor))
-    per_rank = math.ceil(len(tensor) / tensor.device_mesh.size())
-    start = min(tensor.device_mesh.get_local_rank() * per_rank, len(tensor))
+    mesh = tensor.device_mesh  # its last dimension splits; one before it holds replicas
+    per_rank = math.ceil(len(tensor) / mesh.size(mesh.ndim - 1))
+    start = min(mesh.get_local_rank(mesh.ndim - 1) * per_rank, len(tensor))
     return slice(start, start + len(tensor.to_local()))
 
 

@@ -49,6 +49,8 @@ class Policy:
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
         self.parts = 1  # that a saved model is written in, by one rank each
+        # This rank's shard of the weights and their number; None if an earlier rank has the same.
+        self.shard: tuple[int, int] | None = (0, 1)
         size: int = model.get_input_embeddings().weight.shape[0]
         generation_config = getattr(model, "generation_config", None)
         self.vocabulary = vocabulary_of(size, tokenizer, generation_config, options)

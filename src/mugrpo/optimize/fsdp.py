@@ -38,10 +38,16 @@ class _Logprobs(nn.Module):
 def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
     """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
 
-    With `share_prompts`, the model's ability to share prompts is tested first. Raises UsageError on
-    all ranks if one of them has built a different model from the same files.
+    With several replicas, each group of consecutive ranks holds all weights. With `share_prompts`,
+    the model's ability to share prompts is tested first. Raises UsageError on all ranks if the
+    replicas do not divide them, or if one of them has built a different model from the same files.
     """
     ranks, model = policy.ranks, policy.model
+    shards, rest = divmod(ranks.size, options.replicas)
+    if rest:
+        raise UsageError(
+            f"distributed.replicas = {options.replicas} does not divide the {ranks.size} ranks"
+        )
     forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
     if any(form != forms[0] for form in forms):
         raise UsageError(
@@ -51,11 +57,13 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
     ability = share_prompts and ranks.first and can_share_prompts(model)
     policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
-    mesh = init_device_mesh(policy.device.type, (ranks.size,))
+    shape = (options.replicas, shards) if options.replicas > 1 else (shards,)
+    mesh = init_device_mesh(policy.device.type, shape)
     module = _Logprobs(model)
     cut_over(mesh, module, model, policy.precision, options)
     fill(model, source, ranks)
     policy.compute = module
+    policy.shard = (ranks.rank, shards) if ranks.rank < shards else None
     # If transformers saves other tensors than are in memory, it needs all of them at once.
     converts = bool(getattr(model, "_weight_conversions", None))
     policy.parts = ranks.from_first(1 if converts else ranks.size)

@@ -44,9 +44,15 @@ def optimizer_in_memory(
     return tensors
 
 
-def write_optimizer(folder: Path, tensors: dict[str, torch.Tensor], ranks: Ranks) -> None:
-    """Write this rank's part of the state. No rank waits for another."""
-    save_file(tensors, folder / _name(ranks.rank, ranks.size))
+def write_optimizer(
+    folder: Path, tensors: dict[str, torch.Tensor], shard: tuple[int, int] | None
+) -> None:
+    """Write this rank's part of the state: its `shard`, unless another rank has the same.
+
+    No rank waits for another.
+    """
+    if shard is not None:
+        save_file(tensors, folder / _name(*shard))
 
 
 def load_optimizer(
@@ -84,11 +90,11 @@ def _rows(files: Sequence[Any], name: str, wanted: slice) -> torch.Tensor:
     return torch.cat(parts) if parts else files[0].get_slice(name)[0:0]
 
 
-def _name(rank: int, size: int) -> str:
+def _name(shard: int, shards: int) -> str:
     return (
         "optimizer.safetensors"
-        if size == 1
-        else f"optimizer-{rank + 1:05d}-of-{size:05d}.safetensors"
+        if shards == 1
+        else f"optimizer-{shard + 1:05d}-of-{shards:05d}.safetensors"
     )
 
 

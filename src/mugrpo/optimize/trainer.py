@@ -52,7 +52,7 @@ class Snapshot:
 
     def write_rest(self, folder: Path) -> None:
         """Write what only a trainer needs."""
-        write_optimizer(folder, self.moments, self.policy.ranks)
+        write_optimizer(folder, self.moments, self.policy.shard)
         if self.policy.ranks.first:
             (folder / "trainer.json").write_text(json.dumps(self.state) + "\n")
 
@@ -128,11 +128,14 @@ class Trainer:
 
     def snapshot(self, *, copied: bool = True) -> Snapshot:
         """Return this rank's part of the trainer's state. If ranks share it, all must call this."""
-        names = {p: name for name, p in self.policy.model.named_parameters()}
+        policy, moments = self.policy, {}
+        if policy.shard is not None:
+            names = {p: name for name, p in policy.model.named_parameters()}
+            moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
         return Snapshot(
-            self.policy,
-            self.policy.weights(copied=copied),
-            optimizer_in_memory(self.optimizer, names, self.policy.ranks, copied=copied),
+            policy,
+            policy.weights(copied=copied),
+            moments,
             {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row},
         )
 

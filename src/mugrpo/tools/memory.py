@@ -119,7 +119,8 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
     half = config.model.precision == "bf16"
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
     model_config = _model_config(config, form)
-    with _ranks(config.distributed.processes) as mesh, FakeTensorMode():
+    shards = config.distributed.processes // config.distributed.replicas
+    with _ranks(shards) as mesh, FakeTensorMode():
         model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
         parameters = sum(p.numel() for p in model.parameters())
         if config.model.gradient_checkpointing:
@@ -211,7 +212,7 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, int]:
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
     elif options.processes > 1 and options.rest == "sleep":
-        sizes["asleep"] = 12 * peak.parameters
+        sizes["asleep"] = 12 * peak.parameters * options.replicas
     if config.checkpoint.beside_training:
         sizes["checkpoint"] = 12 * peak.parameters
     return sizes
@@ -224,15 +225,16 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     weights in both precisions.
     """
     parameters, ranks = peak.parameters, config.distributed.processes
+    shards = ranks // config.distributed.replicas
     local, half = config.backend.name == "local", config.model.precision == "bf16"
     if ranks > 1 and local:
-        own = (4 * parameters / ranks + peak.parts["gathered"]) / GIB
+        own = (4 * parameters / shards + peak.parts["gathered"]) / GIB
         text = f"a rank's share of the model, {own:.1f}"
     else:
         own = (6 if half else 4) * parameters / GIB
         text = f"the run's copy of the model, {own:.1f}"
     if local and (ranks == 1 or config.distributed.rest != "sleep"):
-        moments = 8 * parameters / ranks / GIB
+        moments = 8 * parameters / shards / GIB
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
     if config.engine_in_process and ranks == 1:  # the engine uses the trainer's model
