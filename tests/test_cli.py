@@ -70,10 +70,10 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "--run-dir" in text and "--force" in text
     # set by the default preset
-    assert (
-        'objective.name = "topr", objective.taper = "prefix", objective.negative_weight = 0.25, veto.name = "off"'
-        in text
+    preset = (
+        'objective.name = "topr", objective.taper = "prefix", objective.negative_weight = 0.25,'
     )
+    assert preset in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
 
 
