@@ -70,9 +70,7 @@ def test_help_of_train_lists_every_option_with_its_default(capsys: pytest.Captur
     assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert "--run-dir" in text and "--force" in text
     # set by the default preset
-    preset = (
-        'objective.name = "topr", objective.taper = "prefix", objective.negative_weight = 0.25'
-    )
+    preset = 'objective.name = "topr", objective.taper = "prefix", objective.negative_weight = 0.25'
     assert preset in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
 

@@ -57,8 +57,10 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
     ability = share_prompts and ranks.first and can_share_prompts(model)
     policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
-    shape = (options.replicas, shards) if options.replicas > 1 else (shards,)
-    mesh = init_device_mesh(policy.device.type, shape)
+    sizes = {"shards": shards}
+    if options.replicas > 1:
+        sizes = {"replicas": options.replicas, **sizes}
+    mesh = init_device_mesh(policy.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     module = _Logprobs(model)
     cut_over(mesh, module, model, policy.precision, options)
     fill(model, source, ranks)
