@@ -66,10 +66,11 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def publish_folder(path: Path) -> Iterator[Path]:
+def publish_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `path` in one rename if the block succeeds.
 
-    A folder that is already at `path` is replaced. Raises RunStopped if the disk is full.
+    A folder that is already at `path` is replaced. One that is not `durable` may be lost if the
+    machine fails, and does not wait for the disk. Raises RunStopped if the disk is full.
     """
     temporary = unfinished(path)
     try:
@@ -77,14 +78,15 @@ def publish_folder(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
-            for entry in [*temporary.rglob("*"), temporary]:
+            for entry in [*temporary.rglob("*"), temporary] if durable else ():
                 fsync(entry)
             passing("before a publish", path)
             if path.exists():
                 shutil.rmtree(path)
             os.rename(temporary, path)
             passing("after a publish", path)
-            fsync(path.parent)
+            if durable:
+                fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

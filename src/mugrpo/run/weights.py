@@ -155,7 +155,7 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
         return model_path(model)
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
-    with publish_folder(target) as unfinished:
+    with publish_folder(target, durable=False) as unfinished:
         if not _link_pending(folder, update, unfinished):
             if policy is None or update in folder.checkpoint_updates():
                 _link_model(Path(weights_at(folder, model, update)), unfinished, os.symlink)
