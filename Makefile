@@ -5,14 +5,13 @@ CONFIG ?= configs/demo.toml
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
-  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap \
-  bench-between_stages
+  bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 
 .PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo train $(CONFIG)
@@ -86,6 +85,9 @@ $(SCHEDULES): bench-schedules_%: .venv/installed-bench smollm2
 
 $(ROWS): bench-%: .venv/installed-bench smollm2
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
+
+bench-between_stages: .venv/installed-bench smollm2  ## ranks that stay against ranks that end
+	$(BIN)/python benchmarks/between_stages.py $(BENCH_OPTIONS)
 
 bench-generation_vllm bench-refresh: bench-%: .venv/installed-bench smollm2 vllm-env  ## these need vLLM
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
