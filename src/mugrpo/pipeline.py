@@ -23,6 +23,7 @@ from typing import Any, Self
 from mugrpo.config.kept import SinkOptions
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights
@@ -124,6 +125,8 @@ def follow(run: OpenRun) -> None:
 
     Weights and optimizer stay in memory from one order to the next.
     """
+    if run.ranks.first:
+        remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
     training = Training(run, weights_of(run), run.schedule())
     trainer = training.at(run.folder.newest_update())
     trainer.sleep()
