@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from mugrpo.processes.ranks import Ranks
 
 _INDEX = "model.safetensors.index.json"
 
-Weights = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a rank writes of a model. Writing it does not touch the model, which may be in use."""
+
+    tensors: Tensors
+    index: dict[str, Any]  # transformers' index of all files
 
 
 def weights_in_memory(model: Any, ranks: Ranks, parts: int, *, copied: bool) -> Weights:
@@ -28,22 +37,23 @@ def weights_in_memory(model: Any, ranks: Ranks, parts: int, *, copied: bool) -> 
     """
     tensors = _saved(model)
     writers = _writers(tensors, parts)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    places = {name: _part(rank, parts) for name, rank in writers.items()}
     kept = {}
     for name, tensor in tensors.items():
         whole = full(tensor)
         if writers[name] == ranks.rank:
             kept[name] = whole.to("cpu", copy=copied)
-    return kept
+    return Weights(kept, {"metadata": {"total_size": size}, "weight_map": places})
 
 
 def write_weights(model: Any, weights: Weights, ranks: Ranks, parts: int, folder: Path) -> None:
     """Write this rank's `weights`. The first rank adds the model's config. No rank waits."""
     if parts == 1:
         if ranks.first:
-            model.save_pretrained(folder, state_dict=dict(weights))
+            model.save_pretrained(folder, state_dict=dict(weights.tensors))
         return
-    tensors = _saved(model)
-    save_file(weights, folder / _part(ranks.rank, parts), {"format": "pt"})
+    save_file(weights.tensors, folder / _part(ranks.rank, parts), {"format": "pt"})
     if not ranks.first:
         return
     model.config.dtype = str(model.dtype).removeprefix("torch.")  # as transformers does
@@ -51,10 +61,7 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, parts: int, folder
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    places = {name: _part(rank, parts) for name, rank in _writers(tensors, parts).items()}
-    index = {"metadata": {"total_size": size}, "weight_map": places}
-    (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    (folder / _INDEX).write_text(json.dumps(weights.index, indent=1) + "\n")
 
 
 def read_rows(model: nn.Module, folder: Path) -> bool:
@@ -76,13 +83,13 @@ def read_rows(model: nn.Module, folder: Path) -> bool:
     return True
 
 
-def _saved(model: nn.Module) -> Weights:
+def _saved(model: nn.Module) -> Tensors:
     """Return the tensors that files of the model hold; tied ones once."""
     names = model.state_dict().keys()
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}
 
 
-def _writers(tensors: Weights, parts: int) -> dict[str, int]:
+def _writers(tensors: Tensors, parts: int) -> dict[str, int]:
     """Return the rank that writes each tensor: of the first `parts`, the one with the least."""
     writers, sizes = {}, [0] * parts
     for name, tensor in tensors.items():
