@@ -148,7 +148,7 @@ def test_a_run_that_ends_early_leaves_no_rank_and_is_resumed_to_the_same_bits(
 
 
 SEVERAL = (
-    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "0"),
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "1"),
     *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
     *("--reference.name", "kl", "--checkpoint.beside_training", "true"),
 )
