@@ -41,7 +41,9 @@ _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 class Job(Protocol):
     """Processes of ranks that have been started together."""
 
-    def running(self) -> bool: ...
+    def running(self) -> bool:
+        """Return whether any of them runs."""
+        ...
 
     def fault(self) -> str | None:
         """Return what went wrong, once the processes have ended."""
@@ -53,7 +55,7 @@ class Job(Protocol):
 class RankProcesses:
     """The ranks of a run. The first order starts them, if `start` has not.
 
-    On Ray they end after each of a stage's spans, because engines need what they reserve.
+    On Ray they end after every order to make updates, because engines need what they reserve.
     """
 
     def __init__(self, run: OpenRun) -> None:
