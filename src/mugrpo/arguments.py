@@ -104,7 +104,9 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
     work = "the directory of the study's runs (default: runs/studies/NAME)"
     study.add_argument("--work", type=Path, help=work)
-    study.add_argument("--jobs", type=int, help="cells to run at once (default: one per core)")
+    study.add_argument(
+        "--jobs", type=int, help="cells at once (default: as many as the cores allow)"
+    )
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     add("objectives", "list presets, objectives and their parts")
     convert = add("convert", "convert a packaged model to a model directory")

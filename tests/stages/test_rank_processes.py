@@ -15,6 +15,8 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
+from mugrpo.stages.orders import Answer
+from mugrpo.stages.ranks import _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -170,6 +172,21 @@ def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(t
     finished(end, *SEVERAL, "--distributed.rest", "end")
     assert not differences(stay, end, 12)
     assert (stay / "stages" / "002" / "reference_logprobs").is_dir()
+
+
+class Working:
+    def running(self) -> bool:
+        return True
+
+
+def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):
+    """The run looked away while the ranks published 75, then 78 and 80, and kept two."""
+    folder = RunDir(tmp_path)
+    waited_for = _WrittenByRanks(Working(), folder, Answer(1, update=75))  # type: ignore[arg-type]
+    assert not waited_for.published(wait=False)
+    for update in (78, 80):
+        folder.checkpoint(update).mkdir(parents=True)
+    assert waited_for.published(wait=True)
 
 
 @pytest.mark.long

@@ -1,22 +1,37 @@
-"""A policy's weights as Hugging Face files, of which each rank writes and reads its own part."""
+"""A policy's weights as Hugging Face files, of which each rank writes and reads its own rows.
+
+The tensors are dealt out to as many files as there are ranks. Ranks that split the model write
+their rows where these belong in each file, so no tensor is ever gathered.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from mugrpo.model.dtensors import full, local, rows_of, tensors_of
 from mugrpo.processes.ranks import Ranks
 
 _INDEX = "model.safetensors.index.json"
+_TYPES = {  # names of types in safetensors files
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -25,35 +40,59 @@ Tensors = dict[str, torch.Tensor]
 class Weights:
     """What a rank writes of a model. Writing it does not touch the model, which may be in use."""
 
-    tensors: Tensors
-    index: dict[str, Any]  # transformers' index of all files
+    tensors: Tensors  # this rank's rows, or whole tensors if only the first rank writes
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)  # file and offset of each
+    headers: dict[str, bytes] = field(default_factory=dict)  # of the files
+    index: dict[str, Any] = field(default_factory=dict)  # transformers' index of the files
 
 
-def weights_in_memory(model: Any, ranks: Ranks, parts: int, *, copied: bool) -> Weights:
+def weights_in_memory(model: Any, files: int, *, writes: bool, copied: bool) -> Weights:
     """Return the weights that this rank writes, by name and in CPU memory; tied ones once.
 
-    They are cut into `parts` of whole tensors, one for each of the first ranks. If `copied`, later
-    updates do not change them. Ranks that split the model must all call this.
+    With one file, these are whole tensors, and ranks that split the model must all call this. With
+    several, they are the rank's rows. If `copied`, later updates do not change them.
     """
     tensors = _saved(model)
-    writers = _writers(tensors, parts)
+    if files == 1:
+        whole = ((name, full(tensor)) for name, tensor in tensors.items())
+        return Weights({name: t.to("cpu", copy=copied) for name, t in whole if writes})
+    held = tensors.items() if writes else ()
+    rows = {name: local(t).to("cpu", copy=copied).contiguous() for name, t in held}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    places = {name: _part(rank, parts) for name, rank in writers.items()}
-    kept = {}
-    for name, tensor in tensors.items():
-        whole = full(tensor)
-        if writers[name] == ranks.rank:
-            kept[name] = whole.to("cpu", copy=copied)
-    return Weights(kept, {"metadata": {"total_size": size}, "weight_map": places})
+    places, headers = {}, {}
+    for number, names in enumerate(_dealt(tensors, files)):
+        file, offset, starts = _file(number, files), 0, {}
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        for name in names:
+            tensor, starts[name] = tensors[name], offset
+            offset += tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": _TYPES[tensor.dtype],
+                "shape": [*tensor.shape],
+                "data_offsets": [starts[name], offset],
+            }
+        headers[file] = _framed(header)
+        for name, start in starts.items():
+            places[name] = file, len(headers[file]) + start + _bytes_before(tensors[name])
+    index = {name: file for name, (file, _) in places.items()}
+    return Weights(rows, places, headers, {"metadata": {"total_size": size}, "weight_map": index})
 
 
-def write_weights(model: Any, weights: Weights, ranks: Ranks, parts: int, folder: Path) -> None:
+def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> None:
     """Write this rank's `weights`. The first rank adds the model's config. No rank waits."""
-    if parts == 1:
+    if not weights.headers:
         if ranks.first:
             model.save_pretrained(folder, state_dict=dict(weights.tensors))
         return
-    save_file(weights.tensors, folder / _part(ranks.rank, parts), {"format": "pt"})
+    for name, header in weights.headers.items():
+        with open(folder / name, "wb", opener=_keeping) as file:
+            if ranks.first:
+                file.write(header)
+            for tensor, rows in weights.tensors.items():
+                place, offset = weights.places[tensor]
+                if place == name:
+                    file.seek(offset)
+                    file.write(rows.view(-1).view(torch.uint8).numpy().data)
     if not ranks.first:
         return
     model.config.dtype = str(model.dtype).removeprefix("torch.")  # as transformers does
@@ -89,14 +128,35 @@ def _saved(model: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}
 
 
-def _writers(tensors: Tensors, parts: int) -> dict[str, int]:
-    """Return the rank that writes each tensor: of the first `parts`, the one with the least."""
-    writers, sizes = {}, [0] * parts
-    for name, tensor in tensors.items():
-        writers[name] = sizes.index(min(sizes))
-        sizes[writers[name]] += tensor.numel()
-    return writers
+def _bytes_before(tensor: torch.Tensor) -> int:
+    """Return the size of the rows before those that this rank holds."""
+    first = rows_of(tensor).start if tensor.ndim else 0
+    return first * math.prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _part(rank: int, parts: int) -> str:
-    return f"model-{rank + 1:05d}-of-{parts:05d}.safetensors"
+def _dealt(tensors: Tensors, files: int) -> list[list[str]]:
+    """Return the names of the tensors in each of `files`: each goes to the smallest one."""
+    names: list[list[str]] = [[] for _ in range(files)]
+    sizes = [0] * files
+    widest_first = sorted(tensors, key=lambda name: -tensors[name].element_size())  # aligned
+    for name in widest_first:
+        smallest = sizes.index(min(sizes))
+        names[smallest].append(name)
+        sizes[smallest] += tensors[name].numel() * tensors[name].element_size()
+    return names
+
+
+def _framed(header: Mapping[str, Any]) -> bytes:
+    """Return the header as a safetensors file begins with it: its length, then JSON."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _keeping(path: str, _flags: int) -> int:
+    """Open a file for writing without discarding what other ranks have written."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+
+
+def _file(number: int, files: int) -> str:
+    return f"model-{number + 1:05d}-of-{files:05d}.safetensors"

@@ -48,7 +48,7 @@ class Policy:
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
-        self.parts = 1  # that a saved model is written in, by one rank each
+        self.files = 1  # that a saved model has
         # This rank's shard of the weights and their number; None if an earlier rank has the same.
         self.shard: tuple[int, int] | None = (0, 1)
         size: int = model.get_input_embeddings().weight.shape[0]
@@ -90,20 +90,18 @@ class Policy:
         return None
 
     def weights(self, *, copied: bool) -> Weights:
-        """Return the weights that this rank writes, see `files.weights_in_memory`.
-
-        If ranks split the model, all of them must call this.
-        """
-        return weights_in_memory(self.model, self.ranks, self.parts, copied=copied)
+        """Return the weights that this rank writes, see `files.weights_in_memory`."""
+        writes = self.ranks.first if self.files == 1 else self.shard is not None
+        return weights_in_memory(self.model, self.files, writes=writes, copied=copied)
 
     def save(self, folder: Path, weights: Weights | None = None) -> None:
         """Write model and tokenizer to `folder` in Hugging Face format.
 
-        If ranks split the model, each writes its part: `weights`, which `weights` has returned. By
-        default it is called here, so that all ranks must call this.
+        If ranks split the model, all must call this, and each writes its part: `weights`, by
+        default those of now.
         """
         weights = self.weights(copied=False) if weights is None else weights
-        write_weights(self.model, weights, self.ranks, self.parts, folder)
+        write_weights(self.model, weights, self.ranks, folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)
 

@@ -4,8 +4,9 @@ A snapshot is taken at once. A thread of each rank writes its part of it:
 
     model files, which engines may read now -> optimizer's state -> checksums -> the seal -> rename
 
-The ranks meet in the unfinished folder: each leaves its checksums there, and the first rank seals.
-A kill meanwhile leaves the checkpoint before.
+The ranks meet in the unfinished folder. Each leaves a mark there when its rows of the model are
+written, and its checksums at the end; the first rank seals. A kill meanwhile leaves the checkpoint
+before.
 """
 
 from __future__ import annotations
@@ -121,12 +122,13 @@ class Writing:
         """Write the first rank's part, and publish the checkpoint when all parts are there."""
         with publish_folder(self._path) as folder:
             sums = self._files(snapshot)
-            for rank in range(1, snapshot.policy.ranks.size):
-                part = folder / _part(rank)
-                while not part.exists():
-                    time.sleep(_TICK)
+            size = snapshot.policy.ranks.size
+            parts = [folder / _part(rank) for rank in range(1, size)]
+            self._wait_for(parts)
+            for part in parts:
                 sums |= json.loads(part.read_text())
-                part.unlink()
+            for file in (*parts, *(folder / _mark(rank) for rank in range(size))):
+                file.unlink()
             (folder / "stages.json").write_text(json.dumps({"starts": self.starts}) + "\n")
             seal_folder(folder, sums)
 
@@ -138,19 +140,36 @@ class Writing:
         while self.folder.exists():
             time.sleep(_TICK)
         if not self._path.exists():
-            raise RunStopped(f"the first rank could not publish {self._path}")
+            raise self._unpublished()
 
     def _files(self, snapshot: Snapshot) -> dict[str, str]:
-        """Write the files of this rank. Return the checksums of those that carry its number."""
+        """Write this rank's part. Return the checksums of the files that carry its number."""
+        ranks = snapshot.policy.ranks
         snapshot.write_model(self.folder)
+        (self.folder / _mark(ranks.rank)).touch()
+        self._wait_for([self.folder / _mark(rank) for rank in range(ranks.size)])
         self._ready.set()
         snapshot.write_rest(self.folder)
-        own = self.folder.glob(f"*-{snapshot.policy.ranks.rank + 1:05d}-of-*")
+        own = self.folder.glob(f"*-{ranks.rank + 1:05d}-of-*")
         return checksums(self.folder, sorted(file.name for file in own))
+
+    def _wait_for(self, files: Sequence[Path]) -> None:
+        """Wait for what other ranks write into the unfinished folder."""
+        while not all(file.exists() for file in files):
+            if not self.folder.exists():
+                raise self._unpublished()
+            time.sleep(_TICK)
+
+    def _unpublished(self) -> RunStopped:
+        return RunStopped(f"the first rank could not publish {self._path}")
 
 
 def _part(rank: int) -> str:
     return f"part-{rank + 1:05d}.json"
+
+
+def _mark(rank: int) -> str:
+    return f"part-{rank + 1:05d}.model"
 
 
 def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:

@@ -176,7 +176,7 @@ class _WrittenByRanks:
     def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: Answer) -> None:
         self.update, self.starts = answer.update, answer.starts
         self.folder = Path(answer.folder)
-        self._ranks, self._path = ranks, run_dir.checkpoint(answer.update)
+        self._ranks, self._run_dir = ranks, run_dir
 
     def ready(self) -> None:
         """The ranks have answered, so the model is complete."""
@@ -184,8 +184,8 @@ class _WrittenByRanks:
     def published(self, *, wait: bool) -> bool:
         while True:
             running = self._ranks.running()
-            if self._path.exists():
-                return True
+            if max(self._run_dir.checkpoint_updates(), default=0) >= self.update:
+                return True  # with a later one, this one may be removed already
             if not running:
                 raise self._ranks.fault()
             if not wait:

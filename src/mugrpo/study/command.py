@@ -38,13 +38,14 @@ def run_study(
             cells,
             results,
             work,
+            threads=study.threads,
             keep=keep,
             aligned="alignment" in study.columns,
             say=say,
             stop=stop,
         )
         try:
-            failed = running.run(jobs or os.cpu_count() or 1)
+            failed = running.run(jobs or max(1, (os.cpu_count() or 1) // study.threads))
         finally:
             page = write_page(study, file, results.rows, len(cells)) if results.rows else None
     return page or file, failed

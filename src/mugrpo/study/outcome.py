@@ -17,7 +17,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.costs import phase_seconds, spans, training_clock
+from mugrpo.report.costs import phase_seconds, refresh_parts, spans, training_clock
 from mugrpo.report.read import Line, RunData, number, read_runs
 from mugrpo.study.spec import Cell
 
@@ -127,6 +127,7 @@ def outcome(run: RunData) -> Row:
         "worst_fall": _worst_fall(known),
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
+        **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
         "updates": len(run.updates),
         "stages": len(run.refreshes),
         "rollouts": sum(line["rollouts"] for line in run.refreshes),

@@ -83,9 +83,10 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
         study.question.strip(),
         "## Setting",
         study.setting.strip(),
-        f"{len(rows)} of {cells} runs, seeds {', '.join(map(str, study.seeds))}, one thread each; "
-        f"all runs together took {duration(spent)}, evaluations included. Made by "
-        f"`mugrpo study run {file}`; every row of [{RESULTS}]({RESULTS}) holds its whole config. "
+        f"{len(rows)} of {cells} runs, seeds {', '.join(map(str, study.seeds))}, "
+        f"{_threads(study)} each; all runs together took {duration(spent)}, evaluations "
+        f"included. Made by `mugrpo study run {file}`; every row of [{RESULTS}]({RESULTS}) holds "
+        "its whole config. "
         "Intervals are 95 %, by Student's t distribution over seeds.",
         "## Result",
         table(study, rows),
@@ -99,6 +100,10 @@ def write_page(study: Study, file: Path, rows: Sequence[Row], cells: int) -> Pat
     with publish_file(folder / PAGE) as out:
         out.write(("\n\n".join(part for part in parts if part) + "\n").encode())
     return folder / PAGE
+
+
+def _threads(study: Study) -> str:
+    return "one thread" if study.threads == 1 else f"{study.threads} threads"
 
 
 def _mean(column: str, values: Sequence[float | None]) -> str:

@@ -1,4 +1,4 @@
-"""Run a study's cells: one thread each, as many at once as there are cores.
+"""Run a study's cells: as many at once as there are cores for their threads.
 
     WORK/first-stages/KEY/    a run whose first stage's rollouts and scores several cells share
     WORK/cells/CELL/          a cell's run, with its output in CELL.log
@@ -52,6 +52,7 @@ class Cells:
         results: Results,
         work: Path,
         *,
+        threads: int,
         keep: bool,
         aligned: bool,
         say: Callable[[str], None],
@@ -61,6 +62,7 @@ class Cells:
         self.cells = cells
         self.results = results
         self.work = work
+        self.threads = threads
         self.keep = keep
         self.aligned = aligned
         self.say = say
@@ -159,7 +161,7 @@ class Cells:
                 [sys.executable, "-m", "mugrpo", *words],
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
                 start_new_session=True,  # Ctrl-C must not reach it directly, only from here
             )
             terminated = False

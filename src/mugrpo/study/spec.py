@@ -66,6 +66,8 @@ class Study(Options):
     """The config file that all cells start from."""
     seeds: tuple[int, ...] = Field(min_length=2)
     """The seeds of each arm's runs. An interval needs at least two."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of each run. As many runs go on at once as the cores allow."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Options of all cells. They override those of the base."""
     axes: dict[str, Annotated[dict[str, dict[str, Any]], Field(min_length=1)]] = Field(min_length=1)
