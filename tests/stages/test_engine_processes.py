@@ -73,13 +73,19 @@ worker.main()
 """
 
 
-def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
-    tmp_path: Path, command: Command, reference: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes keep the first weights that they got."""
     worker = tmp_path / "forgetful.py"
     source = str(Path(process.__file__).parents[2])
     worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
     monkeypatch.setattr(process, "_WORKER", worker)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
+    tmp_path: Path, command: Command, reference: Path
+):
     run_dir = tmp_path / "run"
     ended = command("train", write_config(tmp_path), "--run-dir", run_dir, *TWO)
     assert ended.status == 0, ended
@@ -89,6 +95,21 @@ def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
     refreshes = [line for line in lines if line["kind"] == "refresh"]
     assert ["time/refresh/start" in line for line in refreshes] == [True, True]
     assert not any("time/refresh/load" in line for line in refreshes)
+
+
+@pytest.mark.long
+def test_what_old_weights_generate_while_ranks_still_check_them_is_never_published(
+    tmp_path: Path, command: Command, request: pytest.FixtureRequest
+):
+    """Ranks compute the canary's logprobs beside generation."""
+    config, ranks = write_config(tmp_path), ("--distributed.processes", "2", *TWO)
+    honest, run_dir = tmp_path / "honest", tmp_path / "run"
+    assert command("train", config, "--run-dir", honest, *ranks).status == 0
+    request.getfixturevalue("forgetful")
+    ended = command("train", config, "--run-dir", run_dir, *ranks)
+    assert ended.status == 0, ended
+    assert ended.out.count("from now on every refresh starts a new engine") == 1
+    assert_same_training(run_dir, honest)
 
 
 @pytest.mark.long

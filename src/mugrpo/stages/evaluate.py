@@ -42,7 +42,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
         raise UsageError("the task has no held-out problems; set task.eval_share or task.eval_data")
     options = run.config.evaluation
     draws = [(problem, 0) for problem in run.eval_problems]
-    engines, _ = refreshed(run, sampling, update, draws, _STAGE)
+    engines = refreshed(run, sampling, update, draws, _STAGE)
     last = update == run.config.schedule.total_updates
     samples = (options.final_samples if last else None) or options.samples
     passes = [("", samples, options.temperature)]

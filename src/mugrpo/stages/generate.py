@@ -18,7 +18,7 @@ from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.plan import is_made, plan_stage, stage_shards
-from mugrpo.stages.refresh import refreshed
+from mugrpo.stages.refresh import Refresh, with_other_engines
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -59,28 +59,41 @@ class Generation:
     pieces: int  # of each shard, so that every engine has work
     published: int  # rollouts that the stage has already
     total: int  # rollouts of the stage, as known so far
-    notes: dict[str, Any]  # of the refresh, for the manifest entry of the first shard
+    refresh: Refresh
     settle: Callable[[], None]  # waits until the checkpoint of their policy is published
     way_out_of_memory: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
-        """Generate the missing shards. Yields the number of each one after publishing it."""
-        with out_of_memory_explained("generation", self.way_out_of_memory):
-            for number, sampled in sampled_shards(
-                self.samplers, self.missing, on_decoded, pieces=self.pieces
-            ):
-                self.settle()  # no shard may be older than its policy
-                step = self.samplers[0].policy_step
-                sampled.publish(self.rollouts, number, **self.notes, policy_step=step)
-                self.notes |= {"refresh_seconds": None, "refresh_parts": None}  # counted once
-                yield number
+        """Generate the missing shards. Yields the number of each one after publishing it.
+
+        Raises Mismatch if the canary rejects the engines.
+        """
+        notes: dict[str, Any] = {}
+
+        def decoded(some: Decoded) -> None:
+            self.refresh.check()
+            on_decoded(some)
+
+        try:
+            with out_of_memory_explained("generation", self.way_out_of_memory):
+                for number, sampled in sampled_shards(
+                    self.samplers, self.missing, decoded, pieces=self.pieces
+                ):
+                    # The first entry has the seconds of the refresh.
+                    notes = {"canary_gap": notes["canary_gap"]} if notes else self.refresh.notes()
+                    self.settle()  # no shard may be older than its policy
+                    step = self.samplers[0].policy_step
+                    sampled.publish(self.rollouts, number, **notes, policy_step=step)
+                    yield number
+        finally:
+            self.refresh.close()
 
 
 def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generation | None:
-    """Refresh the engines to the stage's policy and check them with the canary.
+    """Refresh the engines to the stage's policy.
 
     Rollouts of another policy are removed from the stage first. Returns None if no shard is
-    missing. Raises RunStopped if the canary fails.
+    missing.
     """
     rollouts = stage.shards("rollouts")
     forget_others(stage, rollouts)
@@ -92,7 +105,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         return None
     groups = [[(run.problems[index], k) for index, k in part] for part in parts]
     # The canary gets the same responses, whichever shards are missing.
-    engines, notes = refreshed(run, sampling, stage.first_update, groups[0], str(stage.number))
+    refresh = Refresh(run, sampling, stage.first_update, groups[0], str(stage.number))
     samplers = [
         Sampler(
             engine,
@@ -105,7 +118,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
             policy_step=stage.first_update,
             expected=sampling.expected_lengths(stage.number),
         )
-        for engine in engines
+        for engine in refresh.engines
     ]
     if finished := len(parts) - len(missing):
         run.progress.say(
@@ -117,10 +130,10 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         rollouts,
         samplers,
         [(number, groups[number]) for number in missing],
-        pieces_of(stage.groups, len(parts[0]), len(engines)),
+        pieces_of(stage.groups, len(parts[0]), len(samplers)),
         total - sum(len(parts[number]) for number in missing) * size,
         total,
-        notes,
+        refresh,
         run.folder.settle,
         run.config.engine.way_out_of_memory,
     )
@@ -136,8 +149,15 @@ def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:
 
 
 def generate_stage(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
-    """Publish the stage's missing rollout shards, and replace those of another policy."""
+    """Publish the stage's missing rollout shards, and replace those of another policy.
+
+    Raises RunStopped if the canary rejects the engines.
+    """
     passing("stage")
+    with_other_engines(run, sampling, lambda: _generate(run, stage, sampling))
+
+
+def _generate(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
     generation = begin_generation(run, stage, sampling)
     if generation is None:
         return

@@ -20,6 +20,7 @@ from mugrpo.stages.generate import Generation, begin_generation, score_stage, un
 from mugrpo.stages.logprobs import Compute, logprobs_stage
 from mugrpo.stages.plan import plan_stage, stage_shards
 from mugrpo.stages.reader import StageReader
+from mugrpo.stages.refresh import with_other_engines
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -34,7 +35,7 @@ def generated_beside(
 
     At the end of the block, wait for the rest. An error on either side stops both.
     """
-    generation = begin_generation(run, stage, sampling)
+    generation = with_other_engines(run, sampling, lambda: _checked(run, stage, sampling))
     plan_stage(stage, run.progress.say)
     if generation and len(stage_shards(stage)) == 1:
         run.progress.say(
@@ -54,6 +55,14 @@ def generated_beside(
         background.close()
         sampling.background = None
     score_stage(run, stage, metrics)  # all are scored: this logs the stage's refresh
+
+
+def _checked(run: OpenRun, stage: Stage, sampling: Sampling) -> Generation | None:
+    """Begin to generate the stage, and wait for the canary: the updates need the trainer."""
+    generation = begin_generation(run, stage, sampling)
+    if generation:
+        generation.refresh.notes()
+    return generation
 
 
 def _generate_and_score(

@@ -3,30 +3,131 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Engine
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.run.opened import OpenRun
+from mugrpo.stages.background import Background
 from mugrpo.stages.canary import Mismatch, canary, canary_rollouts
 from mugrpo.stages.sampling import Sampling
+
+T = TypeVar("T")
+
+
+class Refresh:
+    """Engines with the policy's weights, and the canary's check of them.
+
+    If other processes compute the trainer's logprobs, they do so beside what the engines do next.
+    """
+
+    def __init__(
+        self, run: OpenRun, sampling: Sampling, update: int, groups: Sequence[Draw], stage: str
+    ) -> None:
+        """Give the engines the policy after `update` updates.
+
+        The canary samples responses to the first of `groups`, seeded as those of `stage`.
+        """
+        self.engines: Sequence[Engine] = sampling.refresh(update)
+        self._run = run
+        began = time.monotonic()
+        rollouts = self._sampled(update, groups, stage)
+        # An evaluation may have refreshed the engines to this policy already. That counts here.
+        self._spent = {**sampling.spent, "canary": time.monotonic() - began}
+        self._gap: float | None = None
+        self._logprobs = partial(sampling.trainer_logprobs, update)
+        self._comparison = None
+        if sampling.compares_elsewhere:
+            self._comparison = Background(lambda _: self._compare(rollouts), run.stop.check)
+        else:
+            self._waited(lambda: self._compare(rollouts))
+
+    def check(self) -> None:
+        """Raise what the canary has found so far, see `notes`."""
+        if self._comparison:
+            self._comparison.running()
+
+    def notes(self) -> dict[str, Any]:
+        """Wait for the canary. Return its gap, and the seconds of the refresh by its parts.
+
+        Seconds in which the engines did something else do not count. Raises Mismatch if the
+        engines' weights or sampling are not the policy's.
+        """
+        if self._comparison:
+            self._waited(self._comparison.wait)
+        seconds = sum(self._spent.values())
+        return {
+            "canary_gap": self._gap,
+            "refresh_seconds": seconds,
+            "refresh_parts": self._spent,
+        }
+
+    def close(self) -> None:
+        """Wait until nothing of it is at work any more."""
+        if self._comparison:
+            self._comparison.close()
+
+    def _waited(self, work: Callable[[], None]) -> None:
+        began = time.monotonic()
+        work()
+        self._spent["canary"] += time.monotonic() - began
+
+    def _sampled(self, update: int, groups: Sequence[Draw], stage: str) -> list[Rollout]:
+        config = self._run.config
+        samplers = [
+            Sampler(
+                engine,
+                self._run.prompts,
+                seed=config.seed,
+                stage=stage,
+                group_size=1,
+                temperature=config.rollouts.temperature,
+                max_new_tokens=config.rollouts.max_new_tokens,
+                policy_step=update,
+            )
+            for engine in self.engines
+        ]
+        return canary_rollouts(samplers, groups, config.engine, lambda _: self._run.stop.check())
+
+    def _compare(self, rollouts: Sequence[Rollout]) -> None:
+        config = self._run.config
+        self._gap = canary(
+            rollouts,
+            self._logprobs,
+            precision=config.model.precision,
+            tolerance=config.canary_tolerance,
+            warning=config.engine.canary_warning,
+            say=self._run.progress.say,
+        )
 
 
 def refreshed(
     run: OpenRun, sampling: Sampling, update: int, groups: Sequence[Draw], stage: str
-) -> tuple[Sequence[Engine], dict[str, Any]]:
-    """Return the engines with the policy after `update` updates, and notes on the refresh.
+) -> Sequence[Engine]:
+    """Return the engines with the policy after `update` updates, which the canary has checked.
 
-    The canary samples responses to the first of `groups`, seeded as those of `stage`. If it rejects
-    engines that took the weights while they ran, they are started again, now and at every later
-    refresh. The notes are the canary's gap and the seconds of the refresh, by its parts. Raises
-    RunStopped if the canary rejects engines that have just been started.
+    Raises RunStopped if the canary rejects engines that have just been started.
     """
-    engines = sampling.refresh(update)
+
+    def checked() -> Sequence[Engine]:
+        refresh = Refresh(run, sampling, update, groups, stage)
+        refresh.notes()
+        return refresh.engines
+
+    return with_other_engines(run, sampling, checked)
+
+
+def with_other_engines(run: OpenRun, sampling: Sampling, work: Callable[[], T]) -> T:
+    """Return what `work` returns. If the canary rejects its engines, do it with new ones.
+
+    Engines that took the weights while they ran are then started again, now and at every later
+    refresh. Raises RunStopped if the canary rejects engines that have just been started.
+    """
     try:
-        return engines, _checked(run, sampling, engines, update, groups, stage)
+        return work()
     except Mismatch:
         if not sampling.distrust_reloads():
             raise
@@ -34,41 +135,4 @@ def refreshed(
         "the canary found other weights than the policy's after an engine took new ones while it "
         "ran; from now on every refresh starts a new engine"
     )
-    engines = sampling.refresh(update)
-    return engines, _checked(run, sampling, engines, update, groups, stage)
-
-
-def _checked(
-    run: OpenRun,
-    sampling: Sampling,
-    engines: Sequence[Engine],
-    update: int,
-    groups: Sequence[Draw],
-    stage: str,
-) -> dict[str, Any]:
-    """Run the canary. Return its gap, and the seconds of the refresh by its parts."""
-    began, config = time.monotonic(), run.config
-    samplers = [
-        Sampler(
-            engine,
-            run.prompts,
-            seed=config.seed,
-            stage=stage,
-            group_size=1,
-            temperature=config.rollouts.temperature,
-            max_new_tokens=config.rollouts.max_new_tokens,
-            policy_step=update,
-        )
-        for engine in engines
-    ]
-    gap = canary(
-        canary_rollouts(samplers, groups, config.engine, lambda _: run.stop.check()),
-        partial(sampling.trainer_logprobs, update),
-        precision=config.model.precision,
-        tolerance=config.canary_tolerance,
-        warning=config.engine.canary_warning,
-        say=run.progress.say,
-    )
-    # An evaluation may have refreshed the engines to this policy already. That counts here.
-    spent = {**sampling.spent, "canary": time.monotonic() - began}
-    return {"canary_gap": gap, "refresh_seconds": sum(spent.values()), "refresh_parts": spent}
+    return work()

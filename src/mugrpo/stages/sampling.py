@@ -107,6 +107,11 @@ class Sampling:
         self._restarts, self._refreshed = True, None
         return True
 
+    @property
+    def compares_elsewhere(self) -> bool:
+        """Whether other processes compute the trainer's logprobs."""
+        return self._weights.policy is None
+
     def trainer_logprobs(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:

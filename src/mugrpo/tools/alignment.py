@@ -148,7 +148,7 @@ def _fresh(
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:
             sampler = Sampler(
-                refreshed(run, sampling, update, draws, f"alignment {half}")[0][0],
+                refreshed(run, sampling, update, draws, f"alignment {half}")[0],
                 run.prompts,
                 seed=run.config.seed,
                 stage=f"alignment {half}",
