@@ -1,7 +1,7 @@
 """Ranks that stay against ranks that end: `python benchmarks/between_stages.py`.
 
-Each side is a run of SmolLM2-135M with an engine process and two ranks (gloo) on two cores: short
-stages of two updates. Measured is the time from the last update of a stage to the first one of the
+Each side is a run of SmolLM2-135M with an engine process and two ranks (gloo) on two cores, in
+stages of four updates. Measured is the time from the last update of a stage to the first one of the
 next, without generation, scoring and that first update itself. It includes the checkpoint as far as
 it is waited for, the refresh and its canary. The notes have what checkpoints cost the updates, and
 the peak memory of the process that drives the run.
@@ -49,8 +49,8 @@ def measured(rest: str) -> Measured:
         run_dir = Path(folder) / "run"
         words = [sys.executable, "-m", "mugrpo", "train", "configs/smollm2_addition.toml"]
         words += ["--run-dir", str(run_dir), "--evaluation.every", "0", "--samples.every", "0"]
-        words += ["--schedule.stages", str(STAGES), "--schedule.batches_per_stage", "2"]
-        words += ["--schedule.problems_per_update", "4", "--checkpoint.keep", "1"]
+        words += ["--schedule.stages", str(STAGES), "--schedule.batches_per_stage", "4"]
+        words += ["--checkpoint.keep", "1"]
         words += ["--engine.processes", "1", "--distributed.processes", "2"]
         words += ["--distributed.rest", rest]
         with open(Path(folder) / "log", "w") as log:
