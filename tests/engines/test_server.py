@@ -139,6 +139,28 @@ def test_every_request_gets_its_own_answer(
         assert completion.finish_reason is expected.finish_reason
 
 
+def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path
+):
+    """Four at once, of twelve requests in pieces of five, five and two."""
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "not asked for")
+    pieces, unfinished = [requests[5:10], requests[10:]], []
+    finished: dict[int, Completion] = {}
+
+    def more() -> list[Request]:
+        unfinished.append(5 * (3 - len(pieces)) - len(finished) if pieces else None)
+        return pieces.pop(0) if pieces else []
+
+    for decoded in engine.generate(requests[:5], temperature=1.1, max_new_tokens=LIMIT, more=more):
+        finished.update(decoded.completions)
+    assert unfinished == [3, 3, None]  # two of five are done, then seven of ten
+    assert sorted(finished) == list(range(12))
+    expected = taken(engine, requests)
+    for index, completion in finished.items():
+        np.testing.assert_array_equal(completion.ids, expected[index].ids)
+
+
 def test_the_server_is_told_to_draw_from_the_softmax_alone(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path
 ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,31 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything that the engine holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that may take requests while it works on others."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        more: Callable[[], Sequence[Request]] = lambda: (),
+    ) -> Iterator[Decoded]:
+        """See `Engine.generate`.
+
+        If the engine `streams`, `more` is called when it has room, until it returns nothing. The
+        indices of those requests follow those of the ones before.
+        """
         ...
 
 

@@ -144,13 +144,11 @@ class RemoteEngine:
         max_new_tokens: int,
         more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
+        """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
 
-        If the engine `streams`, `more` is called when it has room, until it returns nothing. The
-        indices of those requests follow those of the ones before. If the process is lost, a new one
-        generates the missing responses. An exact engine repeats all requests, so that its
-        completions equal those that the lost process would have sent. Raises RunStopped if the
-        process is lost too often or returns malformed completions.
+        If the process is lost, a new one generates the missing responses. An exact engine repeats
+        all requests, so that its completions equal those that the lost process would have sent.
+        Raises RunStopped if the process is lost too often or returns malformed completions.
         """
         requests, fresh_requests = list(requests), True
         missing = set(range(len(requests)))

@@ -51,6 +51,8 @@ _NEUTRAL = {
 class ServerEngine:
     """An engine on a running server. The run did not start the server and never stops it."""
 
+    streams = True
+
     def __init__(
         self,
         url: str,
@@ -136,45 +138,32 @@ class ServerEngine:
             )
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Yields an empty `Decoded` now and then while nothing finishes.
+        """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
 
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
-
-        waiting: SimpleQueue[tuple[int, Request]] = SimpleQueue()
-        outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
-        for index, request in enumerate(requests):
-            waiting.put((index, request))
-
-        def work() -> None:
-            with suppress(Empty):
-                while True:
-                    index, request = waiting.get_nowait()
-                    try:
-                        outcomes.put((index, self._completed(request, temperature, max_new_tokens)))
-                    except BaseException as error:
-                        outcomes.put(error)
-
+        asked = _Asked(
+            lambda request: self._completed(request, temperature, max_new_tokens),
+            self._options.concurrency,
+        )
         try:
-            for _ in range(min(self._options.concurrency, len(requests))):
-                threading.Thread(target=work, daemon=True).start()  # never joined
-            unfinished = len(requests)
-            while unfinished:
-                try:
-                    outcome = outcomes.get(timeout=_TICK)
-                except Empty:
-                    yield Decoded((), 0)
-                    continue
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                unfinished -= 1
-                yield Decoded([outcome], len(outcome[1].ids))
+            may_ask = asked.add(requests)
+            while True:
+                while may_ask and asked.unfinished < self._options.concurrency:
+                    may_ask = asked.add(more())
+                if not asked.unfinished:
+                    return
+                answer = asked.next()
+                yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
         finally:
-            with suppress(Empty):
-                while True:
-                    waiting.get_nowait()
+            asked.stop()
 
     def _completed(self, request: Request, temperature: float, max_new_tokens: int) -> Completion:
         body = {
@@ -234,3 +223,53 @@ class ServerEngine:
                         f"{self._url} does not answer ({error}); finished shards are kept"
                     ) from None
                 time.sleep(_PAUSE)
+
+
+class _Asked:
+    """Requests that threads send to the server, `concurrency` at once."""
+
+    def __init__(self, complete: Callable[[Request], Completion], concurrency: int) -> None:
+        self._complete = complete
+        self._concurrency = concurrency
+        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[int, Completion] | BaseException] = SimpleQueue()
+        self._threads = self._added = 0
+        self.unfinished = 0
+
+    def add(self, requests: Sequence[Request]) -> bool:
+        """Send `requests`, too. Return whether there are any."""
+        for index, request in enumerate(requests, self._added):
+            self._waiting.put((index, request))
+        self._added += len(requests)
+        self.unfinished += len(requests)
+        while self._threads < min(self._concurrency, self._added):
+            threading.Thread(target=self._work, daemon=True).start()  # never joined
+            self._threads += 1
+        return bool(requests)
+
+    def next(self) -> tuple[int, Completion] | None:
+        """Return the next completion, or None if none comes for `_TICK`. Raises what failed."""
+        try:
+            outcome = self._outcomes.get(timeout=_TICK)
+        except Empty:
+            return None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self.unfinished -= 1
+        return outcome
+
+    def stop(self) -> None:
+        """Forget requests that are not sent yet, and let the threads end."""
+        with suppress(Empty):
+            while True:
+                self._waiting.get_nowait()
+        for _ in range(self._threads):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            index, request = item
+            try:
+                self._outcomes.put((index, self._complete(request)))
+            except BaseException as error:
+                self._outcomes.put(error)

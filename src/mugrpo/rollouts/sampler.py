@@ -10,8 +10,7 @@ from typing import Any
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Problem, Rollout
 from mugrpo.disk.shards import ShardSet, write_rollouts
-from mugrpo.engines.base import Completion, Decoded, Engine, Request
-from mugrpo.engines.process import RemoteEngine
+from mugrpo.engines.base import Completion, Decoded, Engine, Request, StreamingEngine
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import rollout_seed
@@ -83,7 +82,7 @@ class Sampler:
         An engine that takes requests while it works gets those of the next piece as soon as it has
         room, so that it does not idle while the last responses of the piece before run.
         """
-        if not (isinstance(self.engine, RemoteEngine) and self.engine.streams):
+        if not (isinstance(self.engine, StreamingEngine) and self.engine.streams):
             while (piece := take()) is not None:
                 yield piece[0], self.sample_shard(piece[1], on_decoded)
             return
