@@ -174,6 +174,38 @@ def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(t
     assert (stay / "stages" / "002" / "reference_logprobs").is_dir()
 
 
+# The last update alone is saved, and an evaluation comes within the second stage.
+UNSAVED = (
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
+    *("--checkpoint.every", "0", "--checkpoint.stage_end", "false"),
+    *("--distributed.processes", "2", "--engine.processes", "1"),
+)
+
+
+@pytest.mark.long
+def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Path):
+    """Without a checkpoint at their end, the stages are those of a run that saves every update.
+
+    A run that is killed makes the updates again. One that is asked to stop saves them.
+    """
+    saved, run_dir = tmp_path / "saved", tmp_path / "run"
+    finished(saved, *UNSAVED, "--checkpoint.every", "1")
+    started = start_train(run_dir, *UNSAVED)
+    wait_for(started, run_dir, 9)
+    os.kill(started.pid, signal.SIGKILL)
+    started.end()
+    assert checkpoints(run_dir) == []
+    assert {4, 6, 8} & {int(p.name[7:]) for p in (run_dir / "ranks" / "models").glob("*")}
+    started = start_train(run_dir, *UNSAVED)
+    wait_for(started, run_dir, 5)
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.end(300).status == 3
+    assert len(checkpoints(run_dir)) == 1
+    finished(run_dir, *UNSAVED)
+    assert not differences(run_dir, saved, 12)
+    assert max(checkpoints(run_dir)) == 12 and len(checkpoints(run_dir)) == 2
+
+
 class Working:
     def running(self) -> bool:
         return True

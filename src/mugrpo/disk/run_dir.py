@@ -32,6 +32,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any, Protocol
@@ -60,10 +61,30 @@ class Pending(Protocol):
         """Return whether the checkpoint is published. Raises what ended the writing."""
 
 
+@dataclass
+class ModelOnly:
+    """Updates that only the ranks' memory holds, with their model's files; a `Pending`.
+
+    Engines read the files. A killed run makes these updates again.
+    """
+
+    update: int
+    starts: tuple[int, ...]
+    folder: Path
+
+    def ready(self) -> None:
+        """See `Pending.ready`. The files are complete."""
+
+    def published(self, *, wait: bool) -> bool:
+        """See `Pending.published`. This never becomes a checkpoint, and nobody waits for it."""
+        return False
+
+
 class RunDir:
     """The paths of the run at `root`.
 
-    `pending` is a checkpoint that this run is still writing. It counts as the newest one.
+    `pending` is a checkpoint that this run is still writing, or a model without one. It counts as
+    the newest one.
     """
 
     def __init__(self, root: Path) -> None:
@@ -118,8 +139,12 @@ class RunDir:
 
     def newest_update(self) -> int:
         """Return the update of the newest checkpoint, or 0 if there is none."""
-        pending = [self.pending.update] if self.pending else []
-        return max([*self.checkpoint_updates(), *pending], default=0)
+        return max(self.saved_update(), self.pending.update if self.pending else 0)
+
+    def saved_update(self) -> int:
+        """Return the update of the newest checkpoint that is published or being written, or 0."""
+        pending = None if isinstance(self.pending, ModelOnly) else self.pending
+        return max([*self.checkpoint_updates(), *([pending.update] if pending else [])], default=0)
 
     def settle(self, *, wait: bool = True) -> None:
         """Wait until no checkpoint is pending, or without `wait`, only look.

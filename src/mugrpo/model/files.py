@@ -46,36 +46,49 @@ class Weights:
     index: dict[str, Any] = field(default_factory=dict)  # transformers' index of the files
 
 
-def weights_in_memory(model: Any, files: int, *, writes: bool, copied: bool) -> Weights:
+def weights_in_memory(
+    model: Any, files: int, *, writes: bool, copied: bool, dtype: torch.dtype | None = None
+) -> Weights:
     """Return the weights that this rank writes, by name and in CPU memory; tied ones once.
 
     With one file, these are whole tensors, and ranks that split the model must all call this. With
-    several, they are the rank's rows. If `copied`, later updates do not change them.
+    several, they are the rank's rows. If `copied`, later updates do not change them. Floating-point
+    numbers are rounded to `dtype`, if it is given.
     """
     tensors = _saved(model)
+
+    def type_of(name: str) -> torch.dtype:
+        own = tensors[name].dtype
+        return dtype if dtype and own.is_floating_point else own
+
+    def kept(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", type_of(name), copy=copied).contiguous()
+
     if files == 1:
         whole = ((name, full(tensor)) for name, tensor in tensors.items())
-        return Weights({name: t.to("cpu", copy=copied) for name, t in whole if writes})
-    held = tensors.items() if writes else ()
-    rows = {name: local(t).to("cpu", copy=copied).contiguous() for name, t in held}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return Weights({name: kept(name, tensor) for name, tensor in whole if writes})
+    held = tensors if writes else {}
+    rows = {name: kept(name, local(tensor)) for name, tensor in held.items()}
+    sizes = {name: t.numel() * type_of(name).itemsize for name, t in tensors.items()}
     places, headers = {}, {}
-    for number, names in enumerate(_dealt(tensors, files)):
+    for number, names in enumerate(_dealt(sizes, files)):
         file, offset, starts = _file(number, files), 0, {}
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         for name in names:
-            tensor, starts[name] = tensors[name], offset
-            offset += tensor.numel() * tensor.element_size()
+            starts[name] = offset
+            offset += sizes[name]
             header[name] = {
-                "dtype": _TYPES[tensor.dtype],
-                "shape": [*tensor.shape],
+                "dtype": _TYPES[type_of(name)],
+                "shape": [*tensors[name].shape],
                 "data_offsets": [starts[name], offset],
             }
         headers[file] = _framed(header)
         for name, start in starts.items():
-            places[name] = file, len(headers[file]) + start + _bytes_before(tensors[name])
+            before = _numbers_before(tensors[name]) * type_of(name).itemsize
+            places[name] = file, len(headers[file]) + start + before
     index = {name: file for name, (file, _) in places.items()}
-    return Weights(rows, places, headers, {"metadata": {"total_size": size}, "weight_map": index})
+    total = {"total_size": sum(sizes.values())}
+    return Weights(rows, places, headers, {"metadata": total, "weight_map": index})
 
 
 def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> None:
@@ -128,21 +141,19 @@ def _saved(model: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}
 
 
-def _bytes_before(tensor: torch.Tensor) -> int:
-    """Return the size of the rows before those that this rank holds."""
-    first = rows_of(tensor).start if tensor.ndim else 0
-    return first * math.prod(tensor.shape[1:]) * tensor.element_size()
+def _numbers_before(tensor: torch.Tensor) -> int:
+    """Return how many numbers are in the rows before those that this rank holds."""
+    return rows_of(tensor).start * math.prod(tensor.shape[1:]) if tensor.ndim else 0
 
 
-def _dealt(tensors: Tensors, files: int) -> list[list[str]]:
+def _dealt(sizes: Mapping[str, int], files: int) -> list[list[str]]:
     """Return the names of the tensors in each of `files`: each goes to the smallest one."""
     names: list[list[str]] = [[] for _ in range(files)]
-    sizes = [0] * files
-    widest_first = sorted(tensors, key=lambda name: -tensors[name].element_size())  # aligned
-    for name in widest_first:
-        smallest = sizes.index(min(sizes))
+    filled = [0] * files
+    for name, size in sizes.items():
+        smallest = filled.index(min(filled))
         names[smallest].append(name)
-        sizes[smallest] += tensors[name].numel() * tensors[name].element_size()
+        filled[smallest] += size
     return names
 
 

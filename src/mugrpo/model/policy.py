@@ -89,18 +89,20 @@ class Policy:
                 return str(name)
         return None
 
-    def weights(self, *, copied: bool) -> Weights:
+    def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
         writes = self.ranks.first if self.files == 1 else self.shard is not None
-        return weights_in_memory(self.model, self.files, writes=writes, copied=copied)
+        return weights_in_memory(self.model, self.files, writes=writes, copied=copied, dtype=dtype)
 
-    def save(self, folder: Path, weights: Weights | None = None) -> None:
+    def save(
+        self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         """Write model and tokenizer to `folder` in Hugging Face format.
 
         If ranks split the model, all must call this, and each writes its part: `weights`, by
-        default those of now.
+        default those of now, rounded to `dtype`.
         """
-        weights = self.weights(copied=False) if weights is None else weights
+        weights = self.weights(copied=False, dtype=dtype) if weights is None else weights
         write_weights(self.model, weights, self.ranks, folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)

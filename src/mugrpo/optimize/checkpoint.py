@@ -56,13 +56,7 @@ def save_checkpoint(
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
-    if name := next(filter(None, ranks.all(trainer.policy.nonfinite_parameter())), None):
-        saved = run_dir.checkpoint_updates()
-        last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"
-        raise RunStopped(
-            f"the checkpoint of update {trainer.update} is not written, because {name} contains "
-            f"NaN or inf; the last good one is {last}"
-        )
+    require_finite(trainer, run_dir)
     run_dir.pending = Writing(
         trainer.snapshot(),
         run_dir.checkpoint(trainer.update),
@@ -70,6 +64,21 @@ def save_checkpoint(
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
+
+
+def require_finite(trainer: Trainer, run_dir: RunDir) -> None:
+    """Raise RunStopped, naming the last good checkpoint, if a weight is not finite.
+
+    Ranks that share the policy must all call this.
+    """
+    policy = trainer.policy
+    if name := next(filter(None, policy.ranks.all(policy.nonfinite_parameter())), None):
+        saved = run_dir.checkpoint_updates()
+        last = run_dir.checkpoint(saved[-1]) if saved else "the initial model"
+        raise RunStopped(
+            f"the checkpoint of update {trainer.update} is not written, because {name} contains "
+            f"NaN or inf; the last good one is {last}"
+        )
 
 
 class Writing:

@@ -14,7 +14,7 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import ModelOnly, RunDir
 from mugrpo.model.memory import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
@@ -153,6 +153,8 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
     """
     if update == 0:
         return model_path(model)
+    if isinstance(folder.pending, ModelOnly) and folder.pending.update == update:
+        return str(folder.pending.folder.absolute())
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
     with publish_folder(target, durable=False) as unfinished:

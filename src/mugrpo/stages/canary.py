@@ -16,7 +16,7 @@ from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 
-_LONGEST = 128  # most tokens of a response that are compared
+_LONGEST = 16  # most tokens of a response that are compared: a refresh waits for them
 
 Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
 

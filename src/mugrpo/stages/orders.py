@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import ModelOnly, RunDir
 from mugrpo.disk.shards import (
     ShardSet,
     read_logprobs,
@@ -57,6 +57,7 @@ class Answer:
     update: int = 0  # of the newest checkpoint, which may still be being written
     starts: tuple[int, ...] = ()  # `Schedule.starts` in that checkpoint
     folder: str = ""  # where it is written, before it is published
+    model_only: bool = False  # whether no checkpoint is written, only the model in that folder
 
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
@@ -122,9 +123,8 @@ def _read(folder: RunDir) -> Order | None:
 
 def _answer(folder: RunDir, number: int) -> Answer:
     pending, update = folder.pending, folder.newest_update()
-    return Answer(
-        number, update, folder.stage_starts(update), str(pending.folder if pending else "")
-    )
+    where, model_only = str(pending.folder if pending else ""), isinstance(pending, ModelOnly)
+    return Answer(number, update, folder.stage_starts(update), where, model_only)
 
 
 def _last_answer(folder: RunDir) -> Answer:

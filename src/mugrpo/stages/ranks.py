@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import ModelOnly, RunDir
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
@@ -132,7 +132,11 @@ class RankProcesses:
         self._obeying = False
         if answer := answer or answer_to(folder, order):
             if answer.update not in (0, *folder.checkpoint_updates()):
-                folder.pending = _WrittenByRanks(self, folder, answer)
+                folder.pending = (
+                    ModelOnly(answer.update, answer.starts, Path(answer.folder))
+                    if answer.model_only
+                    else _WrittenByRanks(self, folder, answer)
+                )
             return
         self._job = None
         shutil.rmtree(folder.ranks, ignore_errors=True)

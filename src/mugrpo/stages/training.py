@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
+import torch
+
 from mugrpo.disk.metrics import MetricsLog
-from mugrpo.optimize.checkpoint import save_checkpoint
+from mugrpo.disk.publishing import full_disk_explained
+from mugrpo.disk.run_dir import ModelOnly
+from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
@@ -64,7 +69,17 @@ class Training:
         trainer = self.trainer
         if trainer is None or trainer.update != trainer.policy.update:
             return False
-        return trainer.update > self._run.folder.newest_update()
+        return trainer.update > self._run.folder.saved_update()
+
+    @property
+    def stays(self) -> bool:
+        """Whether the ranks keep updates in memory that no checkpoint holds, from order to order.
+
+        They cannot if they end, or if they load other weights to compute their logprobs.
+        """
+        config = self._run.config
+        ends = config.distributed.rest == "end" or config.backend.name == "ray"
+        return not ends and not config.needs
 
     def save(self, metrics: MetricsLog) -> None:
         """Begin to write a checkpoint of the trainer, after syncing the metrics up to it."""
@@ -84,4 +99,27 @@ class Training:
         )
         if not run.config.checkpoint.beside_training:
             run.folder.settle()
+        self._checkpoint_seconds += time.monotonic() - began
+
+    def hand_over(self) -> None:
+        """Write the model alone, for engines. No checkpoint is written. All ranks must call this.
+
+        vLLM computes in the model's precision, so it gets weights that are rounded to it.
+        """
+        began = time.monotonic()
+        run, trainer = self._run, self.trainer
+        assert trainer is not None
+        require_finite(trainer, run.folder)
+        folder = run.folder.ranks / "models" / f"update-{trainer.update:06d}"
+        engine, precision = run.config.engine.name, run.config.model.precision
+        rounded = precision == "bf16" and engine.startswith("vllm")
+        if run.ranks.first:
+            for old in sorted(folder.parent.glob("*"))[:-1]:  # an engine may start from the last
+                shutil.rmtree(old)
+            folder.mkdir(parents=True)
+        run.ranks.wait()
+        with full_disk_explained(folder):
+            trainer.policy.save(folder, dtype=torch.bfloat16 if rounded else None)
+        run.ranks.wait()
+        run.folder.pending = ModelOnly(trainer.update, self.schedule.starts, folder)
         self._checkpoint_seconds += time.monotonic() - began

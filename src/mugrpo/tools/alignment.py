@@ -35,7 +35,6 @@ from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience, with_advantages
 from mugrpo.optimize.gradient import leave_gradient
 from mugrpo.optimize.loss import UpdateLoss
-from mugrpo.pipeline import weights_of
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.run.opened import OpenRun
@@ -45,6 +44,7 @@ from mugrpo.stages.reader import StageReader
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
+from mugrpo.stages.work import weights_of
 from mugrpo.tools.methods import configs_of
 
 Row = dict[str, Any]
