@@ -6,7 +6,8 @@
 # The arguments are the config, the run's directory on storage that all machines share, and the
 # number of stages. In the config, set engine.processes to the GPUs of the first machine, which
 # generates, and distributed.replicas to the number of machines. A job that is killed and submitted
-# again goes on where it was. We have not run this: we had no such cluster.
+# again goes on where it was. A test runs this with stand-ins for srun and scontrol, two "machines" on
+# one; we had no such cluster.
 
 #SBATCH --ntasks-per-node=1
 
