@@ -127,9 +127,9 @@ def follow(run: OpenRun) -> None:
             _obey(run, training, order)
             trainer.sleep()
     except Interrupted:
-        _save_all(run, training)
+        training.save()
         raise
-    _save_all(run, training)
+    training.save()
 
 
 def _obey(run: OpenRun, training: Training, order: Order) -> None:
@@ -146,12 +146,6 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
             training.hand_over()
     if run.folder.pending:
         run.folder.pending.ready()  # engines may read the model then
-
-
-def _save_all(run: OpenRun, training: Training) -> None:
-    if training.unsaved():
-        with Work(run, training=training) as work:
-            work.save()
 
 
 def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mugrpo.disk.errors import UsageError
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.stages.orders import Answer
-from mugrpo.stages.ranks import _WrittenByRanks
+from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
@@ -206,9 +208,45 @@ def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Pat
     assert max(checkpoints(run_dir)) == 12 and len(checkpoints(run_dir)) == 2
 
 
+@pytest.mark.long
+def test_an_engine_in_the_process_of_the_run_evaluates_what_the_ranks_hold(tmp_path: Path):
+    options = ("--distributed.processes", "2", "--evaluation.every", "2", "--checkpoint.every", "0")
+    finished(tmp_path / "run", *options)
+    finished(tmp_path / "saved", *options, "--checkpoint.every", "1")
+    assert not differences(tmp_path / "run", tmp_path / "saved")
+
+
 class Working:
     def running(self) -> bool:
         return True
+
+
+class Ended(LocalJob):
+    """Ranks that have ended at once, with status 0."""
+
+    def __init__(self) -> None:
+        pass
+
+    def running(self) -> bool:
+        return False
+
+    def end(self, patience: float) -> None:
+        pass
+
+    def fault(self) -> str | None:
+        return None
+
+
+def test_a_run_whose_ranks_end_without_saving_their_updates_says_so(tmp_path: Path):
+    folder = RunDir(tmp_path)
+    folder.ranks.mkdir()
+    folder.checkpoint(5).mkdir(parents=True)
+    ranks = RankProcesses(SimpleNamespace(folder=folder))  # type: ignore[arg-type]
+    for unsaved, error in ((8, pytest.raises(RunStopped)), (5, nullcontext())):
+        folder.unsaved, ranks._job = Unsaved(unsaved, (0,), tmp_path), Ended()
+        with error:
+            ranks.close()
+        assert folder.unsaved is None and not ranks.running()
 
 
 def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path: Path):

@@ -90,6 +90,9 @@ def test_results_are_kept_by_cell_and_other_options_are_refused(file, tmp_path, 
         UsageError, match=r"other, seed 0 made with other options \(optimizer\.lr\)"
     ):
         again.of(changed[1])
+    file.write_text(file.read_text().replace("seeds =", "threads = 2\nseeds ="))
+    with pytest.raises(UsageError, match=r"plain, seed 0 made with other options \(threads\)"):
+        again.of(load_study(file)[1][0])
 
 
 def test_another_clone_finds_the_same_runs_if_they_were_evaluated_the_same_way(

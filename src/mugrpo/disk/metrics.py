@@ -80,10 +80,6 @@ class MetricsLog:
         self._also(kind, update, values)
         return True
 
-    def sync(self) -> None:
-        """Make every line durable. Call this before publishing a checkpoint that relies on them."""
-        os.fsync(self._file.fileno())
-
     def close(self) -> None:
         self._file.close()
 

@@ -17,6 +17,7 @@
       logs/engine-0.log                   output of such a process
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
+      ranks/models/update-000064/         weights for engines, where no checkpoint was due
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -61,30 +62,20 @@ class Pending(Protocol):
         """Return whether the checkpoint is published. Raises what ended the writing."""
 
 
-@dataclass
-class ModelOnly:
-    """Updates that only the ranks' memory holds, with their model's files; a `Pending`.
-
-    Engines read the files. A killed run makes these updates again.
-    """
+@dataclass(frozen=True)
+class Unsaved:
+    """Updates that only the ranks' memory holds, and a folder with their model for engines."""
 
     update: int
-    starts: tuple[int, ...]
+    starts: tuple[int, ...]  # `Schedule.starts`
     folder: Path
-
-    def ready(self) -> None:
-        """See `Pending.ready`. The files are complete."""
-
-    def published(self, *, wait: bool) -> bool:
-        """See `Pending.published`. This never becomes a checkpoint, and nobody waits for it."""
-        return False
 
 
 class RunDir:
     """The paths of the run at `root`.
 
-    `pending` is a checkpoint that this run is still writing, or a model without one. It counts as
-    the newest one.
+    `pending` is a checkpoint that this run is still writing. `unsaved` are updates that no
+    checkpoint will hold. Both count as made.
     """
 
     def __init__(self, root: Path) -> None:
@@ -94,6 +85,7 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
+        self.unsaved: Unsaved | None = None
         self._changing = Lock()
         self._lock = root / "lock"
 
@@ -138,13 +130,13 @@ class RunDir:
         return sorted(u for u in updates if self.checkpoint(u).name in names)
 
     def newest_update(self) -> int:
-        """Return the update of the newest checkpoint, or 0 if there is none."""
-        return max(self.saved_update(), self.pending.update if self.pending else 0)
+        """Return the number of updates made: saved, being saved, or in the ranks' memory."""
+        return max(self.saved_update(), self.unsaved.update if self.unsaved else 0)
 
     def saved_update(self) -> int:
         """Return the update of the newest checkpoint that is published or being written, or 0."""
-        pending = None if isinstance(self.pending, ModelOnly) else self.pending
-        return max([*self.checkpoint_updates(), *([pending.update] if pending else [])], default=0)
+        pending = [self.pending.update] if self.pending else []
+        return max([*self.checkpoint_updates(), *pending], default=0)
 
     def settle(self, *, wait: bool = True) -> None:
         """Wait until no checkpoint is pending, or without `wait`, only look.
@@ -162,9 +154,10 @@ class RunDir:
                     self.pending = None
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
-        """Return `Schedule.starts`, as the checkpoint after `update` updates stores it."""
-        if self.pending and self.pending.update == update:
-            return self.pending.starts
+        """Return `Schedule.starts` after `update` updates, as their checkpoint stores it."""
+        for held in (self.pending, self.unsaved):
+            if held and held.update == update:
+                return held.starts
         try:
             stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
             return tuple(int(start) for start in stored["starts"])

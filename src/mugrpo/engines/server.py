@@ -155,13 +155,12 @@ class ServerEngine:
         )
         try:
             may_ask = asked.add(requests)
-            while True:
-                while may_ask and asked.unfinished < self._options.concurrency:
-                    may_ask = asked.add(more())
-                if not asked.unfinished:
-                    return
+            while asked.unfinished:
                 answer = asked.next()
                 yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
+                # Once per answer, so that another server gets its share of the work.
+                if may_ask and asked.unfinished < self._options.concurrency:
+                    may_ask = asked.add(more())
         finally:
             asked.stop()
 

@@ -1,11 +1,12 @@
 """A policy's weights as Hugging Face files, of which each rank writes and reads its own rows.
 
-The tensors are dealt out to as many files as there are ranks. Ranks that split the model write
-their rows where these belong in each file, so no tensor is ever gathered.
+The tensors are dealt out to as many files as there are ranks that split the model. Each writes its
+rows where these belong in each file, so no tensor is ever gathered.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -29,6 +30,8 @@ _TYPES = {  # names of types in safetensors files
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -97,13 +100,15 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> N
         if ranks.first:
             model.save_pretrained(folder, state_dict=dict(weights.tensors))
         return
-    for name, header in weights.headers.items():
+    for name, header in weights.headers.items() if weights.tensors else ():
         with open(folder / name, "wb", opener=_keeping) as file:
             if ranks.first:
                 file.write(header)
             for tensor, rows in weights.tensors.items():
                 place, offset = weights.places[tensor]
-                if place == name:
+                if place == name and rows.numel():
+                    # Without a lock, a network file system may write whole pages.
+                    fcntl.lockf(file, fcntl.LOCK_EX, rows.nbytes, offset)
                     file.seek(offset)
                     file.write(rows.view(-1).view(torch.uint8).numpy().data)
     if not ranks.first:

@@ -14,7 +14,7 @@ from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import ModelOnly, RunDir
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.memory import give_back_memory
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_path
@@ -148,13 +148,13 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
 
     An engine may read every weights file in a folder, and a checkpoint also holds the optimizer's
     state. So the files of its model are linked into a folder of their own, even while the rest of
-    the checkpoint is still being written. If there is no checkpoint, the weights of `policy` are
-    written.
+    the checkpoint is still being written. If there is no checkpoint, that is the folder that the
+    ranks have written, or the weights of `policy` are written.
     """
     if update == 0:
         return model_path(model)
-    if isinstance(folder.pending, ModelOnly) and folder.pending.update == update:
-        return str(folder.pending.folder.absolute())
+    if folder.unsaved and folder.unsaved.update == update:
+        return str(folder.unsaved.folder.absolute())
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
     with publish_folder(target, durable=False) as unfinished:

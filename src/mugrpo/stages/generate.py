@@ -105,6 +105,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         return None
     groups = [[(run.problems[index], k) for index, k in part] for part in parts]
     # The canary gets the same responses, whichever shards are missing.
+    expected = sampling.expected_lengths(stage.number)
     refresh = Refresh(run, sampling, stage.first_update, groups[0], str(stage.number))
     samplers = [
         Sampler(
@@ -116,7 +117,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
             temperature=run.config.rollouts.temperature,
             max_new_tokens=run.config.rollouts.max_new_tokens,
             policy_step=stage.first_update,
-            expected=sampling.expected_lengths(stage.number),
+            expected=expected,
         )
         for engine in refresh.engines
     ]

@@ -75,7 +75,7 @@ def optimize_stage(
         if early_end or update == first + planned:
             training.schedule, end = stage.schedule.ending_at(update), update
         if checkpoint_due(config, training.schedule, update):
-            training.save(metrics)
+            training.save()
         run.progress.advance(1, line["tokens"])
         between(update)
     run.progress.end()

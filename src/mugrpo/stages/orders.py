@@ -20,10 +20,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import ModelOnly, RunDir
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import (
     ShardSet,
     read_logprobs,
@@ -54,10 +53,10 @@ class Answer:
     """What the first rank says when an order is done."""
 
     number: int
-    update: int = 0  # of the newest checkpoint, which may still be being written
-    starts: tuple[int, ...] = ()  # `Schedule.starts` in that checkpoint
-    folder: str = ""  # where it is written, before it is published
-    model_only: bool = False  # whether no checkpoint is written, only the model in that folder
+    update: int = 0  # the number of updates made
+    starts: tuple[int, ...] = ()  # `Schedule.starts` after them
+    folder: str = ""  # where their checkpoint is being written, or only their model
+    saved: bool = True  # whether it is a checkpoint
 
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
@@ -87,14 +86,16 @@ def orders(run: OpenRun) -> Iterator[Order]:
     done = _last_answer(run.folder).number
     while True:
         while (order := _read(run.folder)) is None or order.number == done:
-            run.stop.check()
-            run.folder.settle(wait=False)  # raises if a checkpoint could not be written
+            if run.stop.signal_name:
+                run.folder.stop_request.touch()  # the other ranks must not wait on
             if run.folder.stop_request.exists():
-                raise Interrupted("stopped while it waited for the run")
+                break
+            run.folder.settle(wait=False)  # raises if a checkpoint could not be written
             time.sleep(TICK)
+        run.check()
+        assert order is not None
         if order.task == "end":
             return
-        run.ranks.wait()
         yield order
         run.ranks.wait()
         done = order.number
@@ -122,9 +123,11 @@ def _read(folder: RunDir) -> Order | None:
 
 
 def _answer(folder: RunDir, number: int) -> Answer:
-    pending, update = folder.pending, folder.newest_update()
-    where, model_only = str(pending.folder if pending else ""), isinstance(pending, ModelOnly)
-    return Answer(number, update, folder.stage_starts(update), where, model_only)
+    update = folder.newest_update()
+    saved = folder.saved_update() == update
+    held = folder.pending if saved else folder.unsaved
+    where = str(held.folder if held else "")
+    return Answer(number, update, folder.stage_starts(update), where, saved)
 
 
 def _last_answer(folder: RunDir) -> Answer:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import ModelOnly, RunDir
+from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
@@ -34,7 +34,8 @@ from mugrpo.stages.orders import TICK, Answer, Order, answer_to, answered_logpro
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
-_PATIENCE = 60.0  # seconds to wait until the ranks end
+_PATIENCE = 600.0  # seconds to wait until the ranks have saved their updates and end
+_ENDING = 60.0  # seconds to wait until ranks that got a signal end
 _FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
@@ -99,18 +100,22 @@ class RankProcesses:
         return answered_logprobs(self._run.folder)
 
     def close(self) -> None:
-        """End the ranks, if they run. Raises RunStopped if they could not write a checkpoint."""
+        """End the ranks, if they run. Raises RunStopped if they could not save every update."""
         if (job := self._job) is None:
             return
-        if not self._obeying:
+        folder, obeying = self._run.folder, self._obeying
+        if not obeying:
             self._number += 1
-            give(self._run.folder, Order(self._number, "end"))
-        job.end(0.0 if self._obeying else _PATIENCE)
+            give(folder, Order(self._number, "end"))
+        job.end(0.0 if obeying else _PATIENCE)
+        made, folder.unsaved = folder.newest_update(), None
         try:
-            self._run.folder.settle()
+            folder.settle()
+            if folder.saved_update() < made and not obeying:
+                raise RunStopped(self._fault(job))
         finally:
             self._job, self._obeying = None, False
-            shutil.rmtree(self._run.folder.ranks, ignore_errors=True)
+            shutil.rmtree(folder.ranks, ignore_errors=True)
 
     def _obeyed(
         self, task: Any, update: int, stage: int = 0, rollouts: Sequence[Rollout] = ()
@@ -131,14 +136,12 @@ class RankProcesses:
             time.sleep(TICK)
         self._obeying = False
         if answer := answer or answer_to(folder, order):
-            if answer.update not in (0, *folder.checkpoint_updates()):
-                folder.pending = (
-                    ModelOnly(answer.update, answer.starts, Path(answer.folder))
-                    if answer.model_only
-                    else _WrittenByRanks(self, folder, answer)
-                )
+            if not answer.saved:
+                folder.unsaved = Unsaved(answer.update, answer.starts, Path(answer.folder))
+            elif answer.update not in (0, *folder.checkpoint_updates()):
+                folder.pending = _WrittenByRanks(self, folder, answer)
             return
-        self._job = None
+        self._job = folder.unsaved = None
         shutil.rmtree(folder.ranks, ignore_errors=True)
         run.stop.check()
         if self.sampling:
@@ -208,7 +211,7 @@ def optimize_in_ranks(
 ) -> None:
     """Let `ranks` make the stage's missing updates, up to `until`.
 
-    They work up to the next evaluation or the end of the stage, and save a checkpoint there.
+    They work up to the next evaluation or the end of the stage, and hand the model over there.
     `between` is called with the number of updates, before each order and at the end. Inside the
     block of `handed_out`, the updates, the memory and the metrics belong to the ranks; engines may
     still generate. Raises RunStopped if the ranks make no progress or fail.
@@ -258,7 +261,7 @@ class LocalJob:
         if self.running():
             self._launcher.terminate()  # it lets the ranks save and end
             with suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(_PATIENCE)
+                self._launcher.wait(_ENDING)
 
     def fault(self) -> str | None:
         """Return the error message of the rank that failed first, or how it ended without one."""

@@ -57,7 +57,10 @@ class Refresh:
         engines' weights or sampling are not the policy's.
         """
         if self._comparison:
-            self._waited(self._comparison.wait)
+            try:
+                self._waited(self._comparison.wait)
+            finally:
+                self.close()
         seconds = sum(self._spent.values())
         return {
             "canary_gap": self._gap,
@@ -131,6 +134,7 @@ def with_other_engines(run: OpenRun, sampling: Sampling, work: Callable[[], T]) 
     except Mismatch:
         if not sampling.distrust_reloads():
             raise
+    run.progress.end()
     run.progress.say(
         "the canary found other weights than the policy's after an engine took new ones while it "
         "ran; from now on every refresh starts a new engine"

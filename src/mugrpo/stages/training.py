@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from mugrpo.disk.metrics import MetricsLog
-from mugrpo.disk.publishing import full_disk_explained
-from mugrpo.disk.run_dir import ModelOnly
+from mugrpo.disk.publishing import fsync, full_disk_explained
+from mugrpo.disk.run_dir import Unsaved
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
@@ -75,19 +74,21 @@ class Training:
     def stays(self) -> bool:
         """Whether the ranks keep updates in memory that no checkpoint holds, from order to order.
 
-        They cannot if they end, or if they load other weights to compute their logprobs.
+        They cannot if they end, or if they load other weights to compute their logprobs. An engine
+        in the process that drives the run needs a checkpoint.
         """
         config = self._run.config
         ends = config.distributed.rest == "end" or config.backend.name == "ray"
-        return not ends and not config.needs
+        return not (ends or config.needs or config.engine_in_process)
 
-    def save(self, metrics: MetricsLog) -> None:
-        """Begin to write a checkpoint of the trainer, after syncing the metrics up to it."""
-        began = time.monotonic()
+    def save(self) -> None:
+        """Begin to write a checkpoint, unless all updates are saved. First sync the metrics."""
         run, trainer, schedule = self._run, self.trainer, self.schedule
-        assert trainer is not None
+        if trainer is None or not self.unsaved():
+            return
+        began = time.monotonic()
         if run.ranks.first:
-            metrics.sync()
+            fsync(run.folder.metrics)
         stage = schedule.stage_of(trainer.update - 1)
         references = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
         save_checkpoint(
@@ -104,15 +105,14 @@ class Training:
     def hand_over(self) -> None:
         """Write the model alone, for engines. No checkpoint is written. All ranks must call this.
 
-        vLLM computes in the model's precision, so it gets weights that are rounded to it.
+        A vLLM process computes in the model's precision, so it gets weights rounded to it.
         """
         began = time.monotonic()
         run, trainer = self._run, self.trainer
         assert trainer is not None
         require_finite(trainer, run.folder)
         folder = run.folder.ranks / "models" / f"update-{trainer.update:06d}"
-        engine, precision = run.config.engine.name, run.config.model.precision
-        rounded = precision == "bf16" and engine.startswith("vllm")
+        rounded = run.config.engine.name == "vllm" and run.config.model.precision == "bf16"
         if run.ranks.first:
             for old in sorted(folder.parent.glob("*"))[:-1]:  # an engine may start from the last
                 shutil.rmtree(old)
@@ -121,5 +121,5 @@ class Training:
         with full_disk_explained(folder):
             trainer.policy.save(folder, dtype=torch.bfloat16 if rounded else None)
         run.ranks.wait()
-        run.folder.pending = ModelOnly(trainer.update, self.schedule.starts, folder)
+        run.folder.unsaved = Unsaved(trainer.update, self.schedule.starts, folder)
         self._checkpoint_seconds += time.monotonic() - began

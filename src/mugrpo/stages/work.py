@@ -27,7 +27,7 @@ OnMetrics = Callable[[str, int, dict[str, Any]], None]
 def weights_of(run: OpenRun) -> Weights:
     """Return the run's weights, with nothing loaded yet."""
     return Weights(
-        run.folder, run.config, ranks=run.ranks, notify=run.progress.say, check=run.stop.check
+        run.folder, run.config, ranks=run.ranks, notify=run.progress.say, check=run.check
     )
 
 
@@ -82,8 +82,7 @@ class Work:
 
     def save(self) -> None:
         """Save every update made so far in a checkpoint."""
-        if self.training.unsaved():
-            self.training.save(self.metrics)
+        self.training.save()
 
     def evaluate_if_due(self, update: int) -> None:
         """Evaluate if an evaluation is due. Ranks leave this to the run that started them."""

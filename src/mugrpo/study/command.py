@@ -38,7 +38,6 @@ def run_study(
             cells,
             results,
             work,
-            threads=study.threads,
             keep=keep,
             aligned="alignment" in study.columns,
             say=say,

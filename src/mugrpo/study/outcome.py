@@ -54,14 +54,15 @@ class Results:
     def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
         """Copy the rows of `cells` that another study's table has. Return those cells."""
         others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
-        known: dict[str, Row] = {}
+        known: dict[tuple[str, int], Row] = {}
         for file in others if cells else ():
             if file != self.file:
                 for row in Results(file).rows:
-                    known.setdefault(json.dumps(_current(row), sort_keys=True), row)
+                    config = json.dumps(_current(row), sort_keys=True)
+                    known.setdefault((config, _threads(row)), row)
         copied = []
         for cell in cells:
-            if same := known.get(_written(cell.config)):
+            if same := known.get((_written(cell.config), cell.threads)):
                 self._put(cell, {n: v for n, v in same.items() if not n.startswith("axis/")})
                 copied.append(cell)
         return copied
@@ -74,7 +75,7 @@ class Results:
 
     def _put(self, cell: Cell, values: Row) -> Row:
         axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
-        row = {**values, "cell": cell.name, **axes, "seed": cell.seed}
+        row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
         self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
         columns = dict.fromkeys(name for one in self.rows for name in one)
         table = pa.table({name: [one.get(name) for one in self.rows] for name in columns})
@@ -84,8 +85,13 @@ class Results:
 
 
 def _differing(row: Row, cell: Cell) -> list[str]:
-    """Return the options of the cell that differ from those of its row."""
-    return [name for name, *_ in changes(_current(row), json.loads(_written(cell.config)))]
+    """Return the options of the cell that differ from those of its row, threads among them."""
+    options = [name for name, *_ in changes(_current(row), json.loads(_written(cell.config)))]
+    return [*options, *(["threads"] if _threads(row) != cell.threads else [])]
+
+
+def _threads(row: Row) -> int:
+    return row.get("threads") or 1  # older rows do not tell
 
 
 def _current(row: Row) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Cells:
         results: Results,
         work: Path,
         *,
-        threads: int,
         keep: bool,
         aligned: bool,
         say: Callable[[str], None],
@@ -62,7 +61,6 @@ class Cells:
         self.cells = cells
         self.results = results
         self.work = work
-        self.threads = threads
         self.keep = keep
         self.aligned = aligned
         self.say = say
@@ -106,7 +104,7 @@ class Cells:
                 return None
         for command in ("generate", "score"):
             words = [command, str(folder), "--stage", "0"]
-            if fault := self._process(words, folder.with_suffix(".log")):
+            if fault := self._process(words, folder.with_suffix(".log"), cell.threads):
                 return f"first stage of {cell}: {fault}"
         return None
 
@@ -121,7 +119,7 @@ class Cells:
         log = folder.with_name(f"{folder.name}.log")
         aligned = self.aligned and can_align(cell.config)
         for command in ("train", "alignment") if aligned else ("train",):
-            if fault := self._process([command, str(folder)], log):
+            if fault := self._process([command, str(folder)], log, cell.threads):
                 return f"{cell}: {fault}"
         if self._stopping():
             return None
@@ -151,7 +149,7 @@ class Cells:
             progress=Progress(Console(quiet=True)),
         )
 
-    def _process(self, words: Sequence[str], log: Path) -> str | None:
+    def _process(self, words: Sequence[str], log: Path, threads: int) -> str | None:
         """Run a mugrpo command to its end. Return its error, or None.
 
         A signal to this process is passed on to the command, so that the run is saved.
@@ -161,7 +159,7 @@ class Cells:
                 [sys.executable, "-m", "mugrpo", *words],
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": str(self.threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
                 start_new_session=True,  # Ctrl-C must not reach it directly, only from here
             )
             terminated = False

@@ -96,6 +96,7 @@ class Cell:
     seed: int
     config: RunConfig
     overrides: tuple[str, ...]  # of the base config, as on the command line
+    threads: int = 1  # of its run
 
     @property
     def name(self) -> str:
@@ -146,7 +147,7 @@ def _cells(study: Study, file: Path) -> Iterator[Cell]:
             source = f"{file}, {', '.join(values.values())}"
             config = build_config(lay_over(base, pairs), source)
             overrides = tuple(as_override(name, value) for name, value in pairs)
-            yield Cell(values, seed, config, overrides)
+            yield Cell(values, seed, config, overrides, study.threads)
 
 
 def _faults(study: Study) -> Iterator[str]:
