@@ -48,7 +48,7 @@ class Studied(NamedTuple):
     second: list[str]
 
 
-def forked(self: Cells, words: Sequence[str], log: Path) -> str | None:
+def forked(self: Cells, words: Sequence[str], log: Path, threads: int) -> str | None:
     """Do what `Cells._process` does with the tests' fork server: one second instead of five."""
     ended = mugrpo(*words)
     log.write_text(ended.out + ended.err)
