@@ -130,7 +130,7 @@ class RunDir:
         return sorted(u for u in updates if self.checkpoint(u).name in names)
 
     def newest_update(self) -> int:
-        """Return the number of updates made: saved, being saved, or in the ranks' memory."""
+        """Return the number of updates made, even if only the ranks' memory holds the last ones."""
         return max(self.saved_update(), self.unsaved.update if self.unsaved else 0)
 
     def saved_update(self) -> int:

@@ -1,4 +1,4 @@
-"""A policy's weights as Hugging Face files, of which each rank writes and reads its own rows.
+"""A policy's weights as Hugging Face files. Each rank writes and reads its own rows of them.
 
 The tensors are dealt out to as many files as there are ranks that split the model. Each writes its
 rows where these belong in each file, so no tensor is ever gathered.

@@ -46,7 +46,7 @@ class Refresh:
             self._waited(lambda: self._compare(rollouts))
 
     def check(self) -> None:
-        """Raise what the canary has found so far, see `notes`."""
+        """Raise Mismatch if the canary has already rejected the engines. Do not wait for it."""
         if self._comparison:
             self._comparison.running()
 
