@@ -51,14 +51,17 @@ LESSONS = {
 }
 
 
-def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token per character, plus padding and end of sequence."""
+def make_tokenizer(characters: str, context: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token per character, plus padding and end of sequence.
+
+    It tells that texts have at most `context` tokens.
+    """
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *characters])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=512
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=context
     )
 
 
@@ -67,6 +70,7 @@ def main() -> None:
     parser.add_argument("task", choices=LESSONS)
     parser.add_argument("--out", type=Path, help="default: the task's folder in the package")
     parser.add_argument("--terms", type=int, help="terms of a chain (default: the task's)")
+    parser.add_argument("--context", type=int, default=512, help="tokens of the longest text")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -84,7 +88,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     rng = random.Random(0)
-    tokenizer = make_tokenizer(lesson.characters)
+    tokenizer = make_tokenizer(lesson.characters, args.context)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -92,7 +96,7 @@ def main() -> None:
             intermediate_size=args.mlp,
             num_hidden_layers=args.layers,
             num_attention_heads=4,
-            max_position_embeddings=512,
+            max_position_embeddings=args.context,
             tie_word_embeddings=False,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,

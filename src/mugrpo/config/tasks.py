@@ -26,7 +26,7 @@ class ChainOptions(EmbeddedOptions):
     """Chains of small sums, answered by running sums modulo 10 (embedded, needs no data)."""
 
     name: Literal["chain"] = "chain"
-    terms: int = Field(8, ge=2, le=64)
+    terms: int = Field(8, ge=2, le=128)
     """Terms in a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
     """Largest term. Terms are digits from 1 to this."""
