@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,39 @@ def test_a_tokenizer_without_pad_is_reported_once_and_changes_no_number(
     assert ended.out.count("has no padding token; padding with the end-of-sequence token") == 1
     assert read_metrics(run_dir) == read_metrics(reference)
     assert final_weights(run_dir) == final_weights(reference)
+
+
+@pytest.mark.parametrize(
+    ("file", "part"),
+    [
+        ("config.json", "AutoConfig"),
+        ("config.json", "AutoModelForCausalLM"),
+        ("tokenizer_config.json", "AutoTokenizer"),
+    ],
+)
+def test_a_models_own_code_is_neither_run_nor_asked_about(
+    model: Path,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    part: str,
+):
+    """Its type is one that transformers does not have. The terminal would answer yes."""
+    ran = tmp_path / "ran"
+    (model / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: ...\n")
+    named = "own.Own" if file == "config.json" else ["own.Own", None]
+    edited(model / file, auto_map={part: named}, tokenizer_class="Own")
+    if file == "config.json":
+        edited(model / file, model_type="own")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+    ended = command(*words)
+    assert not ran.exists()
+    refused(ended, str(model))
+    assert sys.stdin.read() == "y\n" * 9
+    if part != "AutoModelForCausalLM":
+        assert "code of its own" in ended.err
 
 
 def test_a_chat_form_without_a_template_is_refused_with_both_choices(

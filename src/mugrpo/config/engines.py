@@ -98,7 +98,8 @@ class VLLMOptions(EngineOptions):
     max_num_seqs: int = Field(256, ge=1)
     """Sequences decoded together."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
-    """Share of a GPU's memory that the engine takes. The trainer's model stays beside it."""
+    """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
+    it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
     enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
     """Skip compilation and CUDA graphs: the engine starts sooner and runs slower."""
     rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
@@ -117,6 +118,8 @@ class VLLMOptions(EngineOptions):
                     f"{name} changes the distribution that tokens are drawn from, so the behavior "
                     "logprobs would not be the policy's; leave it out"
                 )
+            if name == "trust_remote_code":
+                raise ValueError("a model's own code is never run; leave trust_remote_code out")
             if name in _SET_BY_THE_RUN.split():
                 raise ValueError(f"{name} is set by the run's other options; leave it out")
         return arguments

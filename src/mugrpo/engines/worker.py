@@ -158,6 +158,7 @@ class VLLM:
             EngineArgs(
                 model=path,
                 skip_tokenizer_init=True,
+                trust_remote_code=False,
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 disable_log_stats=True,

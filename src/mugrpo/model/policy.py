@@ -142,7 +142,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the tokenizer of {path}"):
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
             raise UsageError(
@@ -184,7 +184,7 @@ def _load_config(options: ModelOptions) -> Any:
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the model {path}"):
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def load_policy(
@@ -228,7 +228,7 @@ def _load_model(path: str | Path) -> Any:
     info: dict[str, Any]
     with _loading(f"the model {text}"):
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True
+            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     if absent := sorted(info["missing_keys"]):
         raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
@@ -241,8 +241,10 @@ def _empty_model(path: str, names: set[str]) -> Any:
     Its weights are allocated but not written to.
     """
     with _loading(f"the model {path}"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     model.to_empty(device="cpu")  # unties weights
     if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
         model.tie_weights()
@@ -255,6 +257,11 @@ def _loading(description: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{description} needs code of its own, which mugrpo never runs; name a model that "
+                "transformers has the code of"
+            ) from None
         raise UsageError(
             f"{description} cannot be loaded ({_first_line(error)}); {_WAY_OUT}"
         ) from None

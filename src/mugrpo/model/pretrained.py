@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
@@ -178,7 +179,11 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(file.parent),
+        "gguf_file": file.name,
+        "trust_remote_code": False,
+    }
     loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     del loaded.config.quantization_config
     fresh = type(loaded)(loaded.config)

@@ -186,7 +186,7 @@ def _ranks(count: int) -> Iterator[Any]:
 def _model_config(config: RunConfig, form: Path | None) -> Any:
     path = str(form) if form else model_path(config.model)
     try:
-        return AutoConfig.from_pretrained(path).get_text_config()
+        return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the config.json of {path} cannot be read ({str(error).splitlines()[0]}); name a "
