@@ -3,8 +3,9 @@
 Each side is a run of SmolLM2-135M with an engine process and two ranks (gloo) on two cores, in
 stages of four updates. Measured is the time from the last update of a stage to the first one of the
 next, without generation, scoring and that first update itself. It includes the checkpoint as far as
-it is waited for, the refresh and its canary. The notes have what checkpoints cost the updates, and
-the peak memory of the process that drives the run.
+it is waited for, the refresh and its canary. One side makes no checkpoint there: its ranks hand the
+model alone over. The notes have what checkpoints or models cost the updates, and the peak memory of
+the process that drives the run.
 """
 
 from __future__ import annotations
@@ -23,28 +24,36 @@ from typing import Any
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 
 STAY, END = "ranks that stay", "ranks that end after each stage"
-STAGES = 3
+MODEL = "ranks that stay, without a checkpoint"
+STAGES = 6  # the first two times, new files are slow to write: no memory has been freed yet
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     options = parser(__doc__).parse_args(argv)
-    sides = {STAY: lambda _: measured("sleep"), END: lambda _: measured("end")}
+    sides = {
+        STAY: lambda _: measured(),
+        MODEL: lambda _: measured("--checkpoint.stage_end", "false"),
+        END: lambda _: measured("--distributed.rest", "end"),
+    }
     results = alternate(sides, options.repetitions)
-    ratio = Ratio(STAY, END, "Between stages, two ranks, against ranks that end", kind="own")
+    ratios = [
+        Ratio(STAY, END, "Between stages, two ranks, against ranks that end", kind="own"),
+        Ratio(MODEL, END, "The same without a checkpoint, against ranks that end", kind="own"),
+    ]
     row = Row(
         "between_stages",
         "From one stage to the next, SmolLM2-135M, two ranks",
         "times/s",
         results,
-        [ratio],
+        ratios,
         {"stages": STAGES},
         options.tiny,
     )
     return publish(row, options.output)
 
 
-def measured(rest: str) -> Measured:
-    """Make one run. Return the median time between its stages."""
+def measured(*options: str) -> Measured:
+    """Make one run with `options`. Return the median time between its stages."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         words = [sys.executable, "-m", "mugrpo", "train", "configs/smollm2_addition.toml"]
@@ -52,7 +61,7 @@ def measured(rest: str) -> Measured:
         words += ["--schedule.stages", str(STAGES), "--schedule.batches_per_stage", "4"]
         words += ["--checkpoint.keep", "1"]
         words += ["--engine.processes", "1", "--distributed.processes", "2"]
-        words += ["--distributed.rest", rest]
+        words += options
         with open(Path(folder) / "log", "w") as log:
             process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
         seen: list[tuple[float, dict[str, Any]]] = []
