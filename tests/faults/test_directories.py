@@ -59,6 +59,22 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothin
     assert "unlocking" not in command("train", run_dir).out
 
 
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints", "samples"])
+@pytest.mark.parametrize("words", [["train"], ["repair"], ["evaluate"], ["report"], ["push"]])
+def test_no_command_follows_a_link_out_of_a_run(
+    tmp_path: Path, command: Command, reference: Path, name: str, words: list[str]
+):
+    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
+    precious = tmp_path / "precious"
+    precious.write_text("not the run's")
+    if (run_dir / name).exists():
+        (run_dir / name).rename(tmp_path / "was")
+    (run_dir / name).symlink_to(precious)
+    to = [f"file://{tmp_path}/copy"] if words == ["push"] else []
+    refused(command(*words, run_dir, *to), f"{run_dir / name} is a link out of the run")
+    assert precious.read_text() == "not the run's"
+
+
 def test_the_lock_of_a_killed_process_is_free_and_reported(
     tmp_path: Path, command: Command, reference: Path
 ):

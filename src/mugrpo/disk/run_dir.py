@@ -39,6 +39,7 @@ from threading import Lock
 from typing import IO, Any, Protocol
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.links import refuse_links_out
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
 
@@ -195,11 +196,12 @@ class RunDir:
     def read_config(self) -> dict[str, Any] | None:
         """Return the stored config.json, or None if this is not a run yet.
 
-        Raises UsageError if the folder holds something else, or a format that this version does
-        not know.
+        Raises UsageError if the folder holds something else, a format that this version does not
+        know, or a link that leads out of it.
         """
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
+        refuse_links_out(self.root)
         if not self.config.exists():
             strangers = (
                 [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
@@ -245,9 +247,10 @@ class RunDir:
         """Lock the run for this process; yield notices of what an earlier crash left behind.
 
         The kernel frees the lock when a process dies, so a stale lock never blocks. Raises
-        UsageError, naming the holder, if another process has the lock. (The lock is an flock: on
-        NFS it is only as good as the server's.)
+        UsageError, naming the holder, if another process has the lock, and for links that lead out
+        of the run. (The lock is an flock: on NFS it is only as good as the server's.)
         """
+        refuse_links_out(self.root)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file = open(self._lock, "a+b", buffering=0)  # noqa: SIM115 - closed below

@@ -160,7 +160,7 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
     with publish_folder(target, durable=False) as unfinished:
         if not _link_pending(folder, update, unfinished):
             if policy is None or update in folder.checkpoint_updates():
-                _link_model(Path(weights_at(folder, model, update)), unfinished, os.symlink)
+                _link_model(Path(weights_at(folder, model, update)), unfinished, _link_softly)
             else:
                 policy.save(unfinished)
     return str(target.absolute())
@@ -189,3 +189,8 @@ def _link_model(checkpoint: Path, folder: Path, link: Callable[[Path, Path], Non
     for file in checkpoint.iterdir():
         if not file.name.startswith(_NOT_THE_MODEL):
             link(file.absolute(), folder / file.name)
+
+
+def _link_softly(source: Path, link: Path) -> None:
+    """Make a link that still leads to `source` if the run is moved."""
+    os.symlink(os.path.relpath(source, link.parent), link)
