@@ -15,15 +15,13 @@ import pytest
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import set_aside
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.tools.objects import Store
 from mugrpo.tools.repair import repair
-from mugrpo.tools.store import _Store, pull, push
+from mugrpo.tools.store import pull, push
 from tests.faults.harm import flip_bit, stopped
 from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
-
-
-honest = _Store.names
 
 
 class Cut(Exception):
@@ -69,9 +67,9 @@ def test_objects_that_exist_are_not_written_again(reference: Path, store: str):
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch):
     """Return a function that lets a push write so many objects and no more."""
-    place, left = _Store._place, 0
+    place, left = Store._place, 0
 
-    def placed(store: _Store, name: str) -> str:
+    def placed(store: Store, name: str) -> str:
         nonlocal left
         if left == 0:
             raise Cut
@@ -83,7 +81,7 @@ def cut(monkeypatch: pytest.MonkeyPatch):
         nonlocal left
         left = count
         with monkeypatch.context() as patched:
-            patched.setattr(_Store, "_place", placed)
+            patched.setattr(Store, "_place", placed)
             with suppress(Cut):
                 push(RunDir(run_dir), url)
                 return True
@@ -249,28 +247,46 @@ def test_bad_urls_and_folders_are_refused(tmp_path: Path, reference: Path, store
         push(RunDir(tmp_path / "nothing"), store)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../outside.json",
-        "samples/../../outside.json",
-        "samples//outside.json",
-        "samples/..\\outside.json",
-        "samples/C:outside.json",
-    ],
-)
+ODD = [
+    "../outside.json",
+    "../../../outside.json",
+    "/outside.json",
+    "//outside.json",
+    "samples/../../outside.json",
+    "samples/./outside.json",
+    "samples//outside.json",
+    "samples/",
+    "samples/..\\outside.json",
+    "\\\\host\\share",
+    "samples/C:outside.json",
+    "samples/model.json:stream",
+    "samples/\0",
+    "samples/\x1b[2J.json",
+    "samples/\u202egpj.json",
+    "samples/nul",
+    "samples/CON.json",
+    "com1/model.json",
+    "config.json/inside",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
 def test_a_store_with_an_odd_name_is_refused_before_anything_is_written(
     tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     push(RunDir(reference), store)
-    monkeypatch.setattr(_Store, "names", lambda self: [*honest(self), name])
+    system, root = fsspec.core.url_to_fs(store)
+    honest = system.find(root, detail=True)
+    monkeypatch.setattr(
+        type(system), "find", lambda *_, **__: {**honest, f"{root}/{name}": {"size": 1}}
+    )
     moved = tmp_path / "deep" / "run"
     with pytest.raises(UsageError, match="has an object named"):
         pull(store, RunDir(moved))
     assert not moved.parent.exists()
 
 
-@pytest.mark.parametrize("name", ["../../../outside.json", "/outside.json", "a\\..\\outside.json"])
+@pytest.mark.parametrize("name", ODD[:-1])
 def test_a_seal_that_lists_an_odd_name_is_refused_before_anything_is_written(
     tmp_path: Path, reference: Path, store: str, name: str
 ):
@@ -283,3 +299,79 @@ def test_a_seal_that_lists_an_odd_name_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match="has an object named"):
         pull(store, RunDir(moved))
     assert not moved.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"7",
+        b'{"shards": []}',
+        b'{"shards": {"0": {}}}',
+        b'{"shards": {"0": {"sha256": 7}}}',
+        b'{"shards": {"0": {"sha256": "../../x"}}}',
+        b'{"shards": {"../0": {"sha256": "' + b"0" * 64 + b'"}}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_list_that_is_none_is_refused_by_pull_and_replaced_by_push(
+    tmp_path: Path, reference: Path, store: str, text: bytes
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    manifest = f"{root}/stages/000/rollouts/manifest.json"
+    system.pipe_file(manifest, text)
+    with pytest.raises(UsageError, match=r"manifest\.json does not list files"):
+        pull(store, RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    push(RunDir(reference), store)
+    pull(store, RunDir(tmp_path / "run"))
+    assert shards(tmp_path / "run") == shards(reference)
+
+
+def test_a_list_of_many_megabytes_is_not_read(
+    tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    seal = f"{root}/checkpoints/update-000006/sha256.json"
+    system.pipe_file(seal, b"{}" + b" " * (16 << 20))
+    monkeypatch.setattr(Store, "read", lambda *_: pytest.fail("read"))
+    with pytest.raises(UsageError, match=r"sha256\.json has 16,777,218 bytes, too many for a list"):
+        pull(store, RunDir(tmp_path / "run"))
+
+
+def test_a_copy_larger_than_the_disk_is_refused_before_anything_is_written(
+    tmp_path: Path, reference: Path, store: str, monkeypatch: pytest.MonkeyPatch
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    huge = {path: {"size": 1 << 60} for path in system.find(root) if path.endswith(".parquet")}
+    honest = system.find(root, detail=True)
+    monkeypatch.setattr(type(system), "find", lambda *_, **__: honest | huge)
+    with pytest.raises(UsageError, match=r"are free at .*; make room"):
+        pull(store, RunDir(tmp_path / "deep" / "run"))
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples", "stages/000/rollouts/manifest.json"])
+def test_a_folder_with_a_link_out_of_it_is_not_pulled(tmp_path: Path, reference: Path, name: str):
+    """It would bring a file of the one who pulls into a run that may be pushed again."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    shutil.copytree(reference, private)
+    push(RunDir(reference), f"file://{store}/run")
+    place = store / "run" / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    place.symlink_to(private / name)
+    with pytest.raises(UsageError, match=f"{name} is a link out of the run"):
+        pull(f"file://{store}/run", RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_lacks_a_shard_is_not_pushed(tmp_path: Path, reference: Path, store: str):
+    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
+    (run_dir / "stages" / "000" / "rollouts" / "shard-00001.parquet").unlink()
+    with pytest.raises(RunStopped, match=r"shard-00001\.parquet is gone; run `mugrpo repair"):
+        push(RunDir(run_dir), store)

@@ -11,91 +11,25 @@ an older state of the run. Bakeoffs are not copied.
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import SUMS, publish_file, publish_folder, sha256_of
+from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.messages import printable
+from mugrpo.tools.objects import Store, refuse_odd
 
 _MANIFEST = "manifest.json"
+_LONGEST_LIST = 16 << 20  # bytes of a manifest or a seal
 _LOOSE = ("samples", "nonfinite")  # folders of files that no manifest lists
 _FOLDERS = ("stages/", "evaluations/", "checkpoints/", *(f"{folder}/" for folder in _LOOSE))
 
 Say = Callable[[str], None]
 Check = Callable[[], None]
-
-
-class _Store:
-    """The objects below a URL, by their names relative to it.
-
-    Raises UsageError if fsspec cannot use the URL.
-    """
-
-    def __init__(self, url: str) -> None:
-        import fsspec
-        import fsspec.implementations.local
-
-        try:
-            self._system, self._root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise UsageError(
-                f"{url} cannot be used ({error}); check it, or install the package that it needs"
-            ) from None
-        local = fsspec.implementations.local.LocalFileSystem
-        self._local = isinstance(self._system, local)  # a folder, where a file may be cut short
-
-    def read(self, name: str) -> bytes | None:
-        """Return an object's bytes, or None if it does not exist."""
-        try:
-            data: bytes = self._system.cat_file(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return None
-        return data
-
-    def fetch(self, name: str, path: Path) -> None:
-        """Write an object into the file `path`. Raises FileNotFoundError if it does not exist."""
-        self._system.get_file(f"{self._root}/{name}", str(path))
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write `data` as an object."""
-        path = self._place(name)
-        if self._local:
-            with publish_file(Path(path)) as file:
-                file.write(data)
-        else:
-            self._system.pipe_file(path, data)
-
-    def put(self, name: str, source: Path) -> None:
-        """Write the contents of the file `source` as an object."""
-        path = self._place(name)
-        if self._local:
-            with publish_file(Path(path)) as file, open(source, "rb") as content:
-                shutil.copyfileobj(content, file)
-        else:
-            self._system.put_file(str(source), path)
-
-    def remove(self, name: str) -> None:
-        self._system.rm_file(f"{self._root}/{name}")
-
-    def names(self) -> list[str]:
-        """Return the names of all objects, in order."""
-        with suppress(FileNotFoundError):
-            self._system.invalidate_cache()
-            paths = self._system.find(self._root)
-            prefix = self._system._strip_protocol(self._root).rstrip("/") + "/"
-            return sorted(path.removeprefix(prefix) for path in paths)
-        return []
-
-    def _place(self, name: str) -> str:
-        """Return the path of an object, in a folder that exists."""
-        path = f"{self._root}/{name}"
-        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return path
 
 
 def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = lambda: None) -> int:
@@ -107,7 +41,7 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
     """
     if run_dir.read_config() is None:
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
-    copy = _Push(run_dir, _Store(url), check)
+    copy = _Push(run_dir, Store(url), check)
     copy.remove_outdated()
     for path in (run_dir.config, run_dir.origin):
         copy.renew(path)
@@ -128,7 +62,7 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
 class _Push:
     """One push of a run to a store, with counts of the objects that it writes and removes."""
 
-    def __init__(self, run_dir: RunDir, store: _Store, check: Check) -> None:
+    def __init__(self, run_dir: RunDir, store: Store, check: Check) -> None:
         self._root = run_dir.root
         self._store = store
         self._check = check
@@ -141,11 +75,12 @@ class _Push:
 
     def remove_outdated(self) -> None:
         """Remove from the copy what the run has changed or lost, except older checkpoints."""
-        names = self._store.names()
+        names = self._store.sizes()
         manifests = {self._name(path): text for path, text in self.manifests.items()}
         for name in [n for n in names if n.endswith(f"/{_MANIFEST}")]:
-            theirs = json.loads(self._store.read(name) or b"{}")
+            text = self._store.read(name) or b""
             ours = json.loads(manifests.get(name, b'{"shards": {}}'))["shards"]
+            theirs = json.loads(text) if _listed_in(name, text) is not None else {"shards": {}}
             same = {n: entry for n, entry in theirs["shards"].items() if ours.get(n) == entry}
             if not same:
                 self._remove(name)
@@ -165,7 +100,7 @@ class _Push:
 
     def remove_old_checkpoints(self) -> None:
         """Remove the checkpoints that the run no longer has, once newer ones are in the copy."""
-        outdated = [name for name in self._store.names() if self._old(name)]
+        outdated = [name for name in self._store.sizes() if self._old(name)]
         for name in sorted(outdated, key=lambda name: not name.endswith(f"/{SUMS}")):  # seals first
             self._remove(name)
 
@@ -177,10 +112,13 @@ class _Push:
     def put_shards(self, manifest: Path, text: bytes) -> None:
         """Write the shards of a manifest that the copy lacks, then the manifest."""
         stored = self._store.read(self._name(manifest))
-        known = _shards_of(stored)
+        known = _listed_in(self._name(manifest), stored or b"") or {}
         for name, sha256 in _shards_of(text).items():
+            shard = manifest.with_name(name)
+            if not shard.exists():
+                raise RunStopped(f"{shard} is gone; run `mugrpo repair {self._root}`")
             if known.get(name) != sha256:
-                self._put_checked(manifest.with_name(name), sha256)
+                self._put_checked(shard, sha256)
         if stored != text:
             self._write(self._name(manifest), text)
 
@@ -241,29 +179,36 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     Raises UsageError if there is no copy or the directory exists, RunStopped if an object is
     missing or does not match its checksum.
     """
-    store, root = _Store(url), run_dir.root
+    store, root = Store(url), run_dir.root
     if root.exists():
         raise UsageError(f"{root} exists already; name a new directory")
-    names = store.names()
-    _refuse_odd(names, url)
-    if run_dir.config.name not in names:
+    sizes = store.sizes()
+    if run_dir.config.name not in sizes:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
     top_level = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}
-    plain = [n for n in names if n in top_level or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
-    lists = {n: store.read(n) or b"{}" for n in names if n.rpartition("/")[2] in (_MANIFEST, SUMS)}
+    plain = [n for n in sizes if n in top_level or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
+    lists = [n for n in sizes if n.rpartition("/")[2] in (_MANIFEST, SUMS)]
+    if large := [name for name in lists if sizes[name] > _LONGEST_LIST]:
+        raise UsageError(f"{url}/{large[0]} has {sizes[large[0]]:,} bytes, too many for a list")
+    texts = {name: store.read(name) or b"" for name in lists}
     sums: dict[str, str] = {}
-    for name, text in lists.items():
-        folder, _, leaf = name.rpartition("/")
-        listed = _shards_of(text) if leaf == _MANIFEST else dict(json.loads(text))
+    for name, text in texts.items():
+        folder, listed = name.rpartition("/")[0], _listed_in(name, text)
+        if listed is None:
+            raise UsageError(f"{url}/{name} does not list files with their checksums; push again")
         sums |= {f"{folder}/{file}": sha256 for file, sha256 in listed.items()}
-    _refuse_odd(sums, url)
+    wanted = sorted({*plain, *lists, *sums})
+    refuse_odd(wanted, url)
+    needed = sum(sizes.get(name, 0) for name in wanted)
+    if needed > (free := _free_bytes(root)):
+        raise UsageError(f"{url} has {needed:,} bytes, but {free:,} are free at {root}; make room")
     with publish_folder(root) as unfinished:
-        for name in sorted({*plain, *lists, *sums}):
+        for name in wanted:
             check()
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name in lists:
-                path.write_bytes(lists[name])
+            if name in texts:
+                path.write_bytes(texts[name])
                 continue
             with suppress(FileNotFoundError):
                 store.fetch(name, path)
@@ -272,15 +217,23 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     say(f"{root}: resume with `mugrpo train {root}`")
 
 
-def _refuse_odd(names: Iterable[str], url: str) -> None:
-    """Raise UsageError if a name might lead outside the run's directory on some system."""
-    for name in names:
-        parts = name.split("/")
-        if "\\" in name or ":" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-            raise UsageError(
-                f"{url} has an object named {printable(name)}, which is not part of any run; "
-                "nothing was written. Pull from a store that you trust"
-            )
+def _listed_in(name: str, text: bytes) -> dict[str, str] | None:
+    """Return file -> checksum of what the manifest or seal called `name` lists.
+
+    Return None if its text is that of neither.
+    """
+    try:
+        is_manifest = name.endswith(f"/{_MANIFEST}")
+        listed = _shards_of(text) if is_manifest else dict(json.loads(text))
+        good = all(re.fullmatch("[0-9a-f]{64}", sha256) for sha256 in listed.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return listed if good else None
+
+
+def _free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk that `path` will be on."""
+    return shutil.disk_usage(next(p for p in path.absolute().parents if p.exists())).free
 
 
 def _seals(run_dir: RunDir) -> Iterator[tuple[Path, bytes]]:
@@ -290,7 +243,7 @@ def _seals(run_dir: RunDir) -> Iterator[tuple[Path, bytes]]:
             yield run_dir.checkpoint(update), (run_dir.checkpoint(update) / SUMS).read_bytes()
 
 
-def _shards_of(manifest: bytes | None) -> dict[str, str]:
+def _shards_of(manifest: bytes) -> dict[str, str]:
     """Return name -> checksum of the shards that a manifest lists."""
-    shards: dict[str, Any] = json.loads(manifest)["shards"] if manifest else {}
+    shards: dict[str, Any] = json.loads(manifest)["shards"]
     return {f"shard-{int(n):05d}.parquet": entry["sha256"] for n, entry in shards.items()}
