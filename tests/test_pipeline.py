@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.stages import training
 from tests.runs import (
+    Command,
     State,
     assert_same,
     checkpoints,
@@ -143,6 +146,47 @@ def test_keeping_one_checkpoint_leaves_the_newest_and_the_one_its_stage_began_fr
         "update-000006",
     ]
     assert_same(run_dir, reference)
+
+
+NOTHING_DUE = (
+    *("--checkpoint.every", "0", "--checkpoint.stage_end", "false"),
+    *("--checkpoint.beside_training", "false"),
+)
+
+
+@pytest.mark.parametrize(("minutes", "kept"), [("1e-9", (3, 5)), ("0", ())])
+def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
+    reference: Path, tmp_path: Path, minutes: str, kept: tuple[int, ...]
+):
+    """It keeps the newest one, and the one that its second stage began from."""
+    run_dir, options = tmp_path / "run", (*NOTHING_DUE, "--checkpoint.minutes", minutes)
+    killed(run_dir, "gradient", 6, *options)
+    assert state(run_dir).checkpoints == kept
+    finished(run_dir, *options)
+    assert checkpoints(run_dir) == ([3, 6] if kept else [6])
+    assert_same(run_dir, reference)
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])
+def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    saved: list[int],
+):
+    """Six updates, and a minute: 3 x 25 and 2 x 40 are more, 6 x 9 is not."""
+    step, save, at = Trainer.step, training.save_checkpoint, []
+    monkeypatch.setattr(Trainer, "step", lambda *a: {**step(*a), "time/update": seconds})
+    monkeypatch.setattr(
+        training,
+        "save_checkpoint",
+        lambda trainer, *a, **k: (at.append(trainer.update), save(trainer, *a, **k)),
+    )
+    options = (*NOTHING_DUE, "--checkpoint.minutes", 1)
+    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
+    assert command(*words).status == 0
+    assert at == saved
 
 
 @pytest.mark.long

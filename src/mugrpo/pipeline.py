@@ -127,7 +127,7 @@ def follow(run: OpenRun) -> None:
             _obey(run, training, order)
             trainer.sleep()
     except Interrupted:
-        training.save()
+        training.save(temporary=True)
         raise
     training.save()
 
@@ -141,7 +141,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
     with Work(run, training=training) as work:
         work.optimize(work.stage(order.stage), order.update)
         if not training.stays:
-            work.save()
+            training.save(temporary=True)  # one that is due is saved already
         elif training.unsaved():
             training.hand_over()
     if run.folder.pending:

@@ -53,6 +53,7 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "evaluation.final_samples",
         "evaluation.samples",
         "evaluation.temperature",
+        "checkpoint.minutes",
         "rewards.failure_limit",
         "engine.canary_warning",
         "engine.restarts",

@@ -14,9 +14,12 @@ class CheckpointOptions(Options):
     """Save every N updates. 0 saves only at the end of each stage."""
     stage_end: bool = Field(True, json_schema_extra=HARMLESS)
     """Save at the end of every stage. The last update is always saved."""
+    minutes: float = Field(10, ge=0, json_schema_extra=HARMLESS)
+    """Save when updates of N minutes would be lost. Such a checkpoint, like one of a run that was
+    asked to stop, is removed once there is a newer one. 0 saves none for the time."""
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Keep the newest N checkpoints, and those still needed: the one that the current stage began
-    from, and a reference policy's. 0 keeps all."""
+    from, and a reference policy's. 0 keeps all that `every` and `stage_end` ask for."""
     beside_training: bool = Field(True, json_schema_extra=HARMLESS)
     """Write a checkpoint while training goes on, from a copy in CPU memory: 12 bytes per parameter.
     Otherwise training waits until it is written."""

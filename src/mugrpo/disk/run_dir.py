@@ -160,10 +160,19 @@ class RunDir:
             if held and held.update == update:
                 return held.starts
         try:
-            stored = json.loads((self.checkpoint(update) / "stages.json").read_text())
-            return tuple(int(start) for start in stored["starts"])
+            return tuple(int(start) for start in self._stages(update)["starts"])
         except (OSError, ValueError, KeyError, TypeError):
             return (0,)  # no checkpoint yet, or a damaged one, which is never loaded
+
+    def is_temporary(self, update: int) -> bool:
+        """Return whether a checkpoint is only there until there is a newer one."""
+        try:
+            return bool(self._stages(update)["temporary"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _stages(self, update: int) -> Any:
+        return json.loads((self.checkpoint(update) / "stages.json").read_text())
 
     def stages(self) -> list[int]:
         """Return the numbers of the stages that have a folder."""

@@ -16,10 +16,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Event, Thread, get_native_id
+from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.places import passing
@@ -45,14 +46,15 @@ def save_checkpoint(
     starts: Sequence[int],
     keep: int,
     needed: Collection[int],
+    temporary: bool,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
-    checkpoints by their update. If `keep` is 0, none is removed. `starts` is `Schedule.starts`,
-    stored for a run that is resumed from this checkpoint: it says where the stages began. Waits
-    for the checkpoint before. Raises what ended its writing, and RunStopped, naming the last good
-    checkpoint, if a weight is not finite.
+    checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
+    `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
+    stages began. Waits for the checkpoint before. Raises what ended its writing, and RunStopped,
+    naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
@@ -60,7 +62,7 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(),
         run_dir.checkpoint(trainer.update),
-        starts,
+        {"starts": [*starts], "temporary": temporary},
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )
@@ -88,15 +90,18 @@ class Writing:
         self,
         snapshot: Snapshot,
         path: Path,
-        starts: Sequence[int],
+        stages: Mapping[str, Any],
         *,
         first_pid: int,
         then: Callable[[], None],
     ) -> None:
-        """Start the thread. The first rank publishes `path`, then calls `then`."""
-        self.update, self.starts = snapshot.state["update"], tuple(starts)
+        """Start the thread. The first rank publishes `path`, then calls `then`.
+
+        `stages` is the content of stages.json.
+        """
+        self.update, self.starts = snapshot.state["update"], tuple(stages["starts"])
         self.folder = unfinished(path, first_pid)
-        self._path, self._then = path, then
+        self._path, self._stages, self._then = path, stages, then
         self._ready, self._done = Event(), Future[None]()
         Thread(target=self._run, args=[snapshot], daemon=True).start()
 
@@ -138,7 +143,7 @@ class Writing:
                 sums |= json.loads(part.read_text())
             for file in (*parts, *(folder / _mark(rank) for rank in range(size))):
                 file.unlink()
-            (folder / "stages.json").write_text(json.dumps({"starts": self.starts}) + "\n")
+            (folder / "stages.json").write_text(json.dumps(self._stages) + "\n")
             seal_folder(folder, sums)
 
     def _write_part(self, snapshot: Snapshot) -> None:
@@ -182,9 +187,9 @@ def _mark(rank: int) -> str:
 
 
 def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:
-    """Remove all but the newest `keep` and the `needed`. If `keep` is 0, remove none."""
-    for update in run_dir.checkpoint_updates()[:-keep] if keep else []:
-        if update not in needed:
+    """Remove all but the newest `keep` and the `needed`, or if `keep` is 0, the temporary ones."""
+    for update in run_dir.checkpoint_updates()[: -(keep or 1)]:
+        if update not in needed and (keep or run_dir.is_temporary(update)):
             folder = run_dir.checkpoint(update)
             os.rename(folder, unfinished(folder))  # a kill leaves no partial one under its name
             passing("old checkpoint")

@@ -74,8 +74,11 @@ def optimize_stage(
             run.progress.say(early_end_sentence(stage, early_end))
         if early_end or update == first + planned:
             training.schedule, end = stage.schedule.ending_at(update), update
+        training.unsaved_seconds += line["time/update"]
         if checkpoint_due(config, training.schedule, update):
             training.save()
+        elif training.overdue():
+            training.save(temporary=True)
         run.progress.advance(1, line["tokens"])
         between(update)
     run.progress.end()
@@ -115,7 +118,7 @@ def early_end_sentence(stage: Stage, end: Metrics) -> str:
 
 
 def checkpoint_due(config: RunConfig, schedule: Schedule, update: int) -> bool:
-    """Return whether the policy after `update` updates is saved."""
+    """Return whether the policy after `update` updates is saved, however long they took."""
     options = config.checkpoint
     stage_end = options.stage_end and update == schedule.first_update(schedule.stage_of(update))
     every = options.every > 0 and update % options.every == 0

@@ -27,6 +27,7 @@ class Training:
     def __init__(self, run: OpenRun, weights: Weights, schedule: Schedule) -> None:
         self.schedule = schedule
         self.trainer: Trainer | None = None
+        self.unsaved_seconds = 0.0  # of updates that no checkpoint holds
         self._checkpoint_seconds = 0.0
         self._run = run
         self.weights = weights
@@ -70,6 +71,11 @@ class Training:
             return False
         return trainer.update > self._run.folder.saved_update()
 
+    def overdue(self) -> bool:
+        """Return whether too much would be lost if the run was killed. All ranks must ask."""
+        minutes, ranks = self._run.config.checkpoint.minutes, self._run.ranks
+        return bool(minutes) and ranks.any(self.unsaved_seconds > 60 * minutes)
+
     @property
     def stays(self) -> bool:
         """Whether the ranks keep updates in memory that no checkpoint holds, from order to order.
@@ -81,8 +87,11 @@ class Training:
         ends = config.distributed.rest == "end" or config.backend.name == "ray"
         return not (ends or config.needs or config.engine_in_process)
 
-    def save(self) -> None:
-        """Begin to write a checkpoint, unless all updates are saved. First sync the metrics."""
+    def save(self, *, temporary: bool = False) -> None:
+        """Begin to write a checkpoint, unless all updates are saved. First sync the metrics.
+
+        A `temporary` one is removed once there is a newer one.
+        """
         run, trainer, schedule = self._run, self.trainer, self.schedule
         if trainer is None or not self.unsaved():
             return
@@ -97,7 +106,9 @@ class Training:
             starts=schedule.starts,
             keep=run.config.checkpoint.keep,
             needed={schedule.first_update(stage), *references},
+            temporary=temporary,
         )
+        self.unsaved_seconds = 0.0
         if not run.config.checkpoint.beside_training:
             run.folder.settle()
         self._checkpoint_seconds += time.monotonic() - began

@@ -64,7 +64,7 @@ class Work:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             if isinstance(error, Interrupted):
-                self.save()
+                self.training.save(temporary=True)
         finally:
             if self.ranks:
                 self.ranks.close()
