@@ -146,6 +146,27 @@ def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[
     assert "invalid choice: 'tran'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["objectives", "train --help"])
+def test_output_into_a_closed_pipe_ends_quietly(command: str):
+    """`head -1` reads one line and goes."""
+    script = f"{sys.executable} -m mugrpo {command} | head -1"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
+
+
+def test_characters_that_a_terminal_obeys_are_shown_instead(
+    tmp_path: Path, run_dir: Path, command: Command
+):
+    """ESC [2J clears a screen, BEL rings, U+202E writes from right to left."""
+    ended = command("train", tmp_path / "\x1b[2Jmine\x07.toml")
+    assert ended.status == 2 and "\\x1b[2Jmine\\x07.toml" in ended.err
+    (run_dir / "lock").write_text("pid 1 \x1b]0;owned\x07\u202e\r")
+    ended = command("train", run_dir)
+    assert ended.status == 0 and "pid 1 \\x1b]0;owned\\x07\\u202e" in ended.out
+    for stream in (ended.out, ended.err):
+        assert not set(stream) & set("\x1b\x07\r\u202e")
+
+
 def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: Command):
     file = tmp_path / "demo.toml"
     refused(command("train", file), f"{file}: there is no such config file")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mugrpo.arguments import PHASES, parser
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -31,12 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.stop = stop
             status = _COMMANDS[options.command](options)
     except UsageError as error:
-        print(f"mugrpo: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except RunStopped as error:
-        print(f"mugrpo: {error}. {_resume_sentence(options, overrides)}", file=sys.stderr)
+        _complain(f"{error}. {_resume_sentence(options, overrides)}")
         return 3
     return status
+
+
+def _say(text: object) -> None:
+    from mugrpo.run.progress import Progress
+
+    Progress().say(str(text))
+
+
+def _complain(error: object) -> None:
+    print(visible(f"mugrpo: {error}"), file=sys.stderr)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -112,15 +123,15 @@ def _study(options: argparse.Namespace) -> int:
     from mugrpo.study.command import run_study, show_study
 
     if options.action == "show":
-        print(show_study(options.target))
+        _say(show_study(options.target))
         return 0
     work = options.work or Path("runs") / "studies" / options.target.stem
     page, failed = run_study(
-        options.target, work, options.jobs, keep=options.keep, say=print, stop=options.stop
+        options.target, work, options.jobs, keep=options.keep, say=_say, stop=options.stop
     )
-    print(page)
+    _say(page)
     for sentence in failed:
-        print(f"mugrpo: {sentence}", file=sys.stderr)
+        _complain(sentence)
     return 3 if failed else 0
 
 
@@ -141,7 +152,7 @@ def _memory(options: argparse.Namespace) -> int:
         prompt_tokens=options.prompt_tokens,
         gpu_gib=options.gpu_memory,
     )
-    print("\n".join(lines))
+    _say("\n".join(lines))
     if fault:
         raise UsageError(fault)
     return 0
@@ -155,9 +166,9 @@ def _repair(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.target} is not a run; name a run's directory")
     with run_dir.locked() as notices:
         for notice in notices:
-            print(notice)
-        damaged = repair(run_dir, print)
-    print(
+            _say(notice)
+        damaged = repair(run_dir, _say)
+    _say(
         f"{damaged} damaged; `mugrpo train {options.target}` regenerates them"
         if damaged
         else "no damage found"
@@ -168,36 +179,35 @@ def _repair(options: argparse.Namespace) -> int:
 def _push(options: argparse.Namespace) -> int:
     from mugrpo.tools.store import push
 
-    push(RunDir(options.target), options.url, print, options.stop.check)
+    push(RunDir(options.target), options.url, _say, options.stop.check)
     return 0
 
 
 def _pull(options: argparse.Namespace) -> int:
     from mugrpo.tools.store import pull
 
-    pull(options.url, RunDir(options.target), print, options.stop.check)
+    pull(options.url, RunDir(options.target), _say, options.stop.check)
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from mugrpo.report import write_report
 
-    print(write_report(options.targets, options.out))
+    _say(write_report(options.targets, options.out))
     return 0
 
 
 def _objectives(options: argparse.Namespace) -> int:
     from mugrpo.tools.catalog import catalog
 
-    for line in catalog():
-        print(line)
+    _say("\n".join(catalog()))
     return 0
 
 
 def _convert(options: argparse.Namespace) -> int:
     from mugrpo.model.pretrained import convert
 
-    print(convert(options.name, print))
+    _say(convert(options.name, _say))
     return 0
 
 

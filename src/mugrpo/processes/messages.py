@@ -82,7 +82,18 @@ class Inbox:
 def printable(text: str, longest: int = 300) -> str:
     """Return `text` cut to `longest` characters, with unprintable ones escaped."""
     cut = text if len(text) <= longest else text[: longest - 3] + "..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return "".join(map(_escaped, cut))
+
+
+def visible(text: str) -> str:
+    """Return `text` with the characters escaped that a terminal obeys, except the end of a line."""
+    return "".join(c if c == "\n" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def _plain(value: Any) -> Any:

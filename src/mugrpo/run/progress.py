@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mugrpo.processes.messages import visible
+
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 
 
@@ -81,7 +83,8 @@ class Progress:
             self._live = None
 
     def say(self, sentence: str) -> None:
-        self.console.print(Text(sentence))
+        """Print `sentence`. Characters that a terminal would obey are shown instead."""
+        self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
         """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
