@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Return 0 for success, 2 for bad input, 3 if the run can be resumed."""
+    """Run one command.
+
+    Return 0 for success, 2 for bad input, 3 if the run can be resumed, 4 if it learned nothing.
+    """
     options, overrides = parser().parse_known_args(arguments)
     try:
         if overrides and not options.takes_overrides:
@@ -53,11 +56,15 @@ def _complain(error: object) -> None:
 def _train(options: argparse.Namespace) -> int:
     from mugrpo.disk.metrics import read_metrics
     from mugrpo.pipeline import train
-    from mugrpo.tools.summary import summarize
+    from mugrpo.tools.summary import standstill, summarize
 
     with _opened(options) as run:
         train(run)
-        run.progress.say(summarize(list(read_metrics(run.folder.metrics))))
+        lines = list(read_metrics(run.folder.metrics))
+        run.progress.say(summarize(lines))
+    if sentence := standstill(lines):
+        _complain(sentence)
+        return 4
     return 0
 
 

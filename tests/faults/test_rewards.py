@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 from tests.faults.case import Case, chains, lines
 from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import mugrpo, read_metrics, shards, state
 
 pytest_plugins = ["tests.run_fixtures"]
+
+LEARNED_NOTHING = 4  # the exit status if the rewards of each group are equal
 
 
 def test_a_missing_file_of_reward_functions_is_refused(case: Case):
@@ -27,7 +30,7 @@ def test_a_misspelled_reward_function_can_be_corrected_without_force(case: Case)
     every = ("--evaluation.every", 3)
     refused(case.train("--task.rewards", f"{file}:jugde", *every), f"{file} has no jugde")
     assert state(case.run_dir).rollouts == (0, 0)
-    assert case.train("--task.rewards", f"{file}:judge", *every).status == 0
+    assert case.train("--task.rewards", f"{file}:judge", *every).status == LEARNED_NOTHING
 
 
 def test_evaluating_with_a_misspelled_reward_function_does_not_bind_the_config(case: Case):
@@ -88,7 +91,9 @@ def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluat
     assert list((case.run_dir / "evaluations").iterdir()) == []
     assert read_metrics(case.run_dir) == [] and state(case.run_dir).rollouts == (0, 0)
     file.write_text("def judge(completions, **_):\n    return [1.0] * len(completions)\n")
-    assert case.command(*resume_words(ended)).status == 0  # the changed file needs no --force
+    assert (
+        case.command(*resume_words(ended)).status == LEARNED_NOTHING
+    )  # the changed file needs no --force
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [(line["update"], line["accuracy"]) for line in made] == [(0, 1.0), (3, 1.0)]
 
@@ -111,7 +116,7 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert shards(case.run_dir) == made
     assert [p.name for p in (case.run_dir / "evaluations").iterdir()] == ["update-000000"]
     broken.unlink()
-    assert case.command(*resume_words(ended)).status == 0
+    assert case.command(*resume_words(ended)).status == LEARNED_NOTHING
     assert {name: shards(case.run_dir)[name] for name in made} == made
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [line["update"] for line in made] == [0, 3]
@@ -120,7 +125,7 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
 def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
     case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
     ended = case.train()
-    assert ended.status == 0
+    assert ended.status == LEARNED_NOTHING
     warning = (
         "warning: in 100% of the groups all rewards are equal; they give no gradient. Problems are "
         "too hard or too easy for the model, or the reward never varies"
@@ -128,3 +133,14 @@ def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
     assert ended.out.count(warning) == 1
     (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
     assert (refresh["zero_variance_share"], refresh["behavior_reward"]) == (1.0, 0.0)
+
+
+def test_a_run_with_equal_rewards_ends_with_status_4(tmp_path: Path, case: Case):
+    reward = tmp_path / "never.py"
+    reward.write_text("def never(completions, **_):\n    return [0.0] * len(completions)\n")
+    case.data()
+    ended = case.train("--task.rewards", f"{reward}:never", "--schedule.stages", 1)
+    assert ended.status == LEARNED_NOTHING, ended
+    assert "nothing was learned in stage 0: 0 of 3 updates were not applied" in ended.err
+    updates = [line for line in read_metrics(case.run_dir) if line["kind"] == "update"]
+    assert {line["grad_norm"] for line in updates} == {0}

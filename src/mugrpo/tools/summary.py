@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from mugrpo.report.costs import refresh_parts
 from mugrpo.run.progress import clock
 
+_STANDSTILL = 0.25  # share of updates without effect from which a run is said to learn nothing
 _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
 
@@ -68,6 +70,42 @@ def summarize(lines: list[dict[str, Any]]) -> str:
             f"{min(lowered)}"
         )
     return "\n".join(text)
+
+
+def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
+    """Return a sentence if whole stages, with a quarter of all updates, changed nothing.
+
+    An update changes nothing if its gradient is 0 or was not applied. A stage without a gradient is
+    fine if no other one had a higher reward: then the task is solved.
+    """
+    stages: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["kind"] == "update":
+            stages.setdefault(line["stage"], []).append(line)
+    rewards = {stage: _mean(line["batch_reward"] for line in of) for stage, of in stages.items()}
+    idle = [stage for stage, of in stages.items() if not any(map(_changed, of))]
+    if len(idle) < len(stages):
+        idle = [stage for stage in idle if rewards[stage] < max(rewards.values())]
+    updates = [line for stage in idle for line in stages[stage]]
+    if not updates or len(updates) < _STANDSTILL * sum(map(len, stages.values())):
+        return None
+    skipped = sum(line["skipped"] for line in updates)
+    reward = _mean(line["batch_reward"] for line in updates)
+    return (
+        f"nothing was learned in stage{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}: "
+        f"{skipped} of {len(updates)} updates were not applied, and the others had no gradient "
+        f"(mean reward {reward:.3f}). If all responses to a problem get the same reward, there is "
+        "nothing to learn from: look at the samples, the rewards, and how hard the problems are"
+    )
+
+
+def _changed(update: dict[str, Any]) -> bool:
+    return not update["skipped"] and update["grad_norm"] != 0
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _share(value: float | None) -> str:

@@ -1,0 +1,57 @@
+"""What a finished run says if it has learned nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mugrpo.tools.summary import standstill
+
+
+def stage(number: int, *updates: tuple[float, float | None, int]) -> list[dict[str, Any]]:
+    """Return the metrics of a stage: (gradient norm, mean reward, skipped) of each update."""
+    return [
+        {"kind": "update", "stage": number, "grad_norm": g, "batch_reward": r, "skipped": s}
+        for g, r, s in updates
+    ]
+
+
+LEARNS = (0.3, 0.25, 0)
+WRONG = (0.0, 0.0, 0)
+RIGHT = (0.0, 1.0, 0)
+SKIPPED = (math.nan, 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [{"kind": "refresh", "stage": 0}],
+        stage(0, LEARNS),
+        stage(0, WRONG, LEARNS),  # only one update of the stage
+        [*stage(0, LEARNS), *stage(1, RIGHT, RIGHT)],  # solved
+        [*stage(0, RIGHT, RIGHT), *stage(1, LEARNS)],
+        [*stage(0, WRONG), *stage(1, LEARNS, LEARNS, LEARNS, LEARNS)],  # a fifth
+    ],
+)
+def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str, Any]]):
+    assert standstill(lines) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (stage(0, WRONG, WRONG), "stage 0: 0 of 2 updates were not applied"),
+        (stage(0, RIGHT, RIGHT), "(mean reward 1.000)"),  # the whole run: why train at all?
+        (stage(0, (0.0, None, 0)), "(mean reward 0.000)"),  # every reward failed
+        ([*stage(0, WRONG), *stage(1, WRONG)], "stages 0, 1: 0 of 2 updates"),
+        ([*stage(0, LEARNS), *stage(1, WRONG, WRONG)], "stage 1: 0 of 2 updates"),  # a collapse
+        ([*stage(0, WRONG), *stage(1, LEARNS, LEARNS, LEARNS)], "stage 0: 0 of 1 updates"),
+        ([*stage(0, SKIPPED, SKIPPED, WRONG)], "stage 0: 2 of 3 updates were not applied"),
+    ],
+)
+def test_a_stage_without_any_gradient_is_named(lines: list[dict[str, Any]], said: str):
+    sentence = standstill(lines)
+    assert sentence is not None and said in sentence
