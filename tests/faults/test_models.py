@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import continuous
@@ -136,6 +137,19 @@ def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
     assert command(*words, "--schedule.stages", 1).status == 0
     kept = run_dir / "checkpoints" / "update-000003" / folder.name / "tool_use.jinja"
     assert kept.read_text() == "{{ messages[0]['content'] }}"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
+    model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
+):
+    file, name = model / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(file)
+    tensors[name][3, 4] = value
+    save_file(tensors, file, {"format": "pt"})
+    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
+    refused(command(*words), f"{name} of the model {model} contains NaN or inf")
+    assert engine_batches == []
 
 
 def test_a_missing_template_file_is_refused(tmp_path: Path, command: Command):

@@ -55,12 +55,19 @@ class Weights:
         self._check = check
 
     def load(self) -> Policy:
-        """Return the policy in this process. Load the initial model if no policy is loaded yet."""
+        """Return the policy in this process. Load the initial model if no policy is loaded yet.
+
+        Raises UsageError if the model has a weight that is not finite.
+        """
         if self.policy is None:
             policy = load_policy(self._config.model, self._notify, self._ranks)
             if self._ranks.size > 1:
                 share = self._config.optimizer.share_prompts
                 distribute(policy, self._config.distributed, share_prompts=share)
+            found = self._ranks.all(policy.nonfinite_parameter())
+            if name := next(filter(None, found), None):
+                path = model_path(self._config.model)
+                raise UsageError(f"{name} of the model {path} contains NaN or inf; get it again")
             self.policy = policy
         return self.policy
 
