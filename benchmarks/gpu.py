@@ -42,7 +42,8 @@ from mugrpo.config.load import build_config
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
-from mugrpo.model.policy import Policy, load_tokenizer
+from mugrpo.model.loading import load_tokenizer
+from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish, shown, spread

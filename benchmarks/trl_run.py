@@ -21,7 +21,8 @@ from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Status
 from mugrpo.engines import make_engine
-from mugrpo.model.policy import Policy, load_tokenizer
+from mugrpo.model.loading import load_tokenizer
+from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.schedule import Schedule

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("task", choices=LESSONS)
     parser.add_argument("--out", type=Path, help="default: the task's folder in the package")
     parser.add_argument("--terms", type=int, help="terms of a chain (default: the task's)")
+    parser.add_argument("--start", type=Path, help="a model that was made so, to train further")
     parser.add_argument("--context", type=int, default=512, help="tokens of the longest text")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=64)
@@ -89,20 +90,20 @@ def main() -> None:
     torch.manual_seed(0)
     rng = random.Random(0)
     tokenizer = make_tokenizer(lesson.characters, args.context)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=args.hidden,
-            intermediate_size=args.mlp,
-            num_hidden_layers=args.layers,
-            num_attention_heads=4,
-            max_position_embeddings=args.context,
-            tie_word_embeddings=False,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-        )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden,
+        intermediate_size=args.mlp,
+        num_hidden_layers=args.layers,
+        num_attention_heads=4,
+        max_position_embeddings=args.context,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
     )
+    made = LlamaForCausalLM
+    model = made.from_pretrained(args.start) if args.start else made(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     prompts = [problem.prompt for problem in make_task(problems).train_problems()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)

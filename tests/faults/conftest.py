@@ -15,11 +15,11 @@ from tests.runs import Command
 @pytest.fixture
 def case(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> Case:
     loads: list[str] = []
-    load = policy._load_model
+    load = policy.load_model
 
     def noted(path: str | Path) -> Any:
         loads.append(str(path))
         return load(path)
 
-    monkeypatch.setattr(policy, "_load_model", noted)
+    monkeypatch.setattr(policy, "load_model", noted)
     return Case(tmp_path, command, loads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from mugrpo.model import loading
 from tests.faults.case import Case
 from tests.faults.harm import edited, refused
 
@@ -84,6 +86,23 @@ def test_a_hub_model_that_cannot_be_downloaded_is_refused(
     parts = ("the model nobody/nothing-of-tests cannot be loaded (", *parts)
     case.refused("--model.path", "nobody/nothing-of-tests", parts=parts)
     case.starts()
+
+
+def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    """A machine that listens answers, one that does not listen does not. A proxy may know the way."""
+    answers = loading._hub_answers.__wrapped__
+    monkeypatch.setattr(loading, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert answers()
+    assert not answers()
+    monkeypatch.setattr(loading, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    assert answers()
+    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+    assert loading._how("nobody/nothing")["local_files_only"]
+    monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("asked for a folder"))
+    assert not loading._how(Path(__file__).parent)["local_files_only"]
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("gated")])

@@ -11,7 +11,8 @@ import pytest
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model import policy as policies
-from mugrpo.model.policy import load_policy, load_tokenizer, load_vocabulary
+from mugrpo.model.loading import load_tokenizer, load_vocabulary
+from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import converted
 from mugrpo.model.vocabulary import Vocabulary
 from tests.builders import TINY_FORMS, tiny_policy
@@ -22,7 +23,7 @@ def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabu
     expected = load_policy(options).vocabulary
     tokenizer = load_tokenizer(options)
     with monkeypatch.context() as patch:
-        patch.setattr(policies, "_load_model", lambda _: pytest.fail("the weights are read"))
+        patch.setattr(policies, "load_model", lambda _: pytest.fail("the weights are read"))
         return expected, load_vocabulary(options, tokenizer)
 
 

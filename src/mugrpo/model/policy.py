@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import logging as transformers_logging
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import Weights, read_rows, weights_in_memory, write_weights
+from mugrpo.model.loading import (
+    empty_model,
+    first_line,
+    load_model,
+    load_tokenizer,
+    other_architecture,
+    shapes,
+)
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
+from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
-
-_WAY_OUT = (
-    "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
-    "needs `hf auth login`)"
-)
-
-transformers_logging.disable_progress_bar()
 
 
 class Policy:
@@ -116,13 +114,13 @@ class Policy:
         """
         if self.compute is None:
             try:
-                self.model.load_state_dict(_load_model(path).state_dict())
+                self.model.load_state_dict(load_model(path).state_dict())
             except RuntimeError as error:
-                raise _other_architecture(path, _first_line(error)) from None
+                raise other_architecture(path, first_line(error)) from None
         elif not read_rows(self.model, Path(path)):
-            source = tensors_of(_load_model(path)) if self.ranks.first else None
-            if source is not None and _shapes(source) != _shapes(tensors_of(self.model)):
-                raise _other_architecture(path, "its weights have other names or shapes")
+            source = tensors_of(load_model(path)) if self.ranks.first else None
+            if source is not None and shapes(source) != shapes(tensors_of(self.model)):
+                raise other_architecture(path, "its weights have other names or shapes")
             fill(self.model, source, self.ranks)
         self.update = update
 
@@ -132,59 +130,6 @@ def checkpoint_activations(model: Any) -> None:
     with warnings.catch_warnings():  # deprecated, but older versions lack the new name
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def load_tokenizer(options: ModelOptions) -> Any:
-    """Return the tokenizer of `options`.
-
-    Raises UsageError if it cannot be loaded or has no end-of-sequence token.
-    """
-    path = model_path(options)
-    _refuse_absent(path)
-    with _loading(f"the tokenizer of {path}"):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if options.eos_token:
-        if options.eos_token not in tokenizer.get_vocab():
-            raise UsageError(
-                f"model.eos_token = {options.eos_token!r} is not a token of {options.path}"
-            )
-        tokenizer.eos_token = options.eos_token
-    if tokenizer.eos_token_id is None:
-        raise UsageError(
-            f"the tokenizer of {options.path} has no end-of-sequence token, so every "
-            "response would be truncated; name one with --model.eos_token"
-        )
-    return tokenizer
-
-
-def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
-    """Return (vocabulary size, longest context in tokens or None), from the config alone.
-
-    Raises UsageError if the config cannot be read.
-    """
-    config = _load_config(options).get_text_config()
-    return config.vocab_size, getattr(config, "max_position_embeddings", None)
-
-
-def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
-    """Return the same vocabulary as `Policy.vocabulary`, from the model's configs alone.
-
-    Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
-    """
-    config = _load_config(options)
-    try:
-        generation_config = GenerationConfig.from_pretrained(model_path(options))
-    except OSError:  # the model has none
-        generation_config = GenerationConfig.from_model_config(config)
-    size = config.get_text_config().vocab_size
-    return vocabulary_of(size, tokenizer, generation_config, options)
-
-
-def _load_config(options: ModelOptions) -> Any:
-    path = model_path(options)
-    _refuse_absent(path)
-    with _loading(f"the model {path}"):
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def load_policy(
@@ -198,10 +143,10 @@ def load_policy(
     UsageError if model or tokenizer cannot be loaded, or the device is missing.
     """
     path = model_path(options)
-    model = _load_model(path) if ranks.first else None
+    model = load_model(path) if ranks.first else None
     names = ranks.from_first(None if model is None else set(tensors_of(model)))
     if model is None:
-        model = _empty_model(path, names)
+        model = empty_model(path, names)
     tokenizer = load_tokenizer(options)
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
@@ -218,74 +163,6 @@ def load_policy(
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     return policy
-
-
-def _load_model(path: str | Path) -> Any:
-    """Return the model in fp32. Raises UsageError if it cannot be loaded or lacks weights."""
-    text = str(path)
-    _refuse_absent(text)
-    model: Any
-    info: dict[str, Any]
-    with _loading(f"the model {text}"):
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
-        )
-    if absent := sorted(info["missing_keys"]):
-        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
-    return model
-
-
-def _empty_model(path: str, names: set[str]) -> Any:
-    """Return a model with tensors of these names, in fp32.
-
-    Its weights are allocated but not written to.
-    """
-    with _loading(f"the model {path}"), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False
-        )
-    model.to_empty(device="cpu")  # unties weights
-    if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
-        model.tie_weights()
-    return model
-
-
-@contextlib.contextmanager
-def _loading(description: str) -> Iterator[None]:
-    """Within the block, turn a loading error into a UsageError that names `description`."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if "trust_remote_code" in str(error):
-            raise UsageError(
-                f"{description} needs code of its own, which mugrpo never runs; name a model that "
-                "transformers has the code of"
-            ) from None
-        raise UsageError(
-            f"{description} cannot be loaded ({_first_line(error)}); {_WAY_OUT}"
-        ) from None
-
-
-def _other_architecture(path: str | Path, reason: str) -> UsageError:
-    return UsageError(f"{path} holds a model of another architecture ({reason})")
-
-
-def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in tensors.items()}
-
-
-def _refuse_absent(path: str) -> None:
-    """Raise UsageError if `path` is neither a directory nor has the form of a hub id."""
-    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
-        raise UsageError(
-            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
-        )
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of a library's error message."""
-    return str(error).strip().split("\n")[0]
 
 
 def _turn_off_dropout(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.policy import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder

@@ -1,0 +1,175 @@
+"""Loading models, tokenizers and their configs, from directories and the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+from huggingface_hub.constants import ENDPOINT
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.dtensors import tensors_of
+from mugrpo.model.pretrained import model_path
+from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
+
+_WAY_OUT = (
+    "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
+    "needs `hf auth login`)"
+)
+
+transformers_logging.disable_progress_bar()
+
+
+def load_tokenizer(options: ModelOptions) -> Any:
+    """Return the tokenizer of `options`.
+
+    Raises UsageError if it cannot be loaded or has no end-of-sequence token.
+    """
+    path = model_path(options)
+    _refuse_absent(path)
+    with _loading(f"the tokenizer of {path}"):
+        tokenizer = AutoTokenizer.from_pretrained(path, **_how(path))
+    if options.eos_token:
+        if options.eos_token not in tokenizer.get_vocab():
+            raise UsageError(
+                f"model.eos_token = {options.eos_token!r} is not a token of {options.path}"
+            )
+        tokenizer.eos_token = options.eos_token
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"the tokenizer of {options.path} has no end-of-sequence token, so every "
+            "response would be truncated; name one with --model.eos_token"
+        )
+    return tokenizer
+
+
+def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
+    """Return (vocabulary size, longest context in tokens or None), from the config alone.
+
+    Raises UsageError if the config cannot be read.
+    """
+    config = _load_config(options).get_text_config()
+    return config.vocab_size, getattr(config, "max_position_embeddings", None)
+
+
+def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
+    """Return the same vocabulary as `Policy.vocabulary`, from the model's configs alone.
+
+    Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
+    """
+    config = _load_config(options)
+    try:
+        path = model_path(options)
+        where = {"local_files_only": _how(path)["local_files_only"]}
+        generation_config = GenerationConfig.from_pretrained(path, **where)
+    except OSError:  # the model has none
+        generation_config = GenerationConfig.from_model_config(config)
+    size = config.get_text_config().vocab_size
+    return vocabulary_of(size, tokenizer, generation_config, options)
+
+
+def _load_config(options: ModelOptions) -> Any:
+    path = model_path(options)
+    _refuse_absent(path)
+    with _loading(f"the model {path}"):
+        return AutoConfig.from_pretrained(path, **_how(path))
+
+
+def load_model(path: str | Path) -> Any:
+    """Return the model in fp32. Raises UsageError if it cannot be loaded or lacks weights."""
+    text = str(path)
+    _refuse_absent(text)
+    model: Any
+    info: dict[str, Any]
+    with _loading(f"the model {text}"):
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            path, dtype=torch.float32, output_loading_info=True, **_how(path)
+        )
+    if absent := sorted(info["missing_keys"]):
+        raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
+    return model
+
+
+def empty_model(path: str, names: set[str]) -> Any:
+    """Return a model with tensors of these names, in fp32.
+
+    Its weights are allocated but not written to.
+    """
+    with _loading(f"the model {path}"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, **_how(path))
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    model.to_empty(device="cpu")  # unties weights
+    if tensors_of(model).keys() != names:  # files may hold untied weights that the config ties
+        model.tie_weights()
+    return model
+
+
+def _how(path: str | Path) -> dict[str, Any]:
+    """Return how transformers loads `path`: without code of the model's own, and without the hub
+    if that cannot be reached."""
+    from_hub = not Path(path).is_dir()
+    return {"trust_remote_code": False, "local_files_only": from_hub and not _hub_answers()}
+
+
+@cache
+def _hub_answers() -> bool:
+    """Return whether the hub can be reached. transformers would try for half a minute."""
+    if getproxies():
+        return True  # they may know the way
+    hub = urlsplit(ENDPOINT)
+    try:
+        port = hub.port or (443 if hub.scheme == "https" else 80)
+        socket.create_connection((hub.hostname, port), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _loading(description: str) -> Iterator[None]:
+    """Within the block, turn a loading error into a UsageError that names `description`."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{description} needs code of its own, which mugrpo never runs; name a model that "
+                "transformers has the code of"
+            ) from None
+        raise UsageError(
+            f"{description} cannot be loaded ({first_line(error)}); {_WAY_OUT}"
+        ) from None
+
+
+def other_architecture(path: str | Path, reason: str) -> UsageError:
+    return UsageError(f"{path} holds a model of another architecture ({reason})")
+
+
+def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _refuse_absent(path: str) -> None:
+    """Raise UsageError if `path` is neither a directory nor has the form of a hub id."""
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error message."""
+    return str(error).strip().split("\n")[0]
