@@ -89,7 +89,7 @@ def test_a_hub_model_that_cannot_be_downloaded_is_refused(
 
 
 def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
-    """A machine that listens answers, one that does not listen does not. A proxy may know the way."""
+    """A machine that listens answers, another does not, and a proxy may know the way."""
     answers = loading._hub_answers.__wrapped__
     monkeypatch.setattr(loading, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
