@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("task", choices=LESSONS)
     parser.add_argument("--out", type=Path, help="default: the task's folder in the package")
     parser.add_argument("--terms", type=int, help="terms of a chain (default: the task's)")
+    parser.add_argument("--plus", action="store_true", help="chains of additions only")
     parser.add_argument("--start", type=Path, help="a model that was made so, to train further")
     parser.add_argument("--context", type=int, default=512, help="tokens of the longest text")
     parser.add_argument("--steps", type=int, default=600)
@@ -85,7 +86,9 @@ def main() -> None:
     lesson = LESSONS[args.task]
     wrong_steps = lesson.wrong_steps if args.wrong_steps is None else args.wrong_steps
     out = args.out or EMBEDDED[args.task]
-    problems = lesson.options.model_copy(update={"terms": args.terms} if args.terms else {})
+    changes = {"terms": args.terms} if args.terms else {}
+    changes |= {"minus": False} if args.plus else {}
+    problems = lesson.options.model_copy(update=changes)
 
     torch.manual_seed(0)
     rng = random.Random(0)

@@ -185,3 +185,10 @@ def test_the_embedded_model_is_small_and_holds_no_pickle():
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
     parameters = sum(shape[0] * (shape[1] if len(shape) == 2 else 1) for shape in shapes)
     assert 400_000 <= parameters <= 800_000
+
+
+@pytest.mark.parametrize(("minus", "signs"), [(True, set("+-")), (False, set("+"))])
+def test_terms_are_subtracted_only_if_the_option_says_so(minus: bool, signs: set[str]):
+    task = Chain(ChainOptions(minus=minus, train_problems=50))
+    prompts = "".join(problem.prompt for problem in task.train_problems())
+    assert set(re.findall(r"[+-]", prompts)) == signs

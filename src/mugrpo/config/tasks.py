@@ -30,6 +30,8 @@ class ChainOptions(EmbeddedOptions):
     """Terms in a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
     """Largest term. Terms are digits from 1 to this."""
+    minus: bool = True
+    """Subtract about half of the terms. Otherwise all are added."""
 
 
 class LettersOptions(EmbeddedOptions):

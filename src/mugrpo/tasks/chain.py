@@ -69,7 +69,8 @@ class Chain(EmbeddedTask):
 
     def draw(self, rng: random.Random) -> str:
         digits = [str(rng.randint(1, self.options.max_digit)) for _ in range(self.options.terms)]
-        return digits[0] + "".join(rng.choice("+-") + digit for digit in digits[1:]) + "="
+        signs = "+-" if self.options.minus else "+"
+        return digits[0] + "".join(rng.choice(signs) + digit for digit in digits[1:]) + "="
 
     def answer(self, prompt: str) -> str:
         return str(running_states(prompt)[-1])
