@@ -105,8 +105,9 @@ def main() -> None:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
-    made = LlamaForCausalLM
-    model = made.from_pretrained(args.start) if args.start else made(config)
+    model = LlamaForCausalLM(config)
+    if args.start:
+        model.load_state_dict(LlamaForCausalLM.from_pretrained(args.start).state_dict())
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     prompts = [problem.prompt for problem in make_task(problems).train_problems()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.optimize.checkpoint import _remove_old
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.stages import training
 from tests.runs import (
@@ -165,6 +168,32 @@ def test_a_run_without_checkpoints_saves_after_some_minutes_of_updates(
     finished(run_dir, *options)
     assert checkpoints(run_dir) == ([3, 6] if kept else [6])
     assert_same(run_dir, reference)
+
+
+def test_temporary_checkpoints_do_not_take_the_places_of_those_to_keep(
+    reference: Path, tmp_path: Path
+):
+    """2, 4 and 6 are due, 1, 3 and 5 temporary. 3 is needed: its stage began from it."""
+    run_dir = tmp_path / "run"
+    options = (*NOTHING_DUE, "--checkpoint.minutes", "1e-9", "--checkpoint.keep", "2")
+    options = (*options, "--checkpoint.every", "2")
+    killed(run_dir, "gradient", 6, *options)
+    assert state(run_dir).checkpoints == (2, 3, 4, 5)
+    finished(run_dir, *options)
+    assert checkpoints(run_dir) == [3, 4, 6]
+    assert_same(run_dir, reference)
+
+
+def test_a_link_to_another_runs_checkpoint_is_left_alone(tmp_path: Path):
+    """As in the runs of a bakeoff, whose first checkpoints are those of the run it compares on."""
+    theirs, ours = RunDir(tmp_path / "theirs"), RunDir(tmp_path / "ours")
+    for run_dir, update in ((theirs, 2), (ours, 5), (ours, 7)):
+        run_dir.checkpoint(update).mkdir(parents=True)
+        stages = run_dir.checkpoint(update) / "stages.json"
+        stages.write_text(json.dumps({"starts": [0], "temporary": True}))
+    ours.checkpoint(2).symlink_to(theirs.checkpoint(2))
+    _remove_old(ours, 0, ())
+    assert ours.checkpoint_updates() == [2, 7] and theirs.checkpoint_updates() == [2]
 
 
 @pytest.mark.parametrize(("seconds", "saved"), [(25.0, [3, 6]), (40.0, [2, 4, 6]), (9.0, [6])])

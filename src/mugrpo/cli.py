@@ -56,7 +56,7 @@ def _complain(error: object) -> None:
 def _train(options: argparse.Namespace) -> int:
     from mugrpo.disk.metrics import read_metrics
     from mugrpo.pipeline import train
-    from mugrpo.tools.summary import standstill, summarize
+    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize
 
     with _opened(options) as run:
         train(run)
@@ -64,7 +64,7 @@ def _train(options: argparse.Namespace) -> int:
         run.progress.say(summarize(lines))
     if sentence := standstill(lines):
         _complain(sentence)
-        return 4
+        return LEARNED_NOTHING
     return 0
 
 

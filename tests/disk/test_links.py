@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def test_links_in_a_circle_lead_nowhere_else(run: Path):
 def test_a_pipe_is_refused_without_waiting_for_it(run: Path):
     os.mkfifo(run / "config.json")
     with pytest.raises(UsageError, match=r"config\.json is neither a file nor a folder"):
+        refuse_links_out(run)
+
+
+@pytest.mark.parametrize("name", ["wandb", "handed_over"])
+def test_what_no_command_reads_may_hold_links_but_not_be_one(run: Path, tmp_path: Path, name: str):
+    """wandb keeps its own log elsewhere, and weights for engines are written again."""
+    (run / name / "logs").mkdir(parents=True)
+    (run / name / "logs" / "debug.log").symlink_to(tmp_path / "precious")
+    refuse_links_out(run)
+    (run / "checkpoints" / name).symlink_to(tmp_path)
+    with pytest.raises(UsageError, match=f"checkpoints/{name} is a link out of the run"):
+        refuse_links_out(run)
+    (run / "checkpoints" / name).unlink()
+    shutil.rmtree(run / name)
+    (run / name).symlink_to(tmp_path)
+    with pytest.raises(UsageError, match=f"{name} is a link out of the run"):
         refuse_links_out(run)
 
 

@@ -59,6 +59,16 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothin
     assert "unlocking" not in command("train", run_dir).out
 
 
+def test_a_folder_that_is_no_run_is_not_searched_for_links(tmp_path: Path, command: Command):
+    """Its pipes and links are its owner's, who gave the wrong --run-dir."""
+    home = tmp_path / "home"
+    (home / "deep").mkdir(parents=True)
+    os.mkfifo(home / "deep" / "agent")
+    (home / "deep" / "link").symlink_to("/")
+    ended = command("train", write_config(tmp_path / "config"), "--run-dir", home)
+    refused(ended, f"{home} is not a run (it has no config.json) but holds deep")
+
+
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints", "samples"])
 @pytest.mark.parametrize("words", [["train"], ["repair"], ["evaluate"], ["report"], ["push"]])
 def test_no_command_follows_a_link_out_of_a_run(

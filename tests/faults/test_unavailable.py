@@ -97,8 +97,13 @@ def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest
         monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert answers()
     assert not answers()
+    monkeypatch.setattr(loading, "getproxies", lambda: {"no": "localhost"})
+    assert not answers()
     monkeypatch.setattr(loading, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
     assert answers()
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "is_offline_mode", lambda: True)
+        assert not answers()
     monkeypatch.setattr(loading, "_hub_answers", lambda: False)
     assert loading._how("nobody/nothing")["local_files_only"]
     monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("asked for a folder"))

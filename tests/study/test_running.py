@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,6 +83,20 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
 def cells(studied: Studied) -> dict[str, Any]:
     rows = Results(folder_of(studied.file) / RESULTS).rows
     return {row["cell"]: row for row in rows}
+
+
+@pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped")])
+def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, fault: str | None
+):
+    start = subprocess.Popen
+    code = f"print('stopped'); raise SystemExit({status})"
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", code], **options)
+    )
+    cells: Any = SimpleNamespace(_stopping=lambda: False)
+    log = tmp_path / "log"
+    assert Cells._process(cells, ["train"], log, 1) == (fault and f"{fault} ({log})")
 
 
 def test_a_finished_cell_is_not_run_again(studied: Studied):

@@ -370,8 +370,16 @@ def test_a_folder_with_a_link_out_of_it_is_not_pulled(tmp_path: Path, reference:
     assert not (tmp_path / "run").exists()
 
 
+def test_something_else_in_the_copy_does_not_stop_a_push(reference: Path, store: str):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    system.pipe_file(f"{root}/notes: mine.txt", b"mine")
+    assert push(RunDir(reference), store) == 0
+    assert "/notes: mine.txt" in objects(store)
+
+
 def test_a_run_that_lacks_a_shard_is_not_pushed(tmp_path: Path, reference: Path, store: str):
     run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
     (run_dir / "stages" / "000" / "rollouts" / "shard-00001.parquet").unlink()
-    with pytest.raises(RunStopped, match=r"shard-00001\.parquet is gone; run `mugrpo repair"):
+    with pytest.raises(RunStopped, match=r"shard-00001\.parquet is gone: if it was replaced"):
         push(RunDir(run_dir), store)

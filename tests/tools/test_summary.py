@@ -33,6 +33,7 @@ SKIPPED = (math.nan, 0.25, 1)
         stage(0, WRONG, LEARNS),  # only one update of the stage
         [*stage(0, LEARNS), *stage(1, RIGHT, RIGHT)],  # solved
         [*stage(0, RIGHT, RIGHT), *stage(1, LEARNS)],
+        [*stage(0, LEARNS), *stage(1, (0.0, 0.97, 0)), *stage(2, RIGHT)],  # nearly solved
         [*stage(0, WRONG), *stage(1, LEARNS, LEARNS, LEARNS, LEARNS)],  # a fifth
     ],
 )

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
 
+_NEVER_READ = ("handed_over", "tensorboard", "trackio", "wandb")  # wandb links to its own logs
+
 
 def refuse_links_out(run: Path) -> None:
     """Raise UsageError if something in the folder `run` is a link out of it, or a device or pipe.
 
     Otherwise, files that are not the run's could be read, or overwritten. The runs of a bakeoff may
-    link to the run that they are part of.
+    link to the run that they are part of. Folders that no command reads are not looked into.
     """
     root = run.resolve()
     whole = root.parents[2] if root.parent.parent.name == "bakeoff" else root
@@ -22,6 +24,8 @@ def refuse_links_out(run: Path) -> None:
         for path in (Path(folder, name) for name in (*folders, *files)):
             with suppress(FileNotFoundError):  # removed meanwhile
                 _refuse(path, whole)
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in _NEVER_READ]
 
 
 def _refuse(path: Path, whole: Path) -> None:

@@ -199,7 +199,8 @@ def unfinished(path: Path, pid: int | None = None) -> Path:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    folder = path.is_dir() and not path.is_symlink()
+    shutil.rmtree(path) if folder else path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

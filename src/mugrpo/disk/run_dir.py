@@ -210,8 +210,7 @@ class RunDir:
         """
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
-        refuse_links_out(self.root)
-        if not self.config.exists():
+        if not os.path.lexists(self.config):
             strangers = (
                 [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
             )
@@ -222,6 +221,7 @@ class RunDir:
                     f"{strangers[0]}; name an empty or new directory with --run-dir"
                 )
             return None
+        refuse_links_out(self.root)
         try:
             stored: dict[str, Any] = json.loads(self.config.read_text())
             version = stored["format"]
@@ -256,13 +256,12 @@ class RunDir:
         """Lock the run for this process; yield notices of what an earlier crash left behind.
 
         The kernel frees the lock when a process dies, so a stale lock never blocks. Raises
-        UsageError, naming the holder, if another process has the lock, and for links that lead out
-        of the run. (The lock is an flock: on NFS it is only as good as the server's.)
+        UsageError, naming the holder, if another process has the lock, and if the lock is a link.
+        (The lock is an flock: on NFS it is only as good as the server's.)
         """
-        refuse_links_out(self.root)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = open(self._lock, "a+b", buffering=0)  # noqa: SIM115 - closed below
+            file = open(self._lock, "a+b", buffering=0, opener=_not_a_link)  # noqa: SIM115
         except OSError as error:
             raise UsageError(
                 f"{self.root} cannot be written to ({error.strerror}); name another --run-dir"
@@ -291,6 +290,10 @@ class RunDir:
                 yield notices
             finally:
                 file.truncate(0)
+
+
+def _not_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _text(file: IO[bytes]) -> str:

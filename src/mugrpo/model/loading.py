@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+from huggingface_hub import is_offline_mode
 from huggingface_hub.constants import ENDPOINT
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -127,7 +128,9 @@ def _how(path: str | Path) -> dict[str, Any]:
 @cache
 def _hub_answers() -> bool:
     """Return whether the hub can be reached. transformers would try for half a minute."""
-    if getproxies():
+    if is_offline_mode():
+        return False
+    if getproxies().keys() - {"no"}:
         return True  # they may know the way
     hub = urlsplit(ENDPOINT)
     try:

@@ -187,10 +187,16 @@ def _mark(rank: int) -> str:
 
 
 def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:
-    """Remove all but the newest `keep` and the `needed`, or if `keep` is 0, the temporary ones."""
-    for update in run_dir.checkpoint_updates()[: -(keep or 1)]:
-        if update not in needed and (keep or run_dir.is_temporary(update)):
-            folder = run_dir.checkpoint(update)
+    """Remove all but the newest `keep` and the `needed`, and all temporary ones but the newest.
+
+    If `keep` is 0, remove only temporary ones. Links to another run's are left alone.
+    """
+    *old, newest = run_dir.checkpoint_updates()
+    lasting = [update for update in (*old, newest) if not run_dir.is_temporary(update)]
+    kept = {newest, *needed, *lasting[-keep:]}  # lasting[-0:] is all of them
+    for update in old:
+        folder = run_dir.checkpoint(update)
+        if update not in kept and not folder.is_symlink():
             os.rename(folder, unfinished(folder))  # a kill leaves no partial one under its name
             passing("old checkpoint")
             shutil.rmtree(unfinished(folder))

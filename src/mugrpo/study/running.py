@@ -36,6 +36,7 @@ from mugrpo.stages.stage import Stage
 from mugrpo.study.outcome import Results
 from mugrpo.study.spec import Cell
 from mugrpo.tools.alignment import can_align
+from mugrpo.tools.summary import LEARNED_NOTHING
 
 _SHARED = ("rollouts", "scores")
 _REMOVED = ("stages", "checkpoints", "evaluations", "alignment")
@@ -171,7 +172,7 @@ class Cells:
                     if self._stopping() and not terminated:
                         process.terminate()
                         terminated = True
-        if status == 0 or self._stopping():
+        if status in (0, LEARNED_NOTHING) or self._stopping():
             return None
         return f"{_last_line(log)} ({log})"
 

@@ -130,8 +130,9 @@ def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
     """Return `config` for training on one stage of scored rollouts."""
     raw = config.model_dump(mode="json")
     raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
-    every = run.config.checkpoint.every
-    raw["checkpoint"] = {"every": every, "stage_end": True, "keep": 0}
+    own = run.config.checkpoint
+    every = {"every": own.every, "minutes": own.minutes}
+    raw["checkpoint"] = {**every, "stage_end": True, "keep": 0}
     return build_config(raw, "bakeoff")
 
 

@@ -71,8 +71,8 @@ class Store:
     def sizes(self) -> dict[str, int]:
         """Return name -> bytes of all objects, in order of their names.
 
-        Raises UsageError if a name might lead out of a run's directory on some system, or if the
-        store is a folder with a link that leads out of it.
+        A size that the store does not tell is 0. Raises UsageError if the store is a folder with a
+        link that leads out of it.
         """
         try:
             self._system.invalidate_cache()
@@ -81,10 +81,9 @@ class Store:
             return {}
         prefix = self._system._strip_protocol(self._root).rstrip("/") + "/"
         names = {path.removeprefix(prefix): path for path in sorted(found)}
-        refuse_odd(names, self.url)
         if self._local:
             refuse_links_out(Path(prefix))
-        return {name: found[path]["size"] or 0 for name, path in names.items()}
+        return {name: found[path].get("size") or 0 for name, path in names.items()}
 
     def _place(self, name: str) -> str:
         """Return the path of an object, in a folder that exists."""

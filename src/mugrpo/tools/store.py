@@ -116,7 +116,10 @@ class _Push:
         for name, sha256 in _shards_of(text).items():
             shard = manifest.with_name(name)
             if not shard.exists():
-                raise RunStopped(f"{shard} is gone; run `mugrpo repair {self._root}`")
+                raise RunStopped(
+                    f"{shard} is gone: if it was replaced meanwhile, push again; if it is lost, "
+                    f"run `mugrpo repair {self._root}`"
+                )
             if known.get(name) != sha256:
                 self._put_checked(shard, sha256)
         if stored != text:
@@ -183,6 +186,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     if root.exists():
         raise UsageError(f"{root} exists already; name a new directory")
     sizes = store.sizes()
+    refuse_odd(sizes, url)
     if run_dir.config.name not in sizes:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
     top_level = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}

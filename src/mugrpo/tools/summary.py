@@ -9,7 +9,9 @@ from typing import Any
 from mugrpo.report.costs import refresh_parts
 from mugrpo.run.progress import clock
 
+LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 _STANDSTILL = 0.25  # share of updates without effect from which a run is said to learn nothing
+_SOLVED = 0.05  # the share by which the reward of a solved task may vary from stage to stage
 _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
 
@@ -73,19 +75,20 @@ def summarize(lines: list[dict[str, Any]]) -> str:
 
 
 def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
-    """Return a sentence if whole stages, with a quarter of all updates, changed nothing.
+    """Return a sentence if whole stages, with a quarter of all updates, learned nothing.
 
-    An update changes nothing if its gradient is 0 or was not applied. A stage without a gradient is
-    fine if no other one had a higher reward: then the task is solved.
+    An update learns nothing if its gradient is 0 or was not applied. A stage of such updates is
+    fine if no other one had a clearly higher reward: then the task is solved.
     """
     stages: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
         if line["kind"] == "update":
             stages.setdefault(line["stage"], []).append(line)
     rewards = {stage: _mean(line["batch_reward"] for line in of) for stage, of in stages.items()}
-    idle = [stage for stage, of in stages.items() if not any(map(_changed, of))]
+    idle = [stage for stage, of in stages.items() if not any(map(_learned, of))]
     if len(idle) < len(stages):
-        idle = [stage for stage in idle if rewards[stage] < max(rewards.values())]
+        best = max(rewards.values())
+        idle = [stage for stage in idle if rewards[stage] < best - _SOLVED * abs(best)]
     updates = [line for stage in idle for line in stages[stage]]
     if not updates or len(updates) < _STANDSTILL * sum(map(len, stages.values())):
         return None
@@ -99,7 +102,7 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
     )
 
 
-def _changed(update: dict[str, Any]) -> bool:
+def _learned(update: dict[str, Any]) -> bool:
     return not update["skipped"] and update["grad_norm"] != 0
 
 
