@@ -99,6 +99,30 @@ def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
     assert Cells._process(cells, ["train"], log, 1) == (fault and f"{fault} ({log})")
 
 
+def test_a_first_stage_that_one_cell_began_is_finished_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their learning rates differ. The study was stopped, and its axes were put in another
+    order, after the rollouts were made."""
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    study, (low, high, *_) = load_study(file)
+    assert low.first_stage == high.first_stage and low.config.optimizer != high.config.optimizer
+    results = Results(tmp_path / RESULTS)
+    options: Any = {"keep": True, "aligned": False, "say": print, "stop": StopFlag()}
+    cells = Cells(Path(study.base), [low, high], results, tmp_path / "work", **options)
+    commands: list[str] = []
+
+    def forked_once(self: Cells, words: Sequence[str], log: Path, threads: int) -> str | None:
+        commands.append(words[0])
+        return "stopped" if len(commands) == 2 else forked(self, words, log, threads)
+
+    monkeypatch.setattr(Cells, "_process", forked_once)
+    assert cells._first_stage(low) == f"first stage of {low}: stopped"
+    assert cells._first_stage(high) is None
+    assert commands == ["generate", "score", "generate", "score"]
+
+
 def test_a_finished_cell_is_not_run_again(studied: Studied):
     assert studied.first[0] == "0 of 4 cells are finished"
     assert [line[:5] for line in studied.first[1:]] == ["[1/4]"]

@@ -99,7 +99,8 @@ class Cells:
         if self._stopping():
             return None
         folder = self._shared(cell)
-        with self._alone, self._opened(cell, folder) as run:
+        # Another cell may have begun it: what decides the rollouts is the same.
+        with self._alone, self._opened(cell, folder, force=True) as run:
             counts = (shards_made(Stage.of(run, 0), kind) for kind in _SHARED)
             if all(published == total for published, total in counts):
                 return None
@@ -141,12 +142,15 @@ class Cells:
     def _shared(self, cell: Cell) -> Path:
         return self.work / "first-stages" / cell.first_stage
 
-    def _opened(self, cell: Cell, folder: Path) -> AbstractContextManager[OpenRun]:
+    def _opened(
+        self, cell: Cell, folder: Path, *, force: bool = False
+    ) -> AbstractContextManager[OpenRun]:
         """Open the cell's run. Raises UsageError if the folder holds another run."""
         return open_run(
             self.base,
             overrides=cell.overrides,
             run_dir=folder,
+            force=force,
             progress=Progress(Console(quiet=True)),
         )
 
