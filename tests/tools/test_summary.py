@@ -31,10 +31,11 @@ SKIPPED = (math.nan, 0.25, 1)
         [{"kind": "refresh", "stage": 0}],
         stage(0, LEARNS),
         stage(0, WRONG, LEARNS),  # only one update of the stage
-        [*stage(0, LEARNS), *stage(1, RIGHT, RIGHT)],  # solved
+        [*stage(0, LEARNS), *stage(1, *[RIGHT] * 16)],  # solved
         [*stage(0, RIGHT, RIGHT), *stage(1, LEARNS)],
-        [*stage(0, LEARNS), *stage(1, (0.0, 0.97, 0)), *stage(2, RIGHT)],  # nearly solved
-        [*stage(0, WRONG), *stage(1, LEARNS, LEARNS, LEARNS, LEARNS)],  # a fifth
+        [*stage(0, LEARNS), *stage(1, *[(0.0, 0.97, 0)] * 16), *stage(2, RIGHT)],
+        [*stage(0, *[WRONG] * 16), *stage(1, *[LEARNS] * 64)],  # a fifth
+        [*stage(0, LEARNS), *stage(1, *[WRONG] * 15)],  # few
     ],
 )
 def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str, Any]]):
@@ -48,8 +49,8 @@ def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str
         (stage(0, RIGHT, RIGHT), "(mean reward 1.000)"),  # the whole run: why train at all?
         (stage(0, (0.0, None, 0)), "(mean reward 0.000)"),  # every reward failed
         ([*stage(0, WRONG), *stage(1, WRONG)], "stages 0, 1: 0 of 2 updates"),
-        ([*stage(0, LEARNS), *stage(1, WRONG, WRONG)], "stage 1: 0 of 2 updates"),  # a collapse
-        ([*stage(0, WRONG), *stage(1, LEARNS, LEARNS, LEARNS)], "stage 0: 0 of 1 updates"),
+        ([*stage(0, LEARNS), *stage(1, *[WRONG] * 16)], "stage 1: 0 of 16 updates"),  # a collapse
+        ([*stage(0, *[WRONG] * 16), *stage(1, *[LEARNS] * 48)], "stage 0: 0 of 16 updates"),
         ([*stage(0, SKIPPED, SKIPPED, WRONG)], "stage 0: 2 of 3 updates were not applied"),
     ],
 )

@@ -11,6 +11,7 @@ from mugrpo.run.progress import clock
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
 _STANDSTILL = 0.25  # share of updates without effect from which a run is said to learn nothing
+_FEW = 16  # updates; the rewards of a few batches may be equal by chance
 _SOLVED = 0.05  # the share by which the reward of a solved task may vary from stage to stage
 _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
@@ -75,10 +76,11 @@ def summarize(lines: list[dict[str, Any]]) -> str:
 
 
 def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
-    """Return a sentence if whole stages, with a quarter of all updates, learned nothing.
+    """Return a sentence if the run, or stages with a quarter of its updates, learned nothing.
 
     An update learns nothing if its gradient is 0 or was not applied. A stage of such updates is
-    fine if no other one had a clearly higher reward: then the task is solved.
+    fine if no other one had a clearly higher reward: then the task is solved. Fewer than 16 updates
+    of a run that learned say nothing.
     """
     stages: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
@@ -86,11 +88,13 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
             stages.setdefault(line["stage"], []).append(line)
     rewards = {stage: _mean(line["batch_reward"] for line in of) for stage, of in stages.items()}
     idle = [stage for stage, of in stages.items() if not any(map(_learned, of))]
+    enough = 1
     if len(idle) < len(stages):
-        best = max(rewards.values())
+        best, total = max(rewards.values()), sum(map(len, stages.values()))
         idle = [stage for stage in idle if rewards[stage] < best - _SOLVED * abs(best)]
+        enough = max(_FEW, math.ceil(_STANDSTILL * total))
     updates = [line for stage in idle for line in stages[stage]]
-    if not updates or len(updates) < _STANDSTILL * sum(map(len, stages.values())):
+    if len(updates) < enough:
         return None
     skipped = sum(line["skipped"] for line in updates)
     reward = _mean(line["batch_reward"] for line in updates)
