@@ -4,8 +4,8 @@ import pytest
 
 from mugrpo.disk.records import Score, Status
 
-FAILED = {Status.TIMEOUT, Status.ERROR}
-UNREWARDED = {*FAILED, Status.SKIPPED}
+FAILED = {Status.UNFINISHED, Status.SKIPPED, Status.ERROR}
+UNREWARDED = {Status.SKIPPED, Status.ERROR}
 
 
 @pytest.mark.parametrize("status", Status)

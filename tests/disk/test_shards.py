@@ -81,7 +81,7 @@ def test_scores_come_back_as_they_were_written(tmp_path):
     sent = [
         Score(Status.RIGHT, 1.0, {"answer": "4"}),
         Score(Status.WRONG, 0.1, {"größe": [1, {"a": None}]}),
-        Score(Status.TIMEOUT, None, {"reason": "Fehler: ≥ 5 s"}),
+        Score(Status.UNFINISHED, 0.0, {"reason": "Fehler: ≥ 5 s"}),
         Score(Status.ERROR, None),
         Score(Status.TRUNCATED, -0.25),
         Score(Status.NO_ANSWER, 0.0),

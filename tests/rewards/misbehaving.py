@@ -2,8 +2,10 @@
 
 5             returns 5
 sleep 0.3 5   returns 5 after 0.3 s
+compute 0.3 5 returns 5 after 0.3 s of CPU time
 loop          never ends
 bomb          takes all memory
+deep          takes all of the stack
 exit 3        ends the process
 signal 11     ends it by a signal
 raise boom    ValueError("boom")
@@ -40,6 +42,14 @@ def _sleep(rest):
     return float(reward)
 
 
+def _compute(rest):
+    seconds, reward = rest.split()
+    end = time.process_time() + float(seconds)
+    while time.process_time() < end:
+        pass
+    return float(reward)
+
+
 def _loop(_):
     while True:
         pass
@@ -49,6 +59,10 @@ def _bomb(_):
     hoard = []
     while True:
         hoard.append(bytearray(1 << 24))
+
+
+def _deep(rest):
+    return _deep(rest)
 
 
 def _raise(rest):
@@ -68,8 +82,10 @@ def _say(rest):
 
 ACTS = {
     "sleep": _sleep,
+    "compute": _compute,
     "loop": _loop,
     "bomb": _bomb,
+    "deep": _deep,
     "exit": lambda rest: os._exit(int(rest)),
     "signal": lambda rest: os.kill(os.getpid(), int(rest)),
     "raise": _raise,

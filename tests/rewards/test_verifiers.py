@@ -104,6 +104,20 @@ RIGHT = [  # (reference, text): strictness says right
     ("xy", r"\boxed{yx}"),
 ]
 
+HUGE = [  # (reference, text): too large to compute, so only what is written the same way is right
+    ("12", r"\boxed{9^{9^{9^{9}}}}", False),
+    ("12", "9^9^9^9", False),
+    ("12", "1000000!", False),
+    ("12", r"\boxed{1000000!}", False),
+    ("12", r"\boxed{x = 9^{9^{9}} = 12}", False),
+    (r"2^{2^{2016}}", r"\boxed{2^{2^{2016}}}", True),
+    (r"2^{2^{2016}}", r"\boxed{N = 2^{2^{2016}}}", False),
+    (r"2^{2^{2016}}", r"\boxed{2^{2^{2017}}}", False),
+    ("2^{2016}", r"\boxed{4^{1008}}", True),
+    ("20!", r"\boxed{2432902008176640000}", True),
+    (r"\binom{50}{25}", r"\boxed{126410606437752}", True),
+]
+
 WRONG = [
     ("12", "13"),
     ("12", r"\boxed{-12}"),
@@ -127,6 +141,12 @@ def test_ordinary_ways_to_write_an_answer_are_right(reference, text):
 @pytest.mark.parametrize(("reference", "text"), WRONG)
 def test_another_answer_is_wrong(reference, text):
     assert STRICT(text, reference).status is LIBRARY(text, reference).status is Status.WRONG
+
+
+@pytest.mark.parametrize(("reference", "text", "right"), HUGE)
+def test_huge_numbers_are_compared_as_written_and_not_computed(reference, text, right, monkeypatch):
+    assert STRICT(text, reference).right is right
+    assert STRICT(text, reference) == STRICT(text, reference)
 
 
 def test_several_boxes_are_a_set_to_math_verify_and_the_last_one_to_strictness():

@@ -17,12 +17,13 @@ from tests.builders import chain_tokenizer, rollout
 
 PROBLEMS = [Problem(f"p{n}", "3+2=", "5") for n in range(10)]
 RIGHT, WRONG = Score(Status.RIGHT, 1.0), Score(Status.WRONG, 0.0)
-SKIPPED = Score(Status.SKIPPED, None)
+SKIPPED = Score(Status.SKIPPED, None, {"reason": "no reward is a number"})
 CUT = Score(Status.TRUNCATED, 0.0)
+SLOW = Score(Status.UNFINISHED, 0.0, {"reason": "too slow"})
 
 
-def failure(reason: str, status: Status = Status.ERROR) -> Score:
-    return Score(status, None, {"reason": reason})
+def failure(reason: str) -> Score:
+    return Score(Status.ERROR, None, {"reason": reason})
 
 
 class Fixed:

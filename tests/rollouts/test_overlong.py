@@ -15,7 +15,7 @@ from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies
 from mugrpo.run.provenance import judge_fingerprint
 from mugrpo.stages.evaluate import accuracy
-from tests.rollouts.scoring import RIGHT, WRONG, Fixed, Folder, failure, response
+from tests.rollouts.scoring import RIGHT, SKIPPED, WRONG, Fixed, Folder, failure, response
 from tests.runs import Command
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -75,8 +75,8 @@ def test_a_cut_response_that_is_scored_can_be_right_and_still_loses_1(folder: Fo
 
 
 def test_responses_without_a_reward_have_no_penalty(folder: Folder):
-    verdicts = [failure("boom"), failure("slow", Status.TIMEOUT), Score(Status.SKIPPED, None)]
-    folder.write(*(long(9, i) for i in range(3)))
+    verdicts = [failure("boom"), SKIPPED]
+    folder.write(*(long(9, i) for i in range(2)))
     assert folder.score(Fixed(*verdicts), overlong_buffer=SHARE, failure_limit=1.0) == verdicts
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Rollout, Status
+from mugrpo.disk.records import Answer, FinishReason, Rollout
 from mugrpo.rollouts.score import scored
 from tests.rollouts.scoring import (
     CUT,
     PROBLEMS,
     RIGHT,
     SKIPPED,
+    SLOW,
     WRONG,
     Fixed,
     failure,
@@ -77,8 +78,7 @@ def test_a_stop_between_rollouts_publishes_nothing(folder):
 
 def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(folder):
     folder.write(*groups(10))
-    slow = failure("too slow", Status.TIMEOUT)
-    task = Fixed(failure("boom"), RIGHT, slow, failure("boom"), RIGHT, RIGHT)
+    task = Fixed(failure("boom"), RIGHT, SLOW, failure("boom"), RIGHT, RIGHT)
     with pytest.raises(RunStopped) as stopped:
         folder.score(task, failure_limit=0.2)
     assert len(task.asked) == 4  # 3 failures of 10 are more than 2
@@ -95,14 +95,22 @@ def test_one_failure_more_than_the_limit_stops_at_once_and_publishes_nothing(fol
     assert not folder.scores.folder.exists() and 0 not in folder.scores
 
 
-def test_failures_at_the_limit_pass_and_have_no_reward(folder):
+def test_failures_at_the_limit_pass_and_only_the_unfinished_have_a_reward(folder):
     folder.write(*groups(10))
-    slow = failure("too slow", Status.TIMEOUT)
-    verdicts = [failure("boom"), *[RIGHT] * 8, slow]
+    verdicts = [failure("boom"), *[RIGHT] * 8, SLOW]
     assert folder.score(Fixed(*verdicts), failure_limit=0.2) == verdicts
     entry = folder.scores.entry(0)
-    assert entry["statuses"] == {"error": 1, "right": 8, "timeout": 1}
-    assert (entry["rewarded"], entry["reward_sum"]) == (8, 8.0)
+    assert entry["statuses"] == {"error": 1, "right": 8, "unfinished": 1}
+    assert (entry["rewarded"], entry["reward_sum"]) == (9, 8.0)
+
+
+@pytest.mark.parametrize(("unfinished", "varied"), [("zero", 1), ("masked", 0)])
+def test_an_unfinished_response_is_wrong_in_its_group_unless_it_is_masked(
+    folder, unfinished, varied
+):
+    folder.write(*groups(3))
+    folder.score(Fixed(RIGHT, RIGHT, SLOW), failure_limit=1.0, unfinished=unfinished)
+    assert folder.scores.entry(0)["zero_variance_groups"] == 1 - varied
 
 
 def test_a_limit_of_0_stops_at_the_first_failure_and_of_1_never(folder):
@@ -113,9 +121,11 @@ def test_a_limit_of_0_stops_at_the_first_failure_and_of_1_never(folder):
     assert folder.score(Fixed(*boom), failure_limit=1.0) == boom
 
 
-def test_skipped_and_truncated_responses_are_no_failures(folder):
+def test_truncated_responses_are_no_failures_and_skipped_ones_are(folder):
     folder.write(*groups(3), response(3, 0, cut=True))
-    assert folder.score(Fixed(*[SKIPPED] * 3), failure_limit=0.0) == [*[SKIPPED] * 3, CUT]
+    assert folder.score(Fixed(*[RIGHT] * 3), failure_limit=0.0) == [*[RIGHT] * 3, CUT]
+    with pytest.raises(RunStopped, match="1 of them: skipped: no reward is a number"):
+        folder.score(Fixed(SKIPPED), failure_limit=0.0)
 
 
 def test_29_of_100_failures_are_not_more_than_a_limit_of_29_in_100(folder):
@@ -203,7 +213,8 @@ def test_scores_that_name_no_judge_are_taken_as_they_are(folder):
 def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
     folder.write(*groups(4, 8, 3, 2))
     quarter = [RIGHT, WRONG, CUT, WRONG]
-    folder.score(Fixed(*quarter, *quarter, *quarter, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED))
+    verdicts = [*quarter * 3, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED]
+    folder.score(Fixed(*verdicts), failure_limit=1.0)
     # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
 

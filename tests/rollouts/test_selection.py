@@ -13,7 +13,7 @@ from mugrpo.disk.records import Status
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 
 R, W, N = Status.RIGHT, Status.WRONG, Status.NO_ANSWER
-CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Status.TIMEOUT
+CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Status.UNFINISHED
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ CUT, SKIPPED, ERROR, SLOW = Status.TRUNCATED, Status.SKIPPED, Status.ERROR, Stat
         ([W, N, N], False),  # neither is right
         ([R, N], True),
         ([R, R, ERROR], False),  # no verdict
-        ([R, R, SLOW], False),
+        ([R, R, SLOW], True),  # an unfinished response is wrong
         ([R, SKIPPED], False),
         ([ERROR, SKIPPED], False),
         ([R, W, ERROR, SKIPPED], True),
@@ -43,6 +43,10 @@ def test_a_cut_response_is_not_right_unless_it_is_masked(truncated, varies):
     rewards = RewardOptions(truncated=truncated)
     assert correctness_varies([R, R, CUT], rewards) is varies
     assert correctness_varies([W, W, CUT], rewards) is False
+
+
+def test_an_unfinished_response_is_wrong_unless_it_is_masked():
+    assert correctness_varies([R, R, SLOW], RewardOptions(unfinished="masked")) is False
 
 
 def numbered(*problems: int) -> list[Group]:

@@ -109,8 +109,12 @@ class WorkerOptions(Options):
 
     count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
-    timeout: float = Field(5.0, gt=0)
-    """Kill a worker process that has not finished a call this many seconds after its dispatch."""
+    timeout: float = Field(5.0, ge=0)
+    """Kill a worker process that computes for this many seconds on a call, summed over its threads.
+    Waiting for anything, a core too, does not count. 0 sets no limit."""
+    patience: float = Field(60.0, ge=0)
+    """Kill a worker process that has not finished a call of reward functions this many seconds
+    after its dispatch, whatever it waits for. 0 sets no limit, nor one for loading functions."""
     memory_mb: int = Field(2048, ge=256)
     """Memory in MiB that a process may allocate."""
     batch_size: int = Field(1, ge=1)

@@ -54,19 +54,22 @@ class Status(StrEnum):
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
     TRUNCATED = "truncated"
+    UNFINISHED = "unfinished"  # the judge ran out of time, memory or stack on it
     SKIPPED = "skipped"  # no reward function gave it a reward
-    TIMEOUT = "timeout"
     ERROR = "error"
 
     @property
     def failed(self) -> bool:
-        """Whether scoring itself broke down. Too many failures stop a run."""
-        return self in (Status.TIMEOUT, Status.ERROR)
+        """Whether there is no verdict. Too many failures stop a run."""
+        return self in (Status.UNFINISHED, Status.SKIPPED, Status.ERROR)
 
     @property
     def rewarded(self) -> bool:
-        """Whether the reward is known. Otherwise its group's statistics leave the rollout out."""
-        return not (self.failed or self is Status.SKIPPED)
+        """Whether the reward is known. Otherwise its group's statistics leave the rollout out.
+
+        It is 0 for an unfinished response: being hard to judge must never pay.
+        """
+        return self not in (Status.SKIPPED, Status.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,5 +117,5 @@ class Score:
         if self.status.rewarded == (self.reward is None):
             raise ValueError(
                 f"a score with status {self.status.value!r} has reward {self.reward!r}: the reward "
-                "must be None for skipped, timeout and error, and a number for any other status"
+                "must be None for skipped and error, and a number for any other status"
             )

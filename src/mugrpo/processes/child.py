@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .messages import Inbox, send, to_json
@@ -83,6 +84,21 @@ def limit_memory(megabytes: int) -> None:
     """
     limit = megabytes << 20
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+@contextmanager
+def cpu_deadline(seconds: float) -> Iterator[None]:
+    """End this process by SIGPROF if it computes for `seconds` within the block. 0 sets no limit.
+
+    The kernel counts CPU time, of all threads, so a busy machine changes nothing. It also ends a C
+    loop that holds the interpreter's lock.
+    """
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _end_with(lifeline: socket.socket) -> None:

@@ -49,7 +49,7 @@ class Peer:
         command: Sequence[str],
         setup: str,
         *,
-        silence: float,
+        silence: float | None,
         environment: Mapping[str, str],
         log: Path | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ _WIDE = 480  # pixels of a chart that has a row to itself
 
 _GRPO = f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH}"
 
-_STATUSES = ("right", "wrong", "no_answer", "truncated", "skipped", "timeout", "error")
+_STATUSES = ("right", "wrong", "no_answer", "truncated", "unfinished", "skipped", "error")
 
 
 def timeline_figure(run: RunData) -> Markup | None:

@@ -80,13 +80,15 @@ class Grader:
 
     def _score(self, outcome: Mapping[str, Any]) -> Score:
         if "failure" in outcome:
-            status = Status.TIMEOUT if outcome["timeout"] else Status.ERROR
-            return Score(status, None, {"reason": outcome["failure"]})
+            parts = {"reason": outcome["failure"]}
+            if outcome["unfinished"]:
+                return Score(Status.UNFINISHED, 0.0, parts)
+            return Score(Status.ERROR, None, parts)
         values: dict[str, float | None] = outcome["values"]
         parts = {**values, **({"answer": outcome["answer"]} if "answer" in outcome else {})}
         terms = [self._weights[name] * value for name, value in values.items() if value is not None]
         if not terms:
-            return Score(Status.SKIPPED, None, parts)
+            return Score(Status.SKIPPED, None, parts | {"reason": "no reward is a number"})
         reward = sum(terms)
         right = Status.RIGHT if reward >= self._right_at else Status.WRONG
         return Score(Status(outcome.get("status", right)), reward, parts)

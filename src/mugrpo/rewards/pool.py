@@ -1,13 +1,17 @@
-"""A pool of worker processes that can be killed. Each handles one call at a time, with a deadline.
+"""A pool of worker processes that can be killed. Each handles one call at a time, with deadlines.
 
-A single thread dispatches calls to idle workers, then waits until a worker answers or reaches its
-deadline. A killed worker is replaced at once, and the others continue while the new one loads.
+A single thread dispatches calls to idle workers, then waits until a worker answers, dies or reaches
+a deadline. A killed worker is replaced at once, and the others continue while the new one loads.
+
+There are two deadlines. The kernel limits the time that a worker computes on a call: a busy machine
+does not change who reaches it. This process limits the time that a call of reward functions may
+take with all its waiting. Verifiers wait for nothing, so they have only the first.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +21,7 @@ from typing import Any
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.peer import Peer, PeerLost, audible
+from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
@@ -52,10 +56,13 @@ class Call:
 class Worker(Peer):
     """A process that judges answers. While idle, it may stay silent for as long as it likes."""
 
-    def __init__(self, setup: str) -> None:
+    def __init__(self, setup: str, silence: float | None) -> None:
         command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        super().__init__(command, setup, silence=STARTING_SECONDS, environment=threads)
+        environment = {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "PYTHONHASHSEED": "0",  # so that a verdict does not depend on the order of a set
+        }
+        super().__init__(command, setup, silence=silence, environment=environment)
         self.ready = False
         self.call: Call | None = None
 
@@ -68,8 +75,12 @@ class Pool:
     """Workers that judge items by `rewards`, given by their options as JSON values."""
 
     def __init__(self, rewards: Sequence[dict[str, Any]], options: WorkerOptions) -> None:
-        self._setup = to_json({"rewards": rewards, "memory_mb": options.memory_mb})
+        limits = {"memory_mb": options.memory_mb, "timeout": options.timeout}
+        self._setup = to_json({"rewards": rewards, **limits})
         self._options = options
+        waits = options.patience > 0 and any(reward["name"] == "function" for reward in rewards)
+        self._patience = options.patience if waits else None  # longest call in seconds
+        self._starting = STARTING_SECONDS if options.patience else None
         self._workers: list[Worker] = []
         self._proven = False  # whether any worker has ever been ready
         self._running = False
@@ -77,10 +88,11 @@ class Pool:
     def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
         """Yield the outcomes of each call's items, in the order of the calls.
 
-        An outcome is a worker's result, or {"failure": reason, "timeout": bool}. If a call of
-        several items fails, each item is tried alone. Calls are consumed as workers become free.
-        Raises UsageError if the rewards cannot be loaded (RunStopped if a worker could load them
-        before), and RunStopped if a function breaks its contract.
+        An outcome is a worker's result, or {"failure": reason, "unfinished": whether time, memory
+        or stack ran out}. If a call of several items fails, each item is tried alone. Calls are
+        consumed as workers become free. Raises UsageError if the rewards cannot be loaded
+        (RunStopped if a worker could load them before), and RunStopped if a function breaks its
+        contract.
         """
         assert not self._running, "an earlier `run` of this pool has not ended"
         self._running = True
@@ -136,20 +148,20 @@ class Pool:
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._options.processes:
-            self._workers.append(Worker(self._setup))
+            self._workers.append(Worker(self._setup, self._starting))
 
     def _dispatch(self, waiting: deque[Call]) -> None:
         for worker in [w for w in self._workers if w.idle]:
             if not waiting:
                 return
             worker.call = waiting.popleft()
-            worker.silence = self._options.timeout
+            worker.silence = self._patience
             try:
                 worker.send(f"[{','.join(worker.call.items)}]")
             except PeerLost as lost:
                 self._lose(worker, lost, waiting)
 
-    def _attend(self, waiting: deque[Call], patience: float = math.inf) -> None:
+    def _attend(self, waiting: deque[Call], patience: float = TICK) -> None:
         """Wait until workers answer, end or reach their deadlines, and handle each of these events.
 
         Wait for at most `patience` seconds.
@@ -179,29 +191,30 @@ class Pool:
             if "results" in message:
                 call.record(message["results"])
             else:
-                self._fail(call, message["failure"], waiting)
+                self._fail(call, message["failure"], waiting, message["unfinished"])
 
     def _lose(self, worker: Worker, lost: PeerLost, waiting: deque[Call]) -> None:
-        """Handle a worker that died or did not answer in time."""
+        """Handle a worker that died or reached a deadline."""
         self._retire(worker)
         call, late = worker.call, lost.ended is None
         if call is not None and late:
-            reason = f"not finished within {self._options.timeout:g} seconds"
-            self._fail(call, reason, waiting, timeout=True)
+            reason = f"not finished within {self._options.patience:g} seconds"
+            self._fail(call, reason, waiting, unfinished=True)
+        elif call is not None and lost.ended == signal.SIGPROF.name:
+            reason = f"not finished after {self._options.timeout:g} seconds of computing"
+            self._fail(call, reason, waiting, unfinished=True)
         elif call is not None:
-            self._fail(call, f"the worker died ({lost.ended})", waiting)
+            self._fail(call, f"the worker died ({lost.ended})", waiting, unfinished=False)
         elif not worker.ready and late:
             self._stop(f"a reward worker was not ready after {STARTING_SECONDS:g} seconds")
         elif not worker.ready:
             self._stop(f"a reward worker died while it was loading ({lost.ended})")
 
-    def _fail(
-        self, call: Call, reason: str, waiting: deque[Call], *, timeout: bool = False
-    ) -> None:
+    def _fail(self, call: Call, reason: str, waiting: deque[Call], unfinished: bool) -> None:
         if len(call.items) > 1:
             waiting.extendleft(reversed(call.one_by_one()))
         else:
-            call.record([{"failure": printable(reason), "timeout": timeout}])
+            call.record([{"failure": printable(reason), "unfinished": unfinished}])
 
     def _stop(self, reason: str) -> None:
         self.close()

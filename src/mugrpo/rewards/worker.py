@@ -3,7 +3,8 @@
     python -P -m mugrpo.rewards.worker SOCKET LIFELINE
 
 It communicates only through the socket. It ends when the run that started it ends, even during a
-busy loop (`processes.child`). Its memory is limited. The run enforces deadlines.
+busy loop (`processes.child`). Its memory and the time that it computes on a call are limited; the
+run limits the time that a call waits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import TypeAdapter
 
 from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
 from mugrpo.disk.errors import UsageError
-from mugrpo.processes.child import Channel, limit_memory
+from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable
 from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
 from mugrpo.rewards.verdict import Verdict, Verifier
@@ -34,7 +35,10 @@ def main() -> None:
         return
     channel.send({"ready": True})
     while True:
-        channel.send(judge.answer(channel.receive()))
+        items = channel.receive()
+        with cpu_deadline(setup["timeout"]):
+            answer = judge.answer(items)
+        channel.send(answer)
 
 
 class Judge:
@@ -55,8 +59,8 @@ class Judge:
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Judge `items` by all rewards and return the answer to send.
 
-        The answer is {"results": one per item}, {"failure": ..., "spent": ...} if a reward raised
-        an error, or {"broken": ...} if a function broke its contract.
+        The answer is {"results": one per item}, {"failure": ..., "unfinished": ..., "spent": ...}
+        if a reward raised an error, or {"broken": ...} if a function broke its contract.
         """
         results: list[dict[str, Any]] = [{"values": {}} for _ in items]
         for label, judge in self._judges:
@@ -85,14 +89,20 @@ def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
 def _failure(label: str, error: BaseException) -> dict[str, Any]:
     """Return the answer for a call that failed.
 
-    "spent" means that the process must not be used again, as after a MemoryError.
+    "unfinished" means that the call ran out of memory or stack; "spent" that the process must not
+    be used again.
     """
     try:
         text = str(error)
     except Exception:
         text = ""
     reason = printable(f"{label}: {type(error).__name__}: {text}".removesuffix(": "))
-    return {"failure": reason, "spent": isinstance(error, MemoryError)}
+    spent = isinstance(error, MemoryError)
+    return {
+        "failure": reason,
+        "unfinished": spent or isinstance(error, RecursionError),
+        "spent": spent,
+    }
 
 
 if __name__ == "__main__":

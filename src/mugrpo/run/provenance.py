@@ -152,12 +152,13 @@ def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
-    """Return a hash of everything that decides a score: rewards, files, references, truncation."""
+    """Return a hash of all that decides a score: rewards, limits, files, references, truncation."""
     options = config.task.model_dump(mode="json")
     judge = {
         "task": options["name"],
         "rewards": options.get("rewards"),
         "right_at": options.get("right_at"),
+        "workers": options.get("workers", {}) | {"count": None},
         "files": sorted(_reward_files_sha256(config).values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],

@@ -29,7 +29,7 @@ class Task(Protocol):
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         """Yield the score of each of `answers`, in order.
 
-        An answer that cannot be judged has Status.ERROR or Status.TIMEOUT, with the reason in
+        An answer that cannot be judged has Status.ERROR or Status.UNFINISHED, with the reason in
         `parts["reason"]`. Raises RunStopped if the judge itself is broken.
         """
         ...
