@@ -8,7 +8,8 @@ import pytest
 from math_verify import grader as math_verify_grader
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.mathematics import LONGEST_TEXT, Mathematics, last_box
+from mugrpo.rewards.mathematics import LONGEST_TEXT, Mathematics
+from mugrpo.rewards.notation import boxes
 from mugrpo.rewards.verifiers import exact, matched, numeric
 from tests.rewards.hostile import HOSTILE
 
@@ -41,12 +42,20 @@ LOOSE = [  # (reference, text): math-verify says right, strictness does not
     (r"\{1,2\}", r"\boxed{(2,1)}"),
     (r"\{1,2\}", r"\boxed{x=1,y=2}"),
     (r"\{1,2\}", r"\boxed{3=1, 4=2}"),
-    (r"\{1,2\}", r"\boxed{1} and \boxed{2}"),
     ("(1,2,3)", r"\boxed{1,2,3}"),
     (r"\{(1,2),(3,4)\}", r"\boxed{\{1,2\},\{3,4\}}"),
     ("0.0000001", r"\boxed{0.0000002}"),
     (r"\frac{\sqrt{2}}{10^{20}}", r"\boxed{\frac{\sqrt{3}}{10^{20}}}"),
     ("east", r"\boxed{seat}"),
+    ("cat", r"\boxed{act}"),
+    ("2m", r"\boxed{2}"),
+    ("(0.0000001, 1)", r"\boxed{(0.0000002, 1)}"),
+    (r"12 \text{ cm}", r"\boxed{12 \text{ m}}"),
+    (r"12\text{ cm}^2", r"\boxed{12\text{ cm}}"),
+    ("12 cm", r"\boxed{12 m}"),
+    ("5 hours", r"\boxed{5 minutes}"),
+    (r"60 \text{ miles per hour}", r"\boxed{60 \text{ km/h}}"),
+    (r"30^\circ", r"\boxed{30\text{ minutes}}"),
     ("x^2+1=0", r"\boxed{x^2+4=0}"),
     ("x^2+1=0", r"\boxed{0=0}"),
     ("y=2x+3", r"\boxed{y=7=2x+3}"),
@@ -149,10 +158,156 @@ def test_huge_numbers_are_compared_as_written_and_not_computed(reference, text, 
     assert STRICT(text, reference) == STRICT(text, reference)
 
 
-def test_several_boxes_are_a_set_to_math_verify_and_the_last_one_to_strictness():
+BOXES = [  # (reference, text, verdict)
+    ("1, 2", r"\boxed{1}, \boxed{2}", True),
+    ("1, 2", r"$\boxed{2}$ and $\boxed{1}$", True),  # a list without order
+    ("2", r"\boxed{1}, \boxed{2}", False),
+    ("2", r"\boxed{1} or \boxed{2}", False),
+    ("2", r"\boxed{1} is too small; it is \boxed{2}", True),
+    ("2", r"\boxed{2}, \boxed{2}", True),
+    ("2", r"\boxed{x = \boxed{2}}", True),
+    (r"\boxed{1} and \boxed{2}", r"\boxed{2}", False),
+    (r"\boxed{1} and \boxed{2}", r"\boxed{1, 2}", True),
+    (r"\boxed{1} and \boxed{2}", r"\boxed{1}, so that \boxed{2}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{2}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{1}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{1}, \boxed{2}", True),
+    (r"x is \boxed{1}, y is \boxed{2}", r"x is \boxed{1} while y is \boxed{2}", True),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{7} no: x is \boxed{1}; y is \boxed{2}", True),
+    (r"x is \boxed{1}, y is \boxed{2}", r"x is \boxed{2}, y is \boxed{1}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{1, 2}", True),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{2, 1}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", r"\boxed{1, 2, 3}", False),
+    (r"x is \boxed{1}, y is \boxed{2}", "1 and 2", False),
+]
+
+
+@pytest.mark.parametrize(("reference", "text", "right"), BOXES)
+def test_all_boxes_of_a_reference_are_required(reference, text, right):
+    assert STRICT(text, reference).right is right
+
+
+# Each table of docs/verification.md, with its counterexamples.
+WORDS = [
+    ("cat", r"\boxed{\text{Cat}}", True),
+    ("cat", r"\boxed{c \cdot a \cdot t}", False),
+    ("cat", r"\boxed{cats}", False),
+    ("abc", r"\boxed{c a b}", False),
+    ("cat, dog", r"\boxed{cat, dog}", True),
+    ("cat, dog", r"\boxed{act, god}", False),
+    (r"\text{no}", r"\boxed{on}", False),
+    (r"\text{(C)}", r"\boxed{C}", True),
+    (r"\text{(C)}", r"\boxed{D}", False),
+    (r"\text{two words}", r"\boxed{\text{two words}}", True),
+    ("xy", r"\boxed{yx}", True),
+    (r"\frac{abc}{2}", r"\boxed{\frac{1}{2}abc}", True),
+]
+UNITS = [
+    ("12", r"\boxed{12 \text{ cm}}", True),
+    (r"12 \text{ cm}", r"\boxed{12}", True),
+    (r"12 \text{ cm}", r"\boxed{12\,\mathrm{cm}}", True),
+    (r"12 \text{ cm}", r"\boxed{12 \text{ centimeters}}", True),
+    (r"12 \text{ cm}^2", r"\boxed{12 \text{ square centimeters}}", True),
+    (r"9.8 \text{ m/s}^2", r"\boxed{9.8\ \mathrm{m}/\mathrm{s}^2}", True),
+    (r"1 \text{ m}", r"\boxed{1}", True),
+    (r"1 \text{ m}", r"\boxed{100 \text{ cm}}", False),  # units are not converted
+    (r"5 \text{ hours}", "The answer is 5 minutes.", False),
+    (r"5 \text{ hours}", "It takes $5$ hours.", True),
+    (r"30^\circ", r"\boxed{30 \text{ degrees}}", True),
+    (r"30^\circ", r"\boxed{30}", True),
+    (r"\$36", r"\boxed{36 \text{ dollars}}", True),
+    (r"\$36", r"\boxed{36 \text{ cents}}", False),
+    (r"\$36", "$36", True),
+    (r"\$36", r"\boxed{63}", False),
+    (r"\$18.90", r"\boxed{18.9}", True),
+    (r"\$32,\!348", r"\boxed{\$32,348}", True),
+    (r"\$32,\!348", r"\boxed{32}", False),
+    ("2m", r"\boxed{2m}", True),
+]
+PERCENT = [
+    (r"50\%", r"\boxed{50\%}", True),
+    (r"50\%", r"\boxed{50 \text{ percent}}", True),
+    (r"50\%", r"\boxed{50}", True),
+    (r"50\%", r"\boxed{\frac{1}{2}}", True),
+    (r"50\%", r"\boxed{0.5\%}", False),
+    (r"50\%", r"\boxed{5000}", False),
+    (r"62.5\%", r"\boxed{62.5}", True),
+    (r"62.5\%", "The answer is 62.5%.", True),
+    ("0.5", r"\boxed{50\%}", True),
+    ("0.5", r"\boxed{0.5\%}", False),
+    (r"0.5\%", r"\boxed{0.5}", False),
+    (r"0.5\%", r"\boxed{0.005}", True),
+    (r"\frac{1}{2}\%", r"\boxed{0.5\%}", True),
+    ("50", r"\boxed{50\%}", True),
+    ("50", r"\boxed{0.5}", False),
+    (r"50\%", r"\boxed{50 \text{ cm}}", False),
+]
+INTERVALS = [
+    ("[1,2)", r"\boxed{[1,2)}", True),
+    ("[1,2)", r"\boxed{(1,2]}", False),
+    ("[1,2)", r"\boxed{[1,2]}", False),
+    ("[1,2)", r"\boxed{(1,2)}", False),
+    ("[1,2)", r"\boxed{[1,2[}", True),
+    ("(1,2)", r"\boxed{]1,2[}", True),
+    ("(1,2)", r"\boxed{]1,2]}", False),
+    ("[0.5, 1.5)", r"\boxed{[\frac12, \frac32)}", True),
+    (r"(-\infty,\frac12)\cup(1,\infty)", r"\boxed{(-\infty,0.5)\cup(1,\infty)}", True),
+    ("(0.5, 1.5)", "The answer is (0.5, 1.5).", True),
+    ("[0.5, 1.5]", "[0.5, 1.5]", True),
+    ("1.5", "The answer is (0.5, 1.5).", False),
+    ("[1,2]", r"\boxed{1 \le x \le 2}", True),
+    ("[1,2]", r"\boxed{x \in [1,2]}", True),
+    ("[1,2)", r"\boxed{1 \le x < 2}", True),
+    ("(1,2)", r"\boxed{1 < x < 2}", True),
+    ("(1,2)", r"\boxed{1 \le x < 2}", False),
+    ("(1,2)", r"\boxed{x^2-3x+2<0}", False),  # the problem, not its solution
+    (r"(-\infty, 2]", r"\boxed{x \le 2}", True),
+    (r"(-\infty, 2]", r"\boxed{2x \le 4}", False),
+    (r"(-\infty,-1)\cup(1,\infty)", r"\boxed{x<-1 \text{ or } x>1}", True),
+    (r"(-\infty,-1)\cup(1,\infty)", r"\boxed{x<-1 \text{ or } y>1}", False),
+    (r"(-\infty,-1)\cup(1,\infty)", r"\boxed{x<-1 \text{ or } x\ge 1}", False),
+]
+UNICODE = [
+    (r"\frac{1}{2}", r"\boxed{½}", True),
+    (r"\frac{1}{2}", "The answer is ½.", True),
+    (r"\frac{1}{2}", "The answer is ½ + 1.", False),
+    (r"\frac{3}{2}", "The answer is ½ + 1.", True),
+    ("3.5", r"\boxed{3½}", True),
+    (r"\sqrt{2}", r"\boxed{√2}", True),
+    (r"\sqrt{2}", "The answer is √2", True),
+    (r"\sqrt{2}", "The answer is √2 + 1", False),
+    (r"1+\sqrt{2}", "The answer is √2 + 1", True),
+    (r"3\sqrt{10}", r"\boxed{3√10}", True),
+    (r"\sqrt{x+1}", r"\boxed{√(x+1)}", True),
+    (r"\sqrt[3]{2}", r"\boxed{∛2}", True),
+    ("x^2", r"\boxed{x²}", True),
+    ("x^{-12}", r"\boxed{x⁻¹²}", True),
+    ("x^2", r"\boxed{x2}", False),
+    ("12_8", r"\boxed{12₈}", True),
+    ("-3", r"\boxed{–3}", True),  # noqa: RUF001
+    ("-3", "The answer is –3", True),  # noqa: RUF001
+    ("3", "The answer is –3", False),  # noqa: RUF001
+    ("-2", "The answer is 3–5", False),  # a range  # noqa: RUF001
+    ("-2", r"\boxed{3 – 5}", True),  # noqa: RUF001
+    (r"\infty", r"\boxed{∞}", True),
+    (r"1 \pm \sqrt{2}", r"\boxed{1 ± √2}", True),
+    (r"2\pi", r"\boxed{2π}", True),
+    ("30", r"\boxed{30°}", True),
+    ("6", r"\boxed{2×3}", True),  # noqa: RUF001
+    ("[1,2]", r"\boxed{1 ≤ x ≤ 2}", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("reference", "text", "right"), [*WORDS, *UNITS, *PERCENT, *INTERVALS, *UNICODE]
+)
+def test_words_units_percent_intervals_and_unicode_are_compared_by_rule(reference, text, right):
+    assert STRICT(text, reference).right is right
+
+
+def test_several_boxes_are_a_set_to_math_verify():
     text = r"\boxed{1}, \boxed{2}"
     assert (LIBRARY(text, "1, 2").right, LIBRARY(text, "2").right) == (True, False)
-    assert (STRICT(text, "1, 2").right, STRICT(text, "2").right) == (False, True)
 
 
 @pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
@@ -201,18 +356,21 @@ def test_a_comparison_that_sympy_cannot_do_is_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "box"),
+    ("text", "groups"),
     [
-        (r"\boxed{1}\boxed{12}", "12"),
-        (r"\boxed{\frac{1}{2}} and so on", r"\frac{1}{2}"),
-        (r"\boxed{1} \boxed{2", "1"),
-        (r"\boxed {3}", "3"),
-        (r"\boxed{}", ""),
-        ("none", None),
+        (r"\boxed{1}\boxed{12}", [["1", "12"]]),
+        (r"\boxed{1}, $\fbox{2}$ or \text{ or } \boxed{3}", [["1", "2", "3"]]),
+        (r"\boxed{1} then \boxed{2}", [["1"], ["2"]]),
+        (r"\boxed{\frac{1}{2}} and so on", [[r"\frac{1}{2}"]]),
+        (r"\boxed{x=\boxed{2}}", [["x={2}"]]),
+        (r"\boxed{1} \boxed{2", [["1"]]),
+        (r"\boxed {3}", [["3"]]),
+        (r"\boxed{}", [[""]]),
+        ("none", []),
     ],
 )
-def test_last_box(text, box):
-    assert last_box(text) == box
+def test_boxes_come_in_groups(text, groups):
+    assert boxes(text) == groups
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,24 @@ def test_if_numbers_are_compared_an_answer_column_is_required(jsonl):
         DatasetOptions(data="p.jsonl", rewards="numeric", answer_column=None)
 
 
+def test_references_that_math_cannot_use_are_named_before_any_work(jsonl):
+    """So are those that it reads but cannot finish with. Each is judged as its own answer."""
+    good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
+    loaded = task(jsonl(*(row(str(n), answer) for n, answer in enumerate(good))), rewards=["math"])
+    loaded.prepare()
+    loaded.close()
+    data = jsonl(row("1", "1"), row("2", "$"), row("3", "$ $"), row("4", "4"))
+    loaded = task(data, rewards=["math", "exact"], eval_share=0.0)
+    with pytest.raises(UsageError) as refused:
+        loaded.prepare()
+    loaded.close()
+    assert str(refused.value) == (
+        f'the reward math cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
+        "math: ValueError: math-verify cannot read the reference answer '$'; fix the data, choose "
+        "another reward, or set task.answer_pattern"
+    )
+
+
 def test_no_answer_column_leaves_the_reference_empty(jsonl):
     data = jsonl({"prompt": "3+2=", "n": 1})
     (problem,) = all_problems(data, answer_column=None, rewards="module:judge")

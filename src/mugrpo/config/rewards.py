@@ -46,7 +46,8 @@ class MathOptions(RewardOption):
 
     name: Literal["math"] = "math"
     strict: bool = True
-    """Reject loose matches of math-verify: x=7=12 for 12, {1,2} for (1,2), several boxes."""
+    """Compare boxes, words, units and intervals by rule (docs/verification.md), and reject loose
+    matches of math-verify: x=7=12 for 12, {1,2} for (1,2), act for cat."""
 
 
 class ExactOptions(RewardOption):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -33,15 +34,32 @@ class Grader:
             raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
         for reward in rewards:
             _require_available(reward)
+        self._rewards, self._workers = rewards, workers
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
-        self._batch_size = workers.batch_size
         self._right_at = right_at
         self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
     def start(self) -> None:
         """Load the rewards now rather than at the first answer, to learn early if that fails."""
         self._pool.start()
+
+    def unreadable(self, references: Iterable[str]) -> dict[str, str]:
+        """Return the references that the reward `math` does not find equal to themselves.
+
+        The value of each is the reason. Without that reward there is none.
+        """
+        options = [r.model_dump() for r in self._rewards if isinstance(r, MathOptions)]
+        if not options:
+            return {}
+        distinct = list(dict.fromkeys(references))
+        calls = ([to_json({"text": _as_answer(r), "answer": r})] for r in distinct)
+        reasons = {}
+        with closing(Pool(options, self._workers)) as pool:
+            for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
+                if outcome.get("status") != Status.RIGHT:
+                    reasons[reference] = outcome.get("failure", "it is not equal to itself")
+        return reasons
 
     def scores(self, answers: Iterable[Answer]) -> Iterator[Score]:
         """Yield the score of each answer, in order. Answers are consumed as workers become free.
@@ -64,7 +82,7 @@ class Grader:
 
     def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
         source = iter(answers)
-        while batch := [self._item(answer) for answer in islice(source, self._batch_size)]:
+        while batch := [self._item(answer) for answer in islice(source, self._workers.batch_size)]:
             yield batch
 
     def _item(self, answer: Answer) -> str:
@@ -104,6 +122,10 @@ def _require_available(reward: RewardOption) -> None:
             )
     elif isinstance(reward, MathOptions) and importlib.util.find_spec("math_verify") is None:
         raise UsageError("the reward math needs math-verify: pip install 'mugrpo[math]'")
+
+
+def _as_answer(reference: str) -> str:
+    return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
 
 
 def _unsendable(problem: str, columns: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from mugrpo.config.rewards import (
     RegexOptions,
     RewardOption,
 )
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
 from mugrpo.rewards.verdict import Verdict, Verifier
 
@@ -31,8 +32,12 @@ def make_verifier(options: RewardOption) -> Verifier:
     """Return the verifier that `options` describes. Raises UsageError if math-verify is missing."""
     match options:
         case MathOptions():
-            from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
-
+            try:
+                from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
+            except ModuleNotFoundError as error:
+                raise UsageError(
+                    f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
+                ) from None
             return Mathematics(strict=options.strict)
         case ExactOptions():
             return partial(exact, ignore_case=options.ignore_case)

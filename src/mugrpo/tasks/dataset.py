@@ -32,6 +32,7 @@ class Dataset:
 
     def __init__(self, options: DatasetOptions) -> None:
         self.options = options
+        self._places: dict[str, str] = {}  # of the rows, by the problem's id
         self.grader = Grader(options.rewards, options.workers, right_at=options.right_at)
 
     def train_problems(self) -> Sequence[Problem]:
@@ -42,6 +43,15 @@ class Dataset:
 
     def prepare(self) -> None:
         self.grader.start()
+        problems = [*self.train_problems(), *self.eval_problems()]
+        if unreadable := self.grader.unreadable(problem.answer for problem in problems):
+            bad = [problem for problem in problems if problem.answer in unreadable]
+            answer = bad[0].answer
+            raise UsageError(
+                f"the reward math cannot use {len(bad)} of {len(problems)} reference answers; the "
+                f"first: {_shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
+                "the data, choose another reward, or set task.answer_pattern"
+            )
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
@@ -93,6 +103,7 @@ class Dataset:
             if identity in problems:
                 repeated.append(f"{identity!r} ({place})")
             problems.setdefault(identity, pair)
+            self._places.setdefault(identity, place)
         if repeated and self.options.duplicates == "error":
             rest = f" and {len(repeated) - 3} more" if len(repeated) > 3 else ""
             kind = "problem" if self.options.id_column is None else "id"
