@@ -43,7 +43,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         if update:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
         current = work.training.schedule.stage_of(update)
-        run.task.prepare()
+        run.task.prepare(run.folder.log("rewards"))
         if work.ranks is None:
             work.weights.load()  # the canary uses the model that trains
         elif run.config.backend.name != "ray":
@@ -81,7 +81,7 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
     with Work(run) as work:
         stage = work.stage(number)
         require(stage, "rollouts")
-        run.task.prepare()
+        run.task.prepare(run.folder.log("rewards"))
         if again and stage.begun():
             run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
         score_stage(run, stage, work.metrics, again=again)
@@ -97,7 +97,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
         require(stage, "rollouts")
         require(stage, "scores")
         if run.ranks.alone and run.config.evaluation.every:
-            run.task.prepare()
+            run.task.prepare(run.folder.log("rewards"))
         if run.ranks.first:
             plan_stage(stage, run.progress.say)
         if run.ranks.alone:
@@ -157,7 +157,7 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
         measured = work.metrics.has("evaluation", update)
         if measured and not again:
             return {}
-        run.task.prepare()
+        run.task.prepare(run.folder.log("rewards"))
         result = evaluate_policy(run, work.sampling, update)
         if not measured:
             work.metrics.append("evaluation", update, **result)

@@ -11,13 +11,19 @@ signal 11     ends it by a signal
 raise boom    ValueError("boom")
 child FILE    starts a process, writes the ids of both to FILE, and never ends nor releases the
               interpreter's lock
+daemons FILE  starts daemons and writes their ids to FILE
+share 600     takes 600 MB of memory in a shared map
+children 4 150  starts 4 processes that take 150 MB each
+forks 3 200   takes 200 MB and has 3 forks that read them
 say hello     prints
+shout 200     prints 200 MB
 where         returns the process id
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import re
 import subprocess
@@ -75,6 +81,56 @@ def _child(rest):
     re.match("(a+)+$", "a" * 64 + "b")
 
 
+def _daemons(rest):
+    for _ in range(3):
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.setsid()
+                with open(rest, "a") as file:
+                    file.write(f"{os.getpid()} ")
+                time.sleep(600)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    while len(Path(rest).read_text().split()) % 3:
+        time.sleep(0.01)
+    return 1.0
+
+
+def _share(rest):
+    shared = mmap.mmap(-1, int(rest) << 20)
+    for _ in range(int(rest)):
+        shared.write(b"x" * (1 << 20))
+    time.sleep(60)
+
+
+def _children(rest):
+    count, megabytes = map(int, rest.split())
+    code = f"import time; a = b'x' * ({megabytes} << 20); time.sleep(60)"
+    for _ in range(count):
+        subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(60)
+
+
+def _forks(rest):
+    count, megabytes = map(int, rest.split())
+    hoard = b"x" * (megabytes << 20)
+    for _ in range(count):
+        if os.fork() == 0:
+            hoard.count(b"y")
+            time.sleep(1.0)
+            os._exit(0)
+    for _ in range(count):
+        os.wait()
+    return 1.0
+
+
+def _shout(rest):
+    for _ in range(int(rest)):
+        os.write(1, b"!" * (1 << 20))
+    return 1.0
+
+
 def _say(rest):
     print(rest, flush=True)
     return 1.0
@@ -90,7 +146,12 @@ ACTS = {
     "signal": lambda rest: os.kill(os.getpid(), int(rest)),
     "raise": _raise,
     "child": _child,
+    "daemons": _daemons,
+    "share": _share,
+    "children": _children,
+    "forks": _forks,
     "say": _say,
+    "shout": _shout,
     "where": lambda _: float(os.getpid()),
 }
 

@@ -228,6 +228,8 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
         ("[True]", "`returns` returned True as reward 0 of 1 (problem p1)"),
         ("[np.bool_(True)]", "as reward 0 of 1 (problem p1)"),
         ("[10**400]", "as reward 0 of 1 (problem p1)"),
+        ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
+        ("[-1.001e9]", "a reward must be a number between -1e+09 and 1e+09, or None"),
         ("[np.zeros(2)]", "as reward 0 of 1 (problem p1)"),
         ("[]", "got 0 rewards for 1 completions from `returns`"),
         ("[1] * 7", "got 7 rewards for 1 completions from `returns`"),
@@ -329,6 +331,30 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
         assert not verdicts[name].status.failed
     for name in ("a long sum", "roots"):  # running out of stack, or out of time
         assert verdicts[name].status.failed
+
+
+MODEL = """
+import time
+import torch
+time.sleep(0.2)  # loading takes a while
+MODEL = torch.nn.Linear(1, 1)
+torch.nn.init.constant_(MODEL.weight, 0.5)
+torch.nn.init.zeros_(MODEL.bias)
+def judged(completions, **columns):
+    time.sleep(0.3)
+    with torch.no_grad():
+        lengths = torch.tensor([[float(len(text))] for text in completions])
+        return (MODEL(lengths)[:, 0] + 100 * len(completions)).tolist()
+"""
+
+
+def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    options = WorkerOptions(count=1, batch_size=3, timeout=0, patience=0, memory_mb=0)
+    with Grader((function("judged", file=file),), options) as grader:
+        rewards = [score.reward for score in grader.scores(map(answer, ["a", "bb", "ccc", "dddd"]))]
+    assert rewards == [300.5, 301.0, 301.5, 102.0]  # half the length, and 100 for each in the batch
 
 
 def test_an_unknown_reward_is_refused_with_the_names_of_all():

@@ -111,16 +111,16 @@ def test_if_numbers_are_compared_an_answer_column_is_required(jsonl):
         DatasetOptions(data="p.jsonl", rewards="numeric", answer_column=None)
 
 
-def test_references_that_math_cannot_use_are_named_before_any_work(jsonl):
+def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_path):
     """So are those that it reads but cannot finish with. Each is judged as its own answer."""
     good = [r"\$36", r"\$32,\!348", r"\text{(C)}", "[1,2)", r"\boxed{1} or \boxed{2}", "2^{2^{99}}"]
     loaded = task(jsonl(*(row(str(n), answer) for n, answer in enumerate(good))), rewards=["math"])
-    loaded.prepare()
+    loaded.prepare(tmp_path / "rewards.log")
     loaded.close()
     data = jsonl(row("1", "1"), row("2", "$"), row("3", "$ $"), row("4", "4"))
     loaded = task(data, rewards=["math", "exact"], eval_share=0.0)
     with pytest.raises(UsageError) as refused:
-        loaded.prepare()
+        loaded.prepare(tmp_path / "rewards.log")
     loaded.close()
     assert str(refused.value) == (
         f'the reward math cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '

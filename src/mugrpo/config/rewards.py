@@ -27,7 +27,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 class RewardOption(NamedOptions):
     """One of the rewards whose weighted sum an answer gets."""
 
-    weight: float = 1.0
+    weight: float = Field(1.0, ge=-1e6, le=1e6)
     """This reward's factor in the sum."""
 
     @property
@@ -116,8 +116,9 @@ class WorkerOptions(Options):
     patience: float = Field(60.0, ge=0)
     """Kill a worker process that has not finished a call of reward functions this many seconds
     after its dispatch, whatever it waits for. 0 sets no limit, nor one for loading functions."""
-    memory_mb: int = Field(2048, ge=256)
-    """Memory in MiB that a process may allocate."""
+    memory_mb: int = Field(2048, ge=0)
+    """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
+    no limit, as CUDA needs it."""
     batch_size: int = Field(1, ge=1)
     """Completions per call. If a call with several fails, each of them is tried alone."""
 

@@ -14,7 +14,7 @@
       samples/update-000064.json          a few rollouts of an update, token by token
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
       handed_over/update-000064/          weights for engines in other processes
-      logs/engine-0.log                   output of such a process
+      logs/engine-0.log, rewards.log      output of such a process; of the judges, up to 8 MiB
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
       ranks/models/update-000064/         weights for engines, where no checkpoint was due

@@ -78,11 +78,11 @@ class Channel:
 
 
 def limit_memory(megabytes: int) -> None:
-    """Limit this process's private writable memory.
+    """Limit this process's private writable memory. 0 sets no limit.
 
     That stops runaway allocations, but does not count what a library maps or reserves.
     """
-    limit = megabytes << 20
+    limit = megabytes << 20 if megabytes else resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

@@ -52,15 +52,18 @@ class Peer:
         silence: float | None,
         environment: Mapping[str, str],
         log: Path | None = None,
+        guarded: bool = False,
     ) -> None:
         """Start `command`, with the descriptors of `child.Channel` appended, and send `setup`.
 
-        Its output goes to `log`, or to this process's stderr. `environment` is added to this
+        A `guarded` one has a warden, which ends all that it starts (`warden`). Its output goes to
+        `log`, or to this process's stderr. `environment` is added to this
         process's environment. Raises OSError if the command cannot be run or `log` cannot be
         opened.
         """
         self.silence: float | None = silence  # longest silence in seconds; None for no limit
         self._spoke = time.monotonic()  # when either side last sent a message
+        self.guarded = guarded
         self._inbox = Inbox()
         self._owner = os.getpid()
         self._ended: str | None = None
@@ -137,17 +140,23 @@ class Peer:
         In a fork of the process that started it, only close the connection.
         """
         if self._ended is None:  # before the connection closes, at which it might end by itself
+            if self.guarded and self.ours:
+                self._lifeline.close()  # its warden kills all that it started
+                self._wait()
             self._ended = kill_with_all(self.process) if self.ours else ""
         self._hang_up()
         return self._ended
 
     def _lost(self) -> PeerLost:
         """Wait for a process that has closed its channel to end. Return an error that says how."""
+        self._wait()
+        ended = self.end()
+        return PeerLost(f"ended with {ended}", ended)
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + _ENDING
         while self._ended is None and _runs(self.process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        ended = self.end()
-        return PeerLost(f"ended with {ended}", ended)
 
     def _hang_up(self) -> None:
         self._channel.close()

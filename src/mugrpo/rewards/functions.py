@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,13 @@ from typing import Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.messages import printable
 
+_LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
 _OURS = ("prompts", "completions", "completion_ids")
 _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
 
 
 class BrokenContractError(Exception):
-    """The error for a function that does not return a finite number or None for each completion."""
+    """The error for a function that does not return a usable number or None for each completion."""
 
 
 def place_of(function: str) -> tuple[str, str, bool]:
@@ -121,14 +121,14 @@ class RewardFunction:
                 raise BrokenContractError(
                     f"`{self.label}` returned {printable(repr(reward), 60)} as reward {index} of "
                     f"{len(items)} (problem {printable(item['id'], 60)}); a reward must be a "
-                    "finite number, or None for no reward"
+                    f"number between -{_LARGEST:g} and {_LARGEST:g}, or None for no reward"
                 )
             checked.append(number)
         return checked
 
 
 def _number(reward: Any) -> float | None:
-    """Return `reward` as a float, or None if it is not a finite number.
+    """Return `reward` as a float, or None if it is not a number of usable size.
 
     Numbers are int, float, and scalars of numpy and torch, but not bool.
     """
@@ -140,7 +140,7 @@ def _number(reward: Any) -> float | None:
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return None
     try:
-        return float(reward) if math.isfinite(reward) else None
+        return float(reward) if abs(reward) <= _LARGEST else None  # nan is not
     except OverflowError:
         return None
 

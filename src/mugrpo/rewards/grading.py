@@ -40,8 +40,14 @@ class Grader:
         self._right_at = right_at
         self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
-    def start(self) -> None:
-        """Load the rewards now rather than at the first answer, to learn early if that fails."""
+    def start(self, log: Path | None = None) -> None:
+        """Load the rewards now rather than at the first answer, to learn early if that fails.
+
+        What they print goes to `log`, up to a limit, or to stderr.
+        """
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        self._pool.log = log
         self._pool.start()
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:

@@ -16,12 +16,14 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
+from mugrpo.processes.warden import OUT_OF_MEMORY
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
@@ -56,13 +58,15 @@ class Call:
 class Worker(Peer):
     """A process that judges answers. While idle, it may stay silent for as long as it likes."""
 
-    def __init__(self, setup: str, silence: float | None) -> None:
-        command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker"]
+    def __init__(self, setup: str, megabytes: int, silence: float | None, log: Path | None) -> None:
+        command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker", str(megabytes)]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONHASHSEED": "0",  # so that a verdict does not depend on the order of a set
         }
-        super().__init__(command, setup, silence=silence, environment=environment)
+        super().__init__(
+            command, setup, silence=silence, environment=environment, log=log, guarded=True
+        )
         self.ready = False
         self.call: Call | None = None
 
@@ -78,6 +82,7 @@ class Pool:
         limits = {"memory_mb": options.memory_mb, "timeout": options.timeout}
         self._setup = to_json({"rewards": rewards, **limits})
         self._options = options
+        self.log: Path | None = None  # where the workers' output goes; to stderr without it
         waits = options.patience > 0 and any(reward["name"] == "function" for reward in rewards)
         self._patience = options.patience if waits else None  # longest call in seconds
         self._starting = STARTING_SECONDS if options.patience else None
@@ -148,7 +153,8 @@ class Pool:
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._options.processes:
-            self._workers.append(Worker(self._setup, self._starting))
+            worker = Worker(self._setup, self._options.memory_mb, self._starting, self.log)
+            self._workers.append(worker)
 
     def _dispatch(self, waiting: deque[Call]) -> None:
         for worker in [w for w in self._workers if w.idle]:
@@ -202,6 +208,9 @@ class Pool:
             self._fail(call, reason, waiting, unfinished=True)
         elif call is not None and lost.ended == signal.SIGPROF.name:
             reason = f"not finished after {self._options.timeout:g} seconds of computing"
+            self._fail(call, reason, waiting, unfinished=True)
+        elif call is not None and lost.ended == f"status {OUT_OF_MEMORY}":
+            reason = f"took more than {self._options.memory_mb} MiB of memory"
             self._fail(call, reason, waiting, unfinished=True)
         elif call is not None:
             self._fail(call, f"the worker died ({lost.ended})", waiting, unfinished=False)

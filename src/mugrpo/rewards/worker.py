@@ -1,15 +1,16 @@
 """The program of a reward worker: loads the rewards, then judges the items that it receives.
 
-    python -P -m mugrpo.rewards.worker SOCKET LIFELINE
+    python -P -m mugrpo.rewards.worker MEGABYTES SOCKET LIFELINE
 
 It communicates only through the socket. It ends when the run that started it ends, even during a
-busy loop (`processes.child`). Its memory and the time that it computes on a call are limited; the
-run limits the time that a call waits.
+busy loop (`processes.child`), and all that it started ends with it (`processes.warden`). Its memory
+and the time that it computes on a call are limited; the run limits the time that a call waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +20,14 @@ from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable
+from mugrpo.processes.warden import guard
 from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
 from mugrpo.rewards.verdict import Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
 
 def main() -> None:
+    guard(int(sys.argv[-3]))
     channel = Channel()
     setup = channel.receive()
     limit_memory(setup["memory_mb"])

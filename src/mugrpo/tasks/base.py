@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from mugrpo.disk.records import Answer, Problem, Score
@@ -19,9 +20,10 @@ class Task(Protocol):
         """Return the held-out problems, which are disjoint from the training problems."""
         ...
 
-    def prepare(self) -> None:
+    def prepare(self, log: Path) -> None:
         """Load what judging needs, so that a failure shows before any work is done.
 
+        What the judges print goes to `log`.
         Raises UsageError if something cannot be loaded.
         """
         ...

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mugrpo.config.rewards import NumericOptions
@@ -41,8 +42,8 @@ class Dataset:
     def eval_problems(self) -> Sequence[Problem]:
         return self._split[1]
 
-    def prepare(self) -> None:
-        self.grader.start()
+    def prepare(self, log: Path) -> None:
+        self.grader.start(log)
         problems = [*self.train_problems(), *self.eval_problems()]
         if unreadable := self.grader.unreadable(problem.answer for problem in problems):
             bad = [problem for problem in problems if problem.answer in unreadable]

@@ -6,6 +6,7 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from mugrpo.config.tasks import EmbeddedOptions
 from mugrpo.disk.errors import UsageError
@@ -31,7 +32,7 @@ class EmbeddedTask(ABC):
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
-    def prepare(self) -> None:
+    def prepare(self, log: Path) -> None:
         return
 
     @abstractmethod
