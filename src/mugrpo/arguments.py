@@ -91,7 +91,10 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open no run."""
-    repair = add("repair", "verify checksums and set damaged files aside for `train` to replace")
+    repair = add(
+        "repair",
+        "verify every checksum; restore damaged files, or set them aside for `train` to replace",
+    )
     repair.add_argument("target", type=Path, help="a run's directory")
     report = add("report", "write an HTML report on one or more runs")
     several = "directories of runs; several runs share each chart"

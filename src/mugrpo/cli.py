@@ -168,13 +168,7 @@ def _memory(options: argparse.Namespace) -> int:
 def _repair(options: argparse.Namespace) -> int:
     from mugrpo.tools.repair import repair
 
-    run_dir = RunDir(options.target)
-    if run_dir.read_config() is None:
-        raise UsageError(f"{options.target} is not a run; name a run's directory")
-    with run_dir.locked() as notices:
-        for notice in notices:
-            _say(notice)
-        damaged = repair(run_dir, _say)
+    damaged = repair(RunDir(options.target), _say)
     _say(
         f"{damaged} damaged; `mugrpo train {options.target}` regenerates them"
         if damaged
@@ -243,10 +237,11 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
     """Return the sentence with the command that resumes the run: this one, without --force."""
-    places = [str(options.target), *filter(None, [options.url])]
+    targets = vars(options).get("targets") or [options.target]
+    places = [*map(str, targets), *filter(None, [vars(options).get("url")])]
     if options.command == "pull":
         places.reverse()
-    words = ["mugrpo", options.command, *options.action.split(), *places]
+    words = ["mugrpo", options.command, *(vars(options).get("action") or "").split(), *places]
     for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
         if (value := vars(options).get(flag)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]

@@ -21,6 +21,7 @@ from typing import Any
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.run.opened import OpenRun
+from mugrpo.run.weights import weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
 from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
@@ -65,6 +66,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
                 work.optimize(stage)
     run.folder.settle()
     assert run.folder.newest_update() == run.config.schedule.total_updates
+    weights_at(run.folder, run.config.model, run.config.schedule.total_updates)  # verifies it
 
 
 def generate(run: OpenRun, number: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mugrpo.disk.journal import Journal
 from tests.runs import Ended
 
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -62,6 +63,11 @@ def edited(path: Path, **values: object) -> None:
     """Set keys of a JSON file. None removes a key."""
     stored = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({k: v for k, v in stored.items() if v is not None}))
+
+
+def accepted(run_dir: Path) -> None:
+    """Make the journal say that a run's files are as the run wrote them: they were changed."""
+    Journal(run_dir).begin()
 
 
 def fail_at(

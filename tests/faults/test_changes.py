@@ -11,7 +11,7 @@ import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.pretrained import model_fingerprint
-from tests.faults.harm import contents, edited, flip_bit, refused
+from tests.faults.harm import accepted, contents, edited, flip_bit, refused
 from tests.runs import (
     Command,
     assert_same,
@@ -95,6 +95,7 @@ def test_changed_problems_model_or_code_are_refused_unless_forced(
     stored = json.loads((run_dir / "config.json").read_text())
     stored["provenance"][key] = "0" * 64
     (run_dir / "config.json").write_text(json.dumps(stored))
+    accepted(run_dir)
     before = contents(run_dir)
     refused(command("train", run_dir), f"{words} ({key} does not match)", "--force")
     assert contents(run_dir) == before

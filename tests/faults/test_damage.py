@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import flip_bit, stopped, truncate
+from tests.faults.harm import accepted, flip_bit, stopped, truncate
 from tests.runs import Command, assert_same, shard_path
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -62,8 +62,9 @@ def test_an_unreadable_manifest_is_named_and_its_shards_are_made_again_without_i
 ):
     manifest = shard_path(run_dir, 1, 0).with_name("manifest.json")
     manifest.write_bytes(manifest.read_bytes()[:100])
+    accepted(run_dir)
     stopped(command("train", run_dir), f"{manifest} is unreadable", "`mugrpo repair` sets it aside")
-    manifest.unlink()
+    assert "1 damaged" in command("repair", run_dir).out
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
 
@@ -141,8 +142,16 @@ def test_the_command_that_repair_names_makes_shards_of_past_stages_again(
     assert_same(run_dir, reference)
 
 
-def test_a_metrics_line_that_is_not_json_is_named(run_dir: Path, command: Command):
+def test_a_metrics_line_that_is_not_json_is_named_and_repair_keeps_the_others(
+    run_dir: Path, command: Command, reference: Path
+):
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text("garbage\n" + metrics.read_text())
+    accepted(run_dir)
     ended = command("train", run_dir)
-    stopped(ended, f"{metrics}, line 1 is not a metrics line", "remove that line")
+    stopped(ended, f"{metrics}, line 1 is not a metrics line", "`mugrpo repair")
+    repaired = command("repair", run_dir).out
+    assert f"{metrics} has lines that cannot be read" in repaired
+    assert "those of 0 of 4 updates are lost" in repaired
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)

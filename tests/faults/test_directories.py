@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import contents, edited, refused
+from tests.faults.harm import accepted, contents, edited, refused
 from tests.runs import (
     Command,
     assert_same,
@@ -108,8 +108,9 @@ def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
     (folder / "chapter.tmp.1").write_text("draft")
     (folder / "chapter").write_text("text")
     config = write_config(tmp_path)
-    for words in (["train", config, "--run-dir", folder], ["train", folder], ["repair", folder]):
+    for words in (["train", config, "--run-dir", folder], ["train", folder]):
         refused(command(*words), f"{folder} is not a run", "but holds chapter", "--run-dir")
+    refused(command("repair", folder), f"{folder} is not a run")
     assert sorted(p.name for p in folder.iterdir()) == ["chapter", "chapter.tmp.1"]
 
 
@@ -123,16 +124,18 @@ def test_an_empty_directory_is_not_a_run_but_can_become_one(tmp_path: Path, comm
 
 
 def test_a_newer_format_is_refused_by_its_number(run_dir: Path, command: Command):
-    edited(run_dir / "config.json", format=2)
+    edited(run_dir / "config.json", format=3)
+    accepted(run_dir)
     before = contents(run_dir)
     for words in (["train", run_dir], ["repair", run_dir]):
-        refused(command(*words), f"{run_dir} has run format 2", "reads format 1", "--run-dir")
+        refused(command(*words), f"{run_dir} has run format 3", "reads format 2", "--run-dir")
     assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", '{"seed": 0}'])
 def test_a_config_json_of_something_else_is_refused(run_dir: Path, command: Command, text: str):
     (run_dir / "config.json").write_bytes(text.encode("latin-1"))
+    accepted(run_dir)
     refused(command("train", run_dir), f"{run_dir}/config.json is not the config.json of a run")
 
 
@@ -157,6 +160,7 @@ def test_a_file_in_place_of_a_run_is_refused(tmp_path: Path, command: Command):
 @pytest.mark.parametrize("key", ["config", "provenance"])
 def test_a_config_json_without_its_parts_is_refused(run_dir: Path, command: Command, key: str):
     edited(run_dir / "config.json", **{key: None})
+    accepted(run_dir)
     refused(
         command("train", run_dir), f"{run_dir}/config.json is not the config.json of a run", key
     )

@@ -14,7 +14,7 @@ import pytest
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_file
 from mugrpo.optimize import optimizer_state
-from tests.faults.harm import resume_words, stopped
+from tests.faults.harm import accepted, resume_words, stopped
 from tests.kill_at import fill_disk
 from tests.runs import (
     Command,
@@ -115,6 +115,7 @@ def test_a_shard_write_that_fails_on_a_full_disk_leaves_no_file(
     reference: Path,
 ):
     shutil.rmtree(run_dir / "stages" / "001" / "scores")
+    accepted(run_dir)
 
     def write_table(_table: object, file: Any, **_options: object) -> None:
         file.write(bytes(1234))
@@ -160,6 +161,7 @@ def test_a_folder_that_cannot_be_created_on_a_full_disk_stops_the_run(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     shutil.rmtree(run_dir / "stages" / "001" / "plan")
+    accepted(run_dir)
     mkdir = Path.mkdir
 
     def full(path: Path, *rest: Any, **options: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import contents, refused
+from tests.faults.harm import accepted, contents, refused
 from tests.runs import EARLY, Command, checkpoints, final_weights, finished, killed, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -70,6 +70,7 @@ def test_a_forced_change_sets_aside_rollouts_after_an_early_end_without_a_checkp
     for stage, start in enumerate(stage_starts(run_dir)):
         assert policy_steps(run_dir, stage) == {start}
     shutil.rmtree(never / "stages/001")
+    accepted(never)
     assert command("train", never, *change, "--force").status == 0
     assert final_weights(never, 8) == final_weights(run_dir, 8)
     assert read_metrics(never) == read_metrics(run_dir)

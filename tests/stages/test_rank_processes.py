@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.run_dir import RunDir, Unsaved
+from mugrpo.disk.pending import Unsaved
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.stages.orders import Answer

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mugrpo.cli import main
+from tests.faults.harm import accepted
 
 CONFIG = """
     preset = "grpo"
@@ -117,6 +118,7 @@ def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, 
     assert shard.stat().st_mtime_ns == kept
     seal = copy / "checkpoints/update-000002/sha256.json"
     seal.write_text(json.dumps(json.loads(seal.read_text()), indent=3))
+    accepted(copy)
     assert main(["alignment", str(copy)]) == 0
     assert shard.stat().st_mtime_ns != kept
     (row,) = json.loads((copy / "alignment/stage-000/alignment.json").read_text())

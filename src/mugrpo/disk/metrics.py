@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.journal import record_growth, recorded
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, publish_file
 
@@ -58,6 +59,7 @@ class MetricsLog:
         self._seen.add((kind, update))
         line = _encode({"kind": kind, "update": update, **values})
         with full_disk_explained(self._path):
+            self._grown = True
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, "No space left on device")
         passing("metrics line")
@@ -75,21 +77,25 @@ class MetricsLog:
         lines = list(read_metrics(self._path))
         if fresh in lines:
             return False
-        self.close()
+        self._file.close()
         self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
         self._also(kind, update, values)
         return True
 
     def close(self) -> None:
+        """Close the file. Its lines are recorded in the run's journal."""
         self._file.close()
+        if self._grown:
+            record_growth(self._path)
+            self._grown = False
 
     def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
         """Replace the file's content with `lines` and open it for appending."""
         kept = list(lines)
         if self._path != Path(os.devnull):
-            with publish_file(self._path) as file:
-                file.writelines(map(_encode, kept))
+            write_metrics(self._path, kept)
         self._seen = set(map(_key, kept))
+        self._grown = False
         # Unbuffered, so that no line is left waiting to be written if the disk is full.
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
@@ -101,17 +107,49 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
+    for number, line in _decoded(path):
+        if isinstance(line, str):
+            raise RunStopped(
+                f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
+                f"{path.parent}` keeps the others"
+            )
+        yield line
+
+
+def readable_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a metrics file that are metrics lines, and the number of those not."""
+    if not path.is_file():
+        return [], 0
+    lines = [line for _, line in _decoded(path)]
+    readable = [line for line in lines if not isinstance(line, str)]
+    return readable, len(lines) - len(readable)
+
+
+def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Publish a metrics file with `lines`, unless it has exactly these already."""
+    data = b"".join(map(_encode, lines))
+    if not path.exists() or path.read_bytes() != data:
+        with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
+            file.write(data)
+
+
+def _decoded(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield the number of each line, and the line, or what is wrong with it."""
     with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                try:
-                    event = dict(json.loads(line))
-                    event["kind"], event["update"]
-                except (ValueError, TypeError, KeyError) as error:
-                    raise RunStopped(
-                        f"{path}, line {number} is not a metrics line ({error}); remove that line"
-                    ) from None
-                yield event
+        for number, text in enumerate(file, start=1):
+            if not text.endswith(b"\n"):
+                return
+            try:
+                line = dict(json.loads(text))
+                fault = None if _is_event(line) else "no kind or update"
+            except (ValueError, TypeError, RecursionError) as error:
+                fault = str(error)
+            yield number, fault or line
+
+
+def _is_event(line: dict[str, Any]) -> bool:
+    update = line.get("update")
+    return isinstance(line.get("kind"), str) and type(update) is int and update >= 0
 
 
 def _key(line: dict[str, Any]) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Publish files and folders atomically, and report a full disk in one sentence.
 
 To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
-without `.tmp.` in its name is complete.
+without `.tmp.` in its name is complete. JSON files, and the lists of checksums in a folder, are
+recorded in the journal of the run that they belong to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.journal import LISTS, forget, recorded
 from mugrpo.disk.places import passing
 
 SUMS = "sha256.json"
@@ -38,7 +40,17 @@ def remove_unfinished(root: Path) -> list[Path]:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ..."""
+    """Rename a bad file or folder to a name that nothing reads: `NAME.bad`, or `NAME.bad.2`, ...
+
+    The run's journal forgets it, even if it is missing.
+    """
+    forget(path)
+    if os.path.lexists(path):
+        rename_aside(path)
+
+
+def rename_aside(path: Path) -> None:
+    """Do what `set_aside` does, but tell no journal."""
     aside, number = path.with_name(f"{path.name}.bad"), 1
     while aside.exists():
         number += 1
@@ -80,11 +92,14 @@ def publish_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
             yield temporary
             for entry in [*temporary.rglob("*"), temporary] if durable else ():
                 fsync(entry)
-            passing("before a publish", path)
-            if path.exists():
-                shutil.rmtree(path)
-            os.rename(temporary, path)
-            passing("after a publish", path)
+            lists = [file for name in LISTS for file in temporary.rglob(name)]
+            files = {path / file.relative_to(temporary): file.read_bytes() for file in lists}
+            with recorded(files):
+                passing("before a publish", path)
+                if path.exists():
+                    shutil.rmtree(path)
+                os.rename(temporary, path)
+                passing("after a publish", path)
             if durable:
                 fsync(path.parent)
     finally:
@@ -120,6 +135,8 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
         sums = dict(json.loads((folder / SUMS).read_text()))
     except (OSError, ValueError, TypeError):
         return f"has no readable {SUMS}"
+    if not sums:
+        return f"has a {SUMS} that lists nothing"
     files = [folder / name for name in sums]
     for name, file in zip(sums, files, strict=True):
         if not file.exists():
@@ -151,8 +168,9 @@ def _sums(files: Sequence[Path]) -> list[str]:
 
 
 def publish_json(path: Path, value: Any) -> None:
-    with publish_file(path) as file:
-        file.write(json.dumps(value, indent=1).encode() + b"\n")
+    data = json.dumps(value, indent=1).encode() + b"\n"
+    with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
+        file.write(data)
 
 
 def fsync(path: Path) -> None:

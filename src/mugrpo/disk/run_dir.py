@@ -4,6 +4,7 @@
       config.json                         resolved config and provenance
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
+      journal.jsonl                       checksums of what has been written (see `journal`)
       metrics.jsonl                       one flat object per event (see `metrics`)
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
@@ -33,43 +34,19 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.journal import Journal
 from mugrpo.disk.links import refuse_links_out
+from mugrpo.disk.pending import Pending, Unsaved
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
 
-FORMAT = 1
-
-
-class Pending(Protocol):
-    """A checkpoint that is being written beside other work."""
-
-    update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
-    folder: Path  # where it is written, before it is published
-
-    def ready(self) -> None:
-        """Wait until the model's files are complete. Raises what ended the writing, if it failed.
-
-        The optimizer's state may follow later.
-        """
-
-    def published(self, *, wait: bool) -> bool:
-        """Return whether the checkpoint is published. Raises what ended the writing."""
-
-
-@dataclass(frozen=True)
-class Unsaved:
-    """Updates that only the ranks' memory holds, and a folder with their model for engines."""
-
-    update: int
-    starts: tuple[int, ...]  # `Schedule.starts`
-    folder: Path
+FORMAT = 2
+_WITHOUT_JOURNAL = 1  # an older format, which becomes FORMAT when the run is opened
 
 
 class RunDir:
@@ -83,6 +60,7 @@ class RunDir:
         self.root = root
         self.config = root / "config.json"
         self.metrics = root / "metrics.jsonl"
+        self.journal = Journal(root)
         self.checkpoints = root / "checkpoints"
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
@@ -206,15 +184,17 @@ class RunDir:
         """Return the stored config.json, or None if this is not a run yet.
 
         Raises UsageError if the folder holds something else, a format that this version does not
-        know, or a link that leads out of it.
+        know, or a link that leads out of it; RunStopped if the file is not as the run wrote it.
         """
         if self.root.exists() and not self.root.is_dir():
             raise UsageError(f"{self.root} is not a directory; name another --run-dir")
         if not os.path.lexists(self.config):
+            self.journal.require([self.config.name])
             strangers = (
                 [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
             )
-            strangers = [n for n in strangers if n != "lock" and ".tmp." not in n]
+            own = ("lock", self.journal.path.name)
+            strangers = [n for n in strangers if n not in own and ".tmp." not in n]
             if strangers:
                 raise UsageError(
                     f"{self.root} is not a run (it has no config.json) but holds "
@@ -222,18 +202,21 @@ class RunDir:
                 )
             return None
         refuse_links_out(self.root)
+        self.journal.require([self.config.name])
         try:
             stored: dict[str, Any] = json.loads(self.config.read_text())
             version = stored["format"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"{self.config} is not the config.json of a run ({error}); name another --run-dir"
             ) from None
-        if version != FORMAT:
+        if version not in (FORMAT, _WITHOUT_JOURNAL):
             raise UsageError(
                 f"{self.root} has run format {version}, but this version of mugrpo reads "
                 f"format {FORMAT}; use the version that wrote it, or name another --run-dir"
             )
+        if version == FORMAT:
+            self.journal.require_any()
         for key in ("config", "provenance"):
             if not isinstance(stored.get(key), dict):
                 raise UsageError(

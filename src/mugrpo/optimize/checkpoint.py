@@ -23,8 +23,10 @@ from threading import Event, Thread, get_native_id
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.journal import journal_of
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
+    SUMS,
     checksums,
     full_disk_explained,
     publish_folder,
@@ -97,7 +99,7 @@ class Writing:
     ) -> None:
         """Start the thread. The first rank publishes `path`, then calls `then`.
 
-        `stages` is the content of stages.json.
+        `stages` is the content of stages.json, besides the end of the run's journal.
         """
         self.update, self.starts = snapshot.state["update"], tuple(stages["starts"])
         self.folder = unfinished(path, first_pid)
@@ -143,7 +145,9 @@ class Writing:
                 sums |= json.loads(part.read_text())
             for file in (*parts, *(folder / _mark(rank) for rank in range(size))):
                 file.unlink()
-            (folder / "stages.json").write_text(json.dumps(self._stages) + "\n")
+            place = journal_of(self._path / SUMS)
+            head = {"journal": place[0].head()} if place else {}
+            (folder / "stages.json").write_text(json.dumps({**self._stages, **head}) + "\n")
             seal_folder(folder, sums)
 
     def _write_part(self, snapshot: Snapshot) -> None:

@@ -118,12 +118,18 @@ def _settle(
     """Check the config against the stored one, then store it. `stage` is the current stage.
 
     If a change was forced, rollouts of later stages are set aside: the run will reach those stages
-    with another policy. Raises UsageError if a change is refused.
+    with another policy. Raises UsageError if a change is refused, RunStopped if a file that the
+    journal records is damaged.
     """
+    folder.journal.require()
     document, forced = settled_config(folder, config, provenance, force, progress)
     for later in folder.stages() if forced else ():
         if later > stage:
             set_aside(folder.stage(later))
+    if folder.journal.exists():
+        folder.journal.settle()
+    else:
+        folder.journal.begin()
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, document)
 

@@ -87,7 +87,8 @@ def settled_config(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
                 "last bits"
             )
-    return (document if differences or refused else None), bool(refused)
+    renewed = differences or refused or stored["format"] != FORMAT
+    return (document if renewed else None), bool(refused)
 
 
 def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:

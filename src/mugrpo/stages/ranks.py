@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.run_dir import RunDir, Unsaved
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from mugrpo.disk.publishing import fsync, full_disk_explained
-from mugrpo.disk.run_dir import Unsaved
+from mugrpo.disk.journal import record_growth
+from mugrpo.disk.pending import Unsaved
+from mugrpo.disk.publishing import full_disk_explained
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
@@ -88,7 +89,7 @@ class Training:
         return not (ends or config.needs or config.engine_in_process)
 
     def save(self, *, temporary: bool = False) -> None:
-        """Begin to write a checkpoint, unless all updates are saved. First sync the metrics.
+        """Begin to write a checkpoint, unless all updates are saved. First record the metrics.
 
         A `temporary` one is removed once there is a newer one.
         """
@@ -97,7 +98,7 @@ class Training:
             return
         began = time.monotonic()
         if run.ranks.first:
-            fsync(run.folder.metrics)
+            record_growth(run.folder.metrics)
         stage = schedule.stage_of(trainer.update - 1)
         references = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
         save_checkpoint(

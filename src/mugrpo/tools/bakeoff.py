@@ -179,6 +179,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
             path.write_text(json.dumps(value, indent=1) + "\n")
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
         new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
+        new.journal.begin()
 
 
 def _origin(run: OpenRun, stage: int) -> str:

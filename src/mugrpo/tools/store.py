@@ -218,6 +218,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
                 store.fetch(name, path)
             if not path.exists() or sums.get(name) not in (None, sha256_of(path)):
                 raise RunStopped(f"{url}/{name} is missing or does not match its checksum")
+        RunDir(unfinished).journal.begin()
     say(f"{root}: resume with `mugrpo train {root}`")
 
 

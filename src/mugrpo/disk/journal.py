@@ -1,0 +1,255 @@
+"""RUN/journal.jsonl: what the run has written, so that a changed or lost file is found.
+
+    {"path": "stages/000/rollouts/manifest.json", "sha256": "...", "content": {...}, "chain": "..."}
+    {"path": "stages/000/rollouts/manifest.json", "done": true, "chain": "..."}
+
+The first line is written before a file is published, the second one after. So a kill between them
+leaves either state of the file. Files that list checksums of others (manifests, seals) are listed
+here, and `chain` is a hash of the line and of the chain before it. A checkpoint keeps the chain's
+end, under its own seal. So everything in a run is under a checksum, except the lines of
+metrics.jsonl after the last checkpoint. The content of small files that decide numbers is kept, so
+that `mugrpo repair` can restore them.
+
+This finds accidents. It is no signature: whoever can write to a run can write its journal too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import IO, Any
+
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.journal_lines import (
+    RECORDED,
+    Mark,
+    as_line,
+    chained,
+    head_in,
+    is_among,
+    is_well_formed,
+    last_chain,
+    mark_of,
+)
+
+NAME = "journal.jsonl"
+LISTS = ("manifest.json", "sha256.json")  # they hold checksums of the files beside them
+
+
+@dataclass
+class Entry:
+    """What the journal says of a file: its last state, and the one that was being published."""
+
+    last: Mark | None = None
+    coming: Mark | None = None
+
+    def fault(self, file: Path) -> str | None:
+        """Return what is wrong with `file`, or None."""
+        if not os.path.lexists(file):
+            return None if self.coming or not self.last else "is missing"
+        try:
+            fits = any(mark.fits(file) for mark in (self.coming, self.last) if mark)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        return None if fits else "is not what the run wrote"
+
+
+@dataclass
+class Journal:
+    """The journal of the run at `root`.
+
+    Several processes and threads may write to it. Reading it raises RunStopped, naming the line, if
+    it is damaged.
+    """
+
+    root: Path
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.root / NAME
+
+    def exists(self) -> bool:
+        return os.path.lexists(self.path)
+
+    def begin(self) -> None:
+        """Begin a journal with the files that the run has now. Nothing tells if they are intact."""
+        heads = [head for folder in self._checkpoints() if (head := head_in(folder))]
+        lines: list[dict[str, Any]] = [{"after": heads}]
+        for name in sorted(self._found()):
+            mark = mark_of(name, (self.root / name).read_bytes())
+            lines.append({"path": name, **mark, "done": True})
+        temporary = self.path.with_name(f"{NAME}.tmp.{os.getpid()}")
+        temporary.write_bytes(b"".join(chained(lines, "")))
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def head(self) -> str:
+        """Return the end of the chain."""
+        with self._locked() as file:
+            return last_chain(file)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return path -> entry for the files of the run."""
+        entries: dict[str, Entry] = {}
+        for line in self._lines():
+            path = line.get("path")
+            if gone := line.get("dropped"):
+                for name in [name for name in entries if PurePath(name).is_relative_to(gone)]:
+                    del entries[name]
+            elif path:
+                entry = entries.setdefault(path, Entry())
+                if "sha256" in line:
+                    entry.coming = Mark(line["sha256"], line.get("size"), line.get("content"))
+                if line.get("done"):
+                    entry.last, entry.coming = entry.coming or entry.last, None
+        return entries
+
+    def faults(self, among: Collection[str] | None = None) -> dict[str, str]:
+        """Return path -> what is wrong with it, for every file that is not as the run wrote it.
+
+        `among` says which files to look at. A checkpoint that is gone is no fault: runs remove old
+        ones, and so may people.
+        """
+        entries = {p: e for p, e in self.entries().items() if among is None or p in among}
+        found = {path: fault for path, e in entries.items() if (fault := e.fault(self.root / path))}
+        removed = (p for p in found if p.startswith("checkpoints/"))
+        for path in [p for p in removed if not (self.root / p).parent.exists()]:
+            del found[path]
+        return found
+
+    def require(self, among: Collection[str] | None = None) -> None:
+        """Raise RunStopped, with the way out, if `faults` finds any. No journal is no fault."""
+        if self.exists() and (faults := self.faults(among)):
+            (path, fault), *others = faults.items()
+            more = f", and {len(others)} other files are damaged" if others else ""
+            raise RunStopped(
+                f"{self.root / path} {fault}{more}; `mugrpo repair {self.root}` restores what it "
+                "can and sets the rest aside"
+            )
+
+    def require_any(self) -> None:
+        """Raise RunStopped if there is no journal."""
+        if not self.exists():
+            raise self._broken("it is missing")
+
+    def settle(self) -> None:
+        """Make final what a killed process left between two lines. The caller holds the lock."""
+        for path, entry in self.entries().items():
+            if entry.coming and os.path.lexists(self.root / path):
+                done = entry.coming.fits(self.root / path)
+                mark = {} if done or not entry.last else as_line(entry.last)
+                self.append([{"path": path, **mark, "done": True}])
+            elif entry.coming:
+                self.append([{"dropped": path}])
+
+    def append(self, lines: Sequence[Mapping[str, Any]], *, durable: bool = True) -> None:
+        """Add lines. Unless `durable`, they may be lost if the machine fails."""
+        with self._locked() as file:
+            data = b"".join(chained(lines, last_chain(file)))
+            file.seek(0, os.SEEK_END)
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines. A last one that a kill cut short is left out."""
+        chain, known = "", set[str]()
+        try:
+            with self._locked(os.O_RDONLY) as file:
+                data = file.read()
+        except OSError as error:
+            raise self._broken(f"it cannot be read ({error.strerror})") from None
+        for number, text in enumerate(data.splitlines(keepends=True), start=1):
+            if not text.endswith(b"\n"):
+                break
+            try:
+                line = dict(json.loads(text))
+                (again,) = chained([{k: v for k, v in line.items() if k != "chain"}], chain)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise self._broken(f"line {number} is unreadable ({error})") from None
+            if not is_well_formed(line):
+                raise self._broken(f"line {number} is none that a run writes")
+            if again != text:
+                raise self._broken(f"line {number} does not continue the line before it")
+            chain = line["chain"]
+            known |= {chain, *line.get("after", [])}
+            yield line
+        for newest in self._checkpoints()[-1:]:
+            if (head := head_in(newest)) and head not in known:
+                raise self._broken(f"lines are missing that {newest.name} was written after")
+
+    def _broken(self, fault: str) -> RunStopped:
+        return RunStopped(
+            f"{self.path}: {fault}; `mugrpo repair {self.root}` begins a new one, from the files "
+            "as they are now"
+        )
+
+    @contextmanager
+    def _locked(self, mode: int = os.O_RDWR) -> Iterator[IO[bytes]]:
+        descriptor = os.open(self.path, mode | os.O_NOFOLLOW)
+        with open(descriptor, "rb" if mode == os.O_RDONLY else "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_SH if mode == os.O_RDONLY else fcntl.LOCK_EX)
+            yield file
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(p for p in self.root.glob("checkpoints/update-*") if p.name[7:].isdigit())
+
+    def _found(self) -> Iterator[str]:
+        """Yield the names of the files that belong into the journal and are not links."""
+        for pattern in RECORDED:
+            for path in self.root.glob(pattern):
+                name = path.relative_to(self.root).as_posix()
+                own = path.resolve() == self.root.resolve() / name  # not another run's, linked
+                if own and path.is_file() and is_among(name, RECORDED):
+                    yield name
+
+
+def journal_of(path: Path) -> tuple[Journal, str] | None:
+    """Return the journal that records the file `path`, and the file's name in it, or None."""
+    place = _place(path)
+    return place if place and is_among(place[1], RECORDED) else None
+
+
+def _place(path: Path) -> tuple[Journal, str] | None:
+    """Return the journal of the nearest folder above `path` that has one, and its path there."""
+    path = path.parent.resolve() / path.name
+    root = next((parent for parent in path.parents if (parent / NAME).is_file()), None)
+    return (Journal(root), path.relative_to(root).as_posix()) if root else None
+
+
+def forget(path: Path) -> None:
+    """Forget the file at `path`, and all files below it: they are about to be removed."""
+    if place := _place(path):
+        journal, name = place
+        if any(PurePath(known).is_relative_to(name) for known in journal.entries()):
+            journal.append([{"dropped": name}])
+
+
+@contextmanager
+def recorded(files: Mapping[Path, bytes]) -> Iterator[None]:
+    """Record the publication, in the block, of each of `files` with its content."""
+    found = [(journal_of(path), data) for path, data in files.items()]
+    known = [(place[0], place[1], data) for place, data in found if place]
+    if known:
+        journal = known[0][0]
+        journal.append([{"path": name, **mark_of(name, data)} for _, name, data in known])
+    yield
+    if known:
+        journal.append([{"path": name, "done": True} for _, name, _ in known], durable=False)
+
+
+def record_growth(path: Path) -> None:
+    """Record the present content of a file that only grows."""
+    if place := journal_of(path):
+        journal, name = place
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            mark = mark_of(name, file.read())
+        journal.append([{"path": name, **mark, "done": True}])

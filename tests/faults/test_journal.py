@@ -1,0 +1,178 @@
+"""Small files of a run that are changed, cut or gone: always found, and always with a way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk.journal import Journal
+from tests.faults.harm import accepted, contents, edited, flip_bit, stopped
+from tests.runs import Command, assert_same, read_metrics
+
+pytest_plugins = ["tests.run_fixtures"]
+
+Harm = Callable[[Path], object]
+
+
+def emptied(path: Path) -> None:
+    path.write_text("{}")
+
+
+def cut(path: Path) -> None:
+    """Remove the last lines of a file, as a copy that was cut short would."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]))
+
+
+def one_digit(path: Path) -> None:
+    """Change a digit of the first loss in metrics.jsonl. Every line stays a metrics line."""
+    head, key, tail = path.read_text().partition('"loss": ')
+    index = next(i for i, character in enumerate(tail) if character.isdigit())
+    path.write_text(
+        head + key + tail[:index] + str((int(tail[index]) + 1) % 10) + tail[index + 1 :]
+    )
+
+
+def folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def another_rate(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    stored["config"]["optimizer"]["lr"] = 0.5
+    path.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "fault"),
+    [
+        ("config.json", another_rate, "is not what the run wrote"),
+        ("config.json", emptied, "is not what the run wrote"),
+        ("config.json", Path.unlink, "is missing"),
+        ("config.json", folder_instead, "cannot be read"),
+        ("stages/000/rollouts/manifest.json", Path.unlink, "is missing"),
+        ("stages/001/scores/manifest.json", flip_bit, "is not what the run wrote"),
+        ("stages/001/plan/manifest.json", emptied, "is not what the run wrote"),
+        ("checkpoints/update-000004/sha256.json", emptied, "is not what the run wrote"),
+        ("evaluations/update-000003/scores/manifest.json", Path.unlink, "is missing"),
+        ("samples/update-000004.json", flip_bit, "is not what the run wrote"),
+        ("metrics.jsonl", cut, "is not what the run wrote"),
+        ("metrics.jsonl", one_digit, "is not what the run wrote"),
+        ("metrics.jsonl", Path.unlink, "is missing"),
+    ],
+)
+def test_a_damaged_file_is_found_by_each_command_mended_by_repair_and_the_run_ends_the_same(
+    run_dir: Path, command: Command, reference: Path, name: str, harm: Harm, fault: str
+):
+    harm(run_dir / name)
+    before = contents(run_dir)
+    for words in (["train"], ["evaluate"], ["generate", "--stage", "1"]):
+        ended = command(words[0], run_dir, *words[1:])
+        stopped(ended, f"{run_dir / name} {fault}", f"`mugrpo repair {run_dir}`")
+    assert contents(run_dir) == before
+    repaired = command("repair", run_dir)
+    assert (
+        repaired.status == 0 and "1 damaged" in repaired.out and str(run_dir / name) in repaired.out
+    )
+    assert command("repair", run_dir).out.endswith("no damage found\n")
+    if name.startswith("evaluations/"):
+        assert command("evaluate", run_dir, "--update", "3").status == 0
+        shutil.rmtree(run_dir / "evaluations/update-000003.bad")
+    assert command("train", run_dir).status == 0
+    if name != "metrics.jsonl":
+        assert_same(run_dir, reference)
+
+
+def test_repair_says_how_many_updates_lost_their_lines(run_dir: Path, command: Command):
+    """Four updates have a checkpoint; the first half of the lines has those of two updates."""
+    kinds = [line["kind"] for line in read_metrics(run_dir)]
+    cut(run_dir / "metrics.jsonl")
+    kept = kinds[: len(kinds) // 2]
+    lost = 4 - kept.count("update")
+    out = command("repair", run_dir).out
+    assert f"{len(kept)} lines are kept, and those of {lost} of 4 updates are lost" in out
+
+
+def test_a_stage_whose_folder_is_removed_is_made_again(
+    run_dir: Path, command: Command, reference: Path
+):
+    shutil.rmtree(run_dir / "stages/001")
+    stopped(command("train", run_dir), "stages/001/", "is missing, and 2 other files are damaged")
+    assert command("repair", run_dir).status == 0
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, emptied, cut, flip_bit, folder_instead])
+def test_a_damaged_journal_is_found_and_repair_begins_another(
+    run_dir: Path, command: Command, reference: Path, harm: Harm
+):
+    journal = run_dir / "journal.jsonl"
+    harm(journal)
+    for name in ("train", "evaluate"):
+        stopped(command(name, run_dir), str(journal), "begins a new one")
+    assert "1 damaged" in command("repair", run_dir).out
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+    assert command("repair", run_dir).out.endswith("no damage found\n")
+
+
+def test_the_end_of_a_line_that_a_kill_cut_short_is_left_out(
+    run_dir: Path, command: Command, reference: Path
+):
+    with open(run_dir / "journal.jsonl", "a") as file:
+        file.write('{"path": "stages/001/plan/mani')
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_a_run_without_a_journal_from_before_there_were_any_gets_one(
+    run_dir: Path, command: Command, reference: Path
+):
+    (run_dir / "journal.jsonl").unlink()
+    edited(run_dir / "config.json", format=1)
+    assert command("train", run_dir).status == 0
+    assert json.loads((run_dir / "config.json").read_text())["format"] == 2
+    assert_same(run_dir, reference)
+    (run_dir / "metrics.jsonl").unlink()
+    stopped(command("train", run_dir), "metrics.jsonl is missing")
+
+
+def test_a_journal_from_elsewhere_cannot_make_repair_write_outside_the_run(
+    run_dir: Path, command: Command
+):
+    """Its lines are chained as they should be: whoever writes a run can write its journal."""
+    outside = run_dir.parent / "manifest.json"
+    name = "stages/../../manifest.json"
+    Journal(run_dir).append([{"path": name, "sha256": "0" * 64, "content": {}, "done": True}])
+    stopped(command("train", run_dir), "is none that a run writes")
+    command("repair", run_dir)
+    assert not outside.exists()
+
+
+@pytest.mark.parametrize("harm", [flip_bit, Path.unlink])
+def test_train_on_a_finished_run_finds_a_damaged_final_model(
+    reference: Path, tmp_path: Path, command: Command, harm: Harm
+):
+    run_dir = Path(shutil.copytree(reference, tmp_path / "run"))
+    harm(run_dir / "checkpoints/update-000006/model.safetensors")
+    stopped(command("train", run_dir), "update-000006", "model.safetensors", "`mugrpo repair")
+    assert "an earlier one will be used" in command("repair", run_dir).out
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
+
+
+def test_a_manifest_of_another_kind_has_a_way_out(run_dir: Path, command: Command, reference: Path):
+    manifest = run_dir / "stages/001/scores/manifest.json"
+    edited(manifest, kind="rollouts")
+    accepted(run_dir)
+    ended = command("train", run_dir)
+    assert ended.status in (2, 3) and f"{manifest} lists rollouts" in ended.err
+    assert "1 damaged" in command("repair", run_dir).out
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
