@@ -68,6 +68,14 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> int:
+    from mugrpo.pipeline import check
+
+    with _opened(options) as run:
+        check(run)
+    return 0
+
+
 def _phase(options: argparse.Namespace) -> int:
     from mugrpo import pipeline
 
@@ -256,6 +264,7 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> s
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
+    "check": _check,
     **dict.fromkeys(PHASES, _phase),
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,

@@ -30,6 +30,7 @@ from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
+from mugrpo.stages.trial import try_out
 from mugrpo.stages.work import OnMetrics, Work, weights_of
 
 
@@ -43,7 +44,8 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         if update:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
         current = work.training.schedule.stage_of(update)
-        run.task.prepare()
+        if update < run.config.schedule.total_updates:
+            try_out(run)
         if work.ranks is None:
             work.weights.load()  # the canary uses the model that trains
         elif run.config.backend.name != "ray":
@@ -65,6 +67,12 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
                 work.optimize(stage)
     run.folder.settle()
     assert run.folder.newest_update() == run.config.schedule.total_updates
+
+
+def check(run: OpenRun) -> None:
+    """Try what `train` tries before its first rollout, and say what came of it."""
+    with Work(run):
+        try_out(run, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:

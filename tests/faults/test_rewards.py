@@ -83,7 +83,11 @@ def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluat
     """The evaluation's own rollouts are removed with it."""
     case.data()
     file = case.folder / "mine.py"
-    file.write_text("def judge(completions, **_):\n    raise ValueError('out of order')\n")
+    file.write_text(
+        "def judge(completions, answer, **_):\n"
+        "    if completions == answer:\n        return [1.0]\n"  # so that the run begins
+        "    raise ValueError('out of order')\n"
+    )
     options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
     options = (*options, "--rewards.truncated", "scored")
     ended = case.train(*options)
