@@ -22,14 +22,14 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file, publish_folder
-from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
-from mugrpo.run.provenance import provenance_of
+from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.plan import plan_stage, require
@@ -174,7 +174,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
             if update <= first:
                 link(run_dir.checkpoint(update), new.checkpoint(update))
         provenance = provenance_of(config, run.problems, run.eval_problems)
-        document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+        document = config_document(resolved, provenance)
         for path, value in ((new.config, document), (new.origin, origin)):
             path.write_text(json.dumps(value, indent=1) + "\n")
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
