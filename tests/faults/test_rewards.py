@@ -126,6 +126,17 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert [line["update"] for line in made] == [0, 3]
 
 
+def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [None] * len(completions)\n")
+    options = ("--task.rewards", f"{file}:judge", "--rewards.truncated", "scored")
+    ended = case.train(*options)
+    stopped(ended, "3 of a shard's 24 responses", "skipped: every reward function returned None")
+    assert "got no reward (skipped)" in ended.out  # told before the first rollout, too
+    assert state(case.run_dir).rollouts == (1, 0) and read_metrics(case.run_dir) == []
+
+
 def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):
     case.data(lines([{**row, "answer": "eleven"} for row in chains()]))
     ended = case.train()

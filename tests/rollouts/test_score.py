@@ -113,9 +113,14 @@ def test_a_limit_of_0_stops_at_the_first_failure_and_of_1_never(folder):
     assert folder.score(Fixed(*boom), failure_limit=1.0) == boom
 
 
-def test_skipped_and_truncated_responses_are_no_failures(folder):
+def test_none_from_every_function_is_a_failure_and_a_truncated_response_is_none(folder):
+    """One of four is not more than a quarter; it is left out like any other failure."""
     folder.write(*groups(3), response(3, 0, cut=True))
-    assert folder.score(Fixed(*[SKIPPED] * 3), failure_limit=0.0) == [*[SKIPPED] * 3, CUT]
+    verdicts = [SKIPPED, RIGHT, RIGHT]
+    assert folder.score(Fixed(*verdicts), failure_limit=0.25) == [*verdicts, CUT]
+    sentence = r"^2 of a shard's 4 .*; 2 of them: skipped: every reward function returned None"
+    with pytest.raises(RunStopped, match=sentence):
+        folder.score(Fixed(SKIPPED, RIGHT, SKIPPED), failure_limit=0.25)
 
 
 def test_29_of_100_failures_are_not_more_than_a_limit_of_29_in_100(folder):
@@ -203,7 +208,8 @@ def test_scores_that_name_no_judge_are_taken_as_they_are(folder):
 def test_groups_are_counted_by_the_share_right_of_the_responses_that_count(folder):
     folder.write(*groups(4, 8, 3, 2))
     quarter = [RIGHT, WRONG, CUT, WRONG]
-    folder.score(Fixed(*quarter, *quarter, *quarter, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED))
+    verdicts = (*quarter, *quarter, *quarter, RIGHT, SKIPPED, CUT, SKIPPED, SKIPPED)
+    folder.score(Fixed(*verdicts), failure_limit=0.5)
     # 1 of 4, 2 of 8, 1 of 2: a reward of 0 for a cut response counts, an unknown one does not
     assert folder.scores.entry(0)["groups_right"] == {"0.250": 2, "0.500": 1}
 

@@ -15,7 +15,7 @@ def test_a_stages_metrics_by_hand(folder):
     notes = {"slots": 10, "canary_gap": 0.25, "refresh_seconds": 3.0, "seconds": 1.5}
     folder.write(*groups(2, 3), shard=0, **notes)
     folder.write(response(2, 0), shard=1, slots=6, canary_gap=0.5, seconds=0.5)
-    folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED))
+    folder.score(Fixed(RIGHT, WRONG, RIGHT, RIGHT, SKIPPED), failure_limit=0.2)
     folder.score(Fixed(WRONG), shard=1)
     metrics = refresh_metrics(folder.rollouts, folder.scores)
     assert metrics.pop("time/score") >= 0
@@ -40,7 +40,7 @@ def test_a_stages_metrics_by_hand(folder):
 
 def test_rollouts_made_elsewhere_lack_notes_and_unjudged_ones_a_reward(folder):
     folder.write(*groups(2))
-    folder.score(Fixed(SKIPPED, SKIPPED))
+    folder.score(Fixed(SKIPPED, SKIPPED), failure_limit=1.0)
     metrics = refresh_metrics(folder.rollouts, folder.scores)
     unknown = ("occupancy", "canary_gap", "behavior_reward", "time/refresh")
     assert [metrics[name] for name in unknown] == [None] * 4

@@ -91,7 +91,8 @@ class RewardOptions(Options):
     """Final share of max_new_tokens, over which a penalty on the reward grows from 0 to 1 (DAPO's
     soft overlong punishment). 0 turns it off."""
     failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
-    """Stop if a larger share of a shard's responses could not be judged (errors, timeouts)."""
+    """Stop if a larger share of a shard's responses could not be judged: errors, timeouts, and None
+    from every reward function."""
 
     def counts(self, status: Status) -> bool:
         """Return whether a response counts in its group's statistics and in the loss."""

@@ -54,19 +54,19 @@ class Status(StrEnum):
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
     TRUNCATED = "truncated"
-    SKIPPED = "skipped"  # no reward function gave it a reward
+    SKIPPED = "skipped"  # every reward function returned None
     TIMEOUT = "timeout"
     ERROR = "error"
 
     @property
     def failed(self) -> bool:
-        """Whether scoring itself broke down. Too many failures stop a run."""
-        return self in (Status.TIMEOUT, Status.ERROR)
+        """Whether there is no verdict. Too many failures stop a run."""
+        return self in (Status.SKIPPED, Status.TIMEOUT, Status.ERROR)
 
     @property
     def rewarded(self) -> bool:
         """Whether the reward is known. Otherwise its group's statistics leave the rollout out."""
-        return not (self.failed or self is Status.SKIPPED)
+        return not self.failed
 
 
 @dataclass(frozen=True, slots=True)

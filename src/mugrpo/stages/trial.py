@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
 from mugrpo.model.loading import parameter_count
 from mugrpo.run.opened import OpenRun
@@ -45,16 +45,17 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
             reward = "none" if score.reward is None else f"{score.reward:g}"
             run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
-        if score.status.failed and run.config.rewards.failure_limit < 1:
+        broken = score.status in (Status.ERROR, Status.TIMEOUT)  # None may be right here
+        if broken and run.config.rewards.failure_limit < 1:
             raise UsageError(
-                f"the rewards failed on {completion}: {score.parts.get('reason', 'no reason')}. "
+                f"the rewards failed on {completion}: {score.parts['reason']}. "
                 "Mend this before anything is generated; a function may return None for a "
                 "completion that it cannot judge"
             )
-        if not score.status.rewarded:
+        if score.status.failed:
             run.progress.say(
-                f"warning: {completion} got no reward ({score.status}); responses without one are "
-                "left out, and nothing is learned from them"
+                f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
+                f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
             )
 
 
