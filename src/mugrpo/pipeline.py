@@ -47,6 +47,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         if update < run.config.schedule.total_updates:
             try_out(run)
         if work.ranks is None:
+            run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
         elif run.config.backend.name != "ray":
             work.ranks.start()  # they load the model while the engines start
