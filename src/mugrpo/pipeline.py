@@ -24,7 +24,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
 from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
-from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders
+from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
 from mugrpo.stages.overlap import generated_beside
 from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.sampling import Sampling
@@ -126,6 +126,7 @@ def follow(run: OpenRun) -> None:
     are saved.
     """
     if run.ranks.first:
+        stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
     training = Training(run, weights_of(run), run.schedule())
     trainer = training.at(run.folder.newest_update())
