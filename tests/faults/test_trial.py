@@ -105,6 +105,19 @@ def test_a_sink_without_its_package_is_refused_before_the_first_rollout(
     refused_at_the_start(case, "--sinks.wandb", "p", parts=("pip install 'mugrpo[wandb]'",))
 
 
+@pytest.mark.parametrize("text", [None, "def other(): pass\n"])
+def test_a_file_without_an_objective_is_refused_before_the_first_rollout(
+    case: Case, text: str | None
+):
+    case.data()
+    file = case.folder / "objective.py"
+    if text is not None:
+        file.write_text(text)
+    options = ("--objective.name", "file", "--objective.path", file)
+    parts = (f"objective.path = '{file}' cannot be used", "must define loss")
+    refused_at_the_start(case, "--preset", "grpo", *options, parts=parts)
+
+
 # ---- the disk ----
 
 

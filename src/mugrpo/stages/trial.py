@@ -1,4 +1,4 @@
-"""What a run needs only later, tried before its first rollout: engines, rewards, the disk.
+"""What a run needs only later, tried before its first rollout: engines, loss, rewards, disk.
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
 `Work`. The rewards judge a made-up completion here: the reference answer.
@@ -13,6 +13,7 @@ from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
 from mugrpo.model.loading import parameter_count
+from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.plan import shards_made
@@ -27,10 +28,11 @@ _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 def try_out(run: OpenRun, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
-    Raises UsageError for an engine that cannot be started, a reward that fails or breaks its
-    contract, and a disk that is too small for the checkpoints.
+    Raises UsageError for an engine that cannot be started, a file without an objective, a reward
+    that fails or breaks its contract, and a disk that is too small for the checkpoints.
     """
     require_engines(run.config)
+    UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
     _try_disk(run, tell)
 
