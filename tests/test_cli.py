@@ -14,7 +14,15 @@ from mugrpo.arguments import options_text
 from mugrpo.cli import main
 from mugrpo.config.run import RunConfig
 from tests.faults.harm import refused
-from tests.runs import Command, Ended, checkpoints, final_weights, read_metrics, write_config
+from tests.runs import (
+    Command,
+    Ended,
+    checkpoints,
+    final_weights,
+    finished,
+    read_metrics,
+    write_config,
+)
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -43,6 +51,28 @@ def test_a_refusal_of_the_command_line_imports_neither_torch_nor_transformers():
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "mugrpo: repair takes no option --seed\n"
+
+
+WITHOUT_TORCH = """
+import sys
+class End:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(7)
+sys.meta_path.insert(0, End())
+from mugrpo.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "check", "generate", "optimize", "bakeoff"])
+def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(command: str):
+    """The process ends where it begins to import torch, which takes seconds."""
+    more = ["--stage", "0", "--objectives", "grpo"] if command == "bakeoff" else []
+    words = [sys.executable, "-c", WITHOUT_TORCH, command, "mine.toml", *more]
+    done = subprocess.run(words, capture_output=True, text=True)
+    first = "mine.toml: loading PyTorch, then the problems and the tokenizer\n"
+    assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["objectives"]])
@@ -137,6 +167,13 @@ def test_a_bad_value_is_refused_with_its_place(
     run_dir = tmp_path / "run"
     refused(command("train", write_config(tmp_path), "--run-dir", run_dir, *words), sentence)
     assert not run_dir.exists()
+
+
+def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
+    out = finished(tmp_path / "run").out
+    assert set(re.findall(r"stage (\d+)", out)) == {"0", "1"}
+    for phase in ("generate", "score", "optimize"):
+        assert f"stage 1 (of 0 to 1)  {phase}" in out
 
 
 def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):

@@ -210,10 +210,10 @@ def test_a_run_of_the_installed_command_is_resumed_by_a_fresh_interpreter(
 
 def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_path: Path):
     run_dir = tmp_path / "run"
-    killed(run_dir, "half a rollout shard", 5)  # the second of stage 2
+    killed(run_dir, "half a rollout shard", 5)  # the second of stage 1
     again = finished(run_dir)
-    assert "stage 2: 1/3 shards done, continuing" in again.out
-    assert "stage 1: " not in again.out
+    assert "stage 1: 1/3 shards done, continuing" in again.out
+    assert "stage 0: " not in again.out
     problems = Chain(ChainOptions(train_problems=24, eval_problems=4)).train_problems()
     options = ScheduleOptions(stages=2, batches_per_stage=3, problems_per_update=2, group_size=4)
     schedule = Schedule(options, len(problems), seed=10)
@@ -238,7 +238,7 @@ def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
     before = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
     again = finished(run_dir)
     assert f"removed unfinished {torn}" in again.out
-    assert "stage 1: 2/3 shards done, continuing" in again.out
+    assert "stage 0: 2/3 shards done, continuing" in again.out
     after = [shard_path(run_dir, 0, shard).stat() for shard in range(2)]
     assert [(s.st_ino, s.st_mtime_ns) for s in before] == [(s.st_ino, s.st_mtime_ns) for s in after]
     assert shard_path(run_dir, 0, 2).exists()

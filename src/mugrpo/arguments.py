@@ -63,6 +63,7 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     opens.add_argument("--force", action="store_true", help=force)
     opens.set_defaults(takes_overrides=True)
     add("train", "run all stages, or those that remain", parents=[opens])
+    add("check", "try data, rewards, engines, sinks and disk, as `train` does", parents=[opens])
     stage = "the stage, from 0 (default: the current one)"
     phases = {name: add(name, text, parents=[opens]) for name, text in PHASES.items()}
     for phase in phases.values():

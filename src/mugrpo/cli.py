@@ -31,14 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if overrides and not options.takes_overrides:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
-        with stop_on_signals(patient="TORCHELASTIC_RUN_ID" in os.environ) as stop:
+        rank = "TORCHELASTIC_RUN_ID" in os.environ
+        if "force" in options and not rank:  # it opens a run
+            _say(f"{options.target}: loading PyTorch, then the problems and the tokenizer")
+        with stop_on_signals(patient=rank) as stop:
             options.stop = stop
             status = _COMMANDS[options.command](options)
     except UsageError as error:
         _complain(error)
         return 2
     except RunStopped as error:
-        _complain(f"{error}. {_resume_sentence(options, overrides)}")
+        _complain(f"{error}. {_resume_sentence(options, overrides, str(error))}")
         return 3
     return status
 
@@ -65,6 +68,14 @@ def _train(options: argparse.Namespace) -> int:
     if sentence := standstill(lines):
         _complain(sentence)
         return LEARNED_NOTHING
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from mugrpo.pipeline import check
+
+    with _opened(options) as run:
+        check(run)
     return 0
 
 
@@ -235,22 +246,27 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
         yield run
 
 
-def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str]) -> str:
-    """Return the sentence with the command that resumes the run: this one, without --force."""
+def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
+    """Return the sentence with the command that resumes the run after it stopped for `reason`.
+
+    It is this command. It has --force only if the way out that `reason` names needs that.
+    """
     targets = vars(options).get("targets") or [options.target]
-    places = [*map(str, targets), *filter(None, [vars(options).get("url")])]
+    places = [*map(str, targets), *filter(None, [options.url])]
     if options.command == "pull":
         places.reverse()
-    words = ["mugrpo", options.command, *(vars(options).get("action") or "").split(), *places]
+    words = ["mugrpo", options.command, *options.action.split(), *places]
     for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
         if (value := vars(options).get(flag)) is not None:
             words += [f"--{flag.replace('_', '-')}", str(value)]
     words += [f"--{flag}" for flag in ("again", "keep") if vars(options).get(flag)]
+    words += ["--force"] if "force" in options and "--force" in reason else []
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": _train,
+    "check": _check,
     **dict.fromkeys(PHASES, _phase),
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,

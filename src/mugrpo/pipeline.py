@@ -25,12 +25,13 @@ from mugrpo.run.weights import weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
 from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
-from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders
+from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
 from mugrpo.stages.overlap import generated_beside
 from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.training import Training
+from mugrpo.stages.trial import try_out
 from mugrpo.stages.work import OnMetrics, Work, weights_of
 
 
@@ -45,7 +46,10 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
         current = work.training.schedule.stage_of(update)
         run.task.prepare(run.folder.log("rewards"))
+        if update < run.config.schedule.total_updates:
+            try_out(run)
         if work.ranks is None:
+            run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
         elif run.config.backend.name != "ray":
             work.ranks.start()  # they load the model while the engines start
@@ -67,6 +71,13 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     run.folder.settle()
     assert run.folder.newest_update() == run.config.schedule.total_updates
     weights_at(run.folder, run.config.model, run.config.schedule.total_updates)  # verifies it
+
+
+def check(run: OpenRun) -> None:
+    """Try what `train` tries before its first rollout, and say what came of it."""
+    with Work(run):
+        run.task.prepare(run.folder.log("rewards"))
+        try_out(run, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:
@@ -119,6 +130,7 @@ def follow(run: OpenRun) -> None:
     are saved.
     """
     if run.ranks.first:
+        stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
     training = Training(run, weights_of(run), run.schedule())
     trainer = training.at(run.folder.newest_update())

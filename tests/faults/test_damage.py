@@ -43,7 +43,7 @@ def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
     assert command("repair", run_dir).out.endswith("no damage found\n")
     again = command("train", run_dir)
     assert again.status == 0
-    assert ("stage 2: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
+    assert ("stage 1: 2/3 shards done, continuing" in again.out) == (kind == "rollouts")
     assert {p: p.stat().st_ino for p in others} == others
     assert_same(run_dir, reference)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def test_a_judge_that_fails_in_an_evaluation_leaves_nothing_and_a_resume_evaluat
     """The evaluation's own rollouts are removed with it."""
     case.data()
     file = case.folder / "mine.py"
-    file.write_text("def judge(completions, **_):\n    raise ValueError('out of order')\n")
+    file.write_text(
+        "def judge(completions, answer, **_):\n"
+        "    if completions == answer:\n        return [1.0]\n"  # so that the run begins
+        "    raise ValueError('out of order')\n"
+    )
     options = ("--task.rewards", f"{file}:judge", "--evaluation.every", 3)
     options = (*options, "--rewards.truncated", "scored")
     ended = case.train(*options)
@@ -120,6 +125,35 @@ def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     assert {name: shards(case.run_dir)[name] for name in made} == made
     made = [line for line in read_metrics(case.run_dir) if line["kind"] == "evaluation"]
     assert [line["update"] for line in made] == [0, 3]
+
+
+def test_a_hint_with_force_is_followed_by_a_command_with_it(case: Case):
+    """The function is mended, which needs --force."""
+    case.data()
+    file = case.folder / "mine.py"
+    good = "def judge(completions, **_):\n    return [1.0] * len(completions)\n"
+    options = ("--task.rewards", f"{file}:judge", "--rewards.truncated", "scored")
+    for bad in ("[float('nan')]", "[None]"):
+        file.write_text(good)
+        assert case.command("generate", *case.words(*options), "--force").status == 0
+        file.write_text(good.replace("[1.0]", bad))
+        ended = case.command("score", *case.words(*options), "--force")
+        stopped(ended, "--force")
+        assert "--force" in resume_words(ended)
+        file.write_text(good)
+        assert case.command(*resume_words(ended)).status == 0
+        shutil.rmtree(case.run_dir)
+
+
+def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(case: Case):
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text("def judge(completions, **_):\n    return [None] * len(completions)\n")
+    options = ("--task.rewards", f"{file}:judge", "--rewards.truncated", "scored")
+    ended = case.train(*options)
+    stopped(ended, "3 of a shard's 24 responses", "skipped: every reward function returned None")
+    assert "got no reward (skipped)" in ended.out  # told before the first rollout, too
+    assert state(case.run_dir).rollouts == (1, 0) and read_metrics(case.run_dir) == []
 
 
 def test_equal_rewards_in_all_groups_give_a_warning_with_the_share(case: Case):

@@ -28,7 +28,7 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     """10 of 40 updates in 20 s, an evaluation of 100 s between, 10 more in 20 s."""
     out = io.StringIO()
     progress = Progress(Console(file=out, soft_wrap=True))
-    progress.begin("stage 1/4  optimize", "updates", 40)
+    progress.begin("stage 1 (of 0 to 3)  optimize", "updates", 40)
     clock.now += 20
     progress.advance(10, tokens=1000)
     with progress.aside():
@@ -40,7 +40,7 @@ def test_a_phase_is_paused_while_another_runs_beside_it(clock):
     clock.now += 20
     progress.advance(10, tokens=1000)
     # 2000 tokens in 40 s; 20 updates left at 2 s each
-    assert progress.line() == "stage 1/4  optimize  20/40 updates  50 tokens/s  0:40 left"
+    assert progress.line() == "stage 1 (of 0 to 3)  optimize  20/40 updates  50 tokens/s  0:40 left"
 
 
 def test_a_phase_beside_no_other_leaves_nothing_to_print(clock):
@@ -53,3 +53,24 @@ def test_a_phase_beside_no_other_leaves_nothing_to_print(clock):
     progress.console.file = out
     progress.end()
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(("done", "text"), [(1, "0:04"), (19, "0:04"), (20, "3:16 left")])
+def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, done, text):
+    """Of 1000 rollouts, 20 in 4 s: the other 980 take 196 s."""
+    progress = Progress(Console(file=io.StringIO()))
+    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 1000)
+    clock.now += 4
+    progress.advance(done)
+    assert progress.line() == f"stage 0 (of 0 to 3)  generate  {done}/1000 rollouts  {text}"
+
+
+def test_one_of_few_updates_tells_no_time_left(clock):
+    progress = Progress(Console(file=io.StringIO()))
+    progress.begin("stage 0 (of 0 to 3)  optimize", "updates", 4)
+    clock.now += 4
+    progress.advance(1)
+    assert progress.line().endswith("1/4 updates  0:04")
+    clock.now += 4
+    progress.advance(1)
+    assert progress.line().endswith("2/4 updates  0:08 left")

@@ -87,6 +87,21 @@ def test_a_missing_package_is_one_sentence_with_the_way_to_install_it(
         Sinks(SinkOptions(**{package: "p"}), tmp_path, {}, 0, print)
 
 
+def test_a_sink_that_cannot_be_opened_is_refused_before_the_run_begins_and_dropped_later(
+    recorder, tmp_path, monkeypatch
+):
+    def fail(**_: Any) -> None:
+        raise ConnectionError("not logged in")
+
+    monkeypatch.setattr(recorder, "init", fail)
+    name, said = recorder.__name__, list[str]()
+    with pytest.raises(UsageError, match=rf"sinks\.{name} cannot be opened \(not logged in\)"):
+        sinks_of(recorder, tmp_path, said)
+    options = SinkOptions(**{name: "a-project"})
+    Sinks(options, tmp_path, {}, 0, said.append, required=False).log("update", 1, {"loss": 1.0})
+    assert said == [f"{name} failed (not logged in) and is dropped; metrics.jsonl has everything"]
+
+
 def test_missing_tensorboard_is_reported_in_the_same_words(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match=r"pip install 'mugrpo\[tensorboard\]'"):

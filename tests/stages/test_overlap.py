@@ -91,7 +91,7 @@ def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, op
     started.end()
     again = train(run_dir, *options)
     assert again.status == 0, again
-    assert "stage 1: 2/3 shards done, continuing" in again.out
+    assert "stage 0: 2/3 shards done, continuing" in again.out
     assert_same_but_for_order(run_dir, reference)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
+from mugrpo.run.progress import Progress
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
@@ -91,11 +94,14 @@ def test_ranks_wait_for_a_checkpoint_that_shared_storage_shows_to_some_of_them_l
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    folder = RunDir(tmp_path)
+    folder, out = RunDir(tmp_path), io.StringIO()
+    progress = Progress(Console(file=out, soft_wrap=True))
     folder.checkpoint(8).mkdir(parents=True)
-    assert _common_update(folder, Others([0, 0, 8, 0])) == 8
+    assert _common_update(folder, Others([0, 0, 8, 0]), progress) == 8
+    assert out.getvalue() == ""
     with pytest.raises(UsageError, match=r"not the same for all ranks.*of updates 8, 4; it must"):
-        _common_update(folder, Others([4] * 90))
+        _common_update(folder, Others([4] * 90), progress)
+    assert out.getvalue() == f"waiting until all ranks see the same checkpoints in {tmp_path}\n"
 
 
 def assert_close(run_dir: Path, other: Path, update: int = 2) -> None:

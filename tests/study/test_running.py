@@ -26,8 +26,11 @@ from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of
 from mugrpo.study.running import Cells, share_first_stage
 from mugrpo.study.spec import load_study
-from tests.runs import ENVIRONMENT, checkpoints, mugrpo, read_metrics, write_config
+from tests.faults.harm import refused
+from tests.runs import ENVIRONMENT, Command, checkpoints, mugrpo, read_metrics, write_config
 from tests.waiting import until
+
+pytest_plugins = ["tests.run_fixtures"]
 
 STUDY = """
 title = "Rates"
@@ -202,6 +205,25 @@ def test_a_stage_is_shared_only_once_and_its_source_is_not_touched(
     share_first_stage(source, target)
     assert manifest.read_text() == "{}"
     assert "shards" in (source.shards(0, "rollouts") / "manifest.json").read_text()
+
+
+def test_a_shared_first_stage_that_fails_says_that_no_cell_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    monkeypatch.setattr(Cells, "_process", lambda *_: "broken")
+    _, failed = run_study(file, tmp_path / "work", 1, keep=False, say=print, stop=StopFlag())
+    assert len(failed) == 3 and failed[0].startswith("first stage of ")  # one for each seed
+    assert failed[-1] == "no cell was run, because a first stage that cells share failed"
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_study_without_jobs_is_refused(tmp_path: Path, command: Command, jobs: int):
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    refused(command("study", "run", file, "--jobs", jobs), f"--jobs {jobs}: at least one cell")
+    assert not (tmp_path / "work").exists()
 
 
 def _copy(file: Path) -> Path:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mugrpo.config.load import load_config
 from mugrpo.disk.errors import UsageError
-from mugrpo.study.spec import Cell, load_study
+from mugrpo.report.read import read_runs
+from mugrpo.study.outcome import outcome
+from mugrpo.study.spec import _COLUMNS, _PATTERNS, Cell, load_study
 from tests.runs import ROOT
+
+pytest_plugins = ["tests.run_fixtures"]
 
 BASE = """
 preset = "mu-grpo"
@@ -125,6 +130,27 @@ def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_sa
 def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
     with pytest.raises(UsageError, match=message):
         load_study(replaced(file, old, new))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('columns = ["acuracy"]', "there is no column 'acuracy'; did you mean 'accuracy'?"),
+        ('columns = ["seconds/generat"]', "did you mean 'seconds/generate'?"),
+        ('columns = ["updates_to_high"]', "there is no column 'updates_to_high'"),
+        ('correlate = [["accuracy", "allignment"]]', "did you mean 'alignment'?"),
+        ('columns = ["flurb"]', "choose among accuracy, best, "),
+    ],
+)
+def test_a_misspelt_column_is_refused_with_the_nearest_one(file, line, sentence):
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        load_study(replaced(file, 'title = "T"', f'title = "T"\n{line}'))
+
+
+def test_every_column_of_a_runs_results_is_known(reference: Path):
+    (run,) = read_runs([reference])
+    for column in outcome(run).keys() - {"curve"}:
+        assert column in _COLUMNS or re.fullmatch(_PATTERNS, column), column
 
 
 def test_a_figure_of_a_missing_axis_is_refused(file):

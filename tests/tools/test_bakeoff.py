@@ -5,6 +5,7 @@ The run's own method gives the run's own bits.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.disk.publishing import seal_folder, sealed_folder_fault
 from mugrpo.report.read import read_runs
 from mugrpo.tools.bakeoff import table
 from tests.faults.harm import contents, resume_words
@@ -166,6 +168,23 @@ def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
         assert final_weights(arms[0], 3) == final_weights(arms[1], 3)
         assert read_metrics(arms[0]) == read_metrics(arms[1])
     assert unfinished(run) == ()
+
+
+def test_a_temporary_checkpoint_is_copied_because_the_run_removes_it(run: Path, command: Command):
+    """Those after updates 2 and 3 are; stage 1 begins with the second. Others are links."""
+    for update in (2, 3):
+        folder = run / f"checkpoints/update-{update:06d}"
+        stored = json.loads((folder / "stages.json").read_text())
+        (folder / "stages.json").write_text(json.dumps({**stored, "temporary": True}))
+        (folder / "sha256.json").unlink()
+        seal_folder(folder)
+    assert command("bakeoff", run, "--stage", 1, "--objectives", "grpo").status == 0
+    method = home(run, 1) / "grpo"
+    assert checkpoints(method) == [3, 4, 6]  # 4 and 6 are its own
+    first = method / "checkpoints/update-000003"
+    assert not first.is_symlink() and sealed_folder_fault(first) is None
+    shutil.rmtree(run / "checkpoints/update-000003")
+    assert command("evaluate", method, "--update", 3).status == 0
 
 
 def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(

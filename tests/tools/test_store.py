@@ -18,7 +18,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.tools.objects import Store
 from mugrpo.tools.repair import repair
 from mugrpo.tools.store import pull, push
-from tests.faults.harm import flip_bit, stopped
+from tests.faults.harm import edited, flip_bit, stopped
 from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -124,9 +124,10 @@ def test_a_push_that_is_cut_short_anywhere_leaves_a_copy_that_is_whole(
 def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
     tmp_path: Path, reference: Path, store: str, cut, every: int
 ):
-    """The other run has another seed: other shards and checkpoints under the same names."""
+    """The other state has another seed: other shards and checkpoints under the same names."""
     other = tmp_path / "other"
     finished(other, "--seed", "11")
+    edited(other / "config.json", id=json.loads((reference / "config.json").read_text())["id"])
     push(RunDir(reference), store)
     system, _ = fsspec.core.url_to_fs(store)
     for count in range(0, 100, every):

@@ -1,7 +1,7 @@
 """The paths of a run, and its lock. Other modules should take paths from here.
 
     RUN/
-      config.json                         resolved config and provenance
+      config.json                         the run's id, resolved config and provenance
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
       journal.jsonl                       checksums of what has been written (see `journal`)

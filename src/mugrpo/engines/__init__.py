@@ -25,7 +25,7 @@ from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, Started
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import vllm_host
+from mugrpo.engines.vllm import require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.cluster import connected, on_gpus, require_room
@@ -47,6 +47,12 @@ def make_engine(
         return HFEngine(policy, HFOptions(batch_size=options.slots))
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
+
+
+def require_engines(config: RunConfig) -> None:
+    """Raise UsageError if an engine process cannot be started, as far as this machine can tell."""
+    if isinstance(config.engine, VLLMOptions) and not isinstance(config.backend, RayBackend):
+        require_vllm(config.engine)
 
 
 def make_engines(

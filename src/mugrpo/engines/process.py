@@ -55,10 +55,14 @@ class Host:
                 log=self.log,
             )
         except OSError as error:
-            raise UsageError(
-                f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter "
-                "that has the engine installed"
-            ) from None
+            raise cannot_be_run(python, error) from None
+
+
+def cannot_be_run(python: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter that "
+        "has the engine installed"
+    )
 
 
 class Started(Protocol):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TypedDict
 
 from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.engines.process import Host
+from mugrpo.disk.errors import UsageError
+from mugrpo.engines.process import Host, cannot_be_run
 from mugrpo.model.vocabulary import Vocabulary
 
 OLDEST = (0, 26)  # its reload_weights takes a path; scripts/vllm_env.sh has the tested version
@@ -19,6 +22,23 @@ EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's
 def new_enough(version: str) -> bool:
     """Return whether vLLM of this version is at least OLDEST."""
     return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) >= OLDEST
+
+
+def require_vllm(options: VLLMOptions) -> None:
+    """Raise UsageError if the engine's interpreter cannot be run or has no vLLM.
+
+    vLLM is not imported, which takes seconds.
+    """
+    python = options.python or sys.executable
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        found = subprocess.run([python, "-P", "-c", code], capture_output=True).returncode == 0
+    except OSError as error:
+        raise cannot_be_run(python, error) from None
+    if not found:
+        raise UsageError(
+            f"engine.python = {python!r} has no vllm; name an interpreter that has it installed"
+        )
 
 
 class Adapters(TypedDict):

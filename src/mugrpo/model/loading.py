@@ -64,6 +64,17 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
+def parameter_count(options: ModelOptions) -> int:
+    """Return the number of the model's parameters, tied ones once, from its config alone.
+
+    Raises UsageError if the config cannot be read.
+    """
+    config = _load_config(options)
+    with _loading(f"the model {options.path}"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
     """Return the same vocabulary as `Policy.vocabulary`, from the model's configs alone.
 

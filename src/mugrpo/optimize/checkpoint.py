@@ -24,6 +24,7 @@ from typing import Any
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.journal import journal_of
+from mugrpo.disk.patience import Patience
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
     SUMS,
@@ -152,11 +153,9 @@ class Writing:
 
     def _write_part(self, snapshot: Snapshot) -> None:
         """Write another rank's part, and wait until the checkpoint is published."""
-        while not self.folder.exists():
-            time.sleep(_TICK)
+        self._wait(self.folder.exists, self._path.parent)
         publish_json(self.folder / _part(snapshot.policy.ranks.rank), self._files(snapshot))
-        while self.folder.exists():
-            time.sleep(_TICK)
+        self._wait(lambda: not self.folder.exists(), self.folder)
         if not self._path.exists():
             raise self._unpublished()
 
@@ -173,9 +172,21 @@ class Writing:
 
     def _wait_for(self, files: Sequence[Path]) -> None:
         """Wait for what other ranks write into the unfinished folder."""
-        while not all(file.exists() for file in files):
+
+        def written() -> bool:
+            if all(file.exists() for file in files):
+                return True
             if not self.folder.exists():
                 raise self._unpublished()
+            return False
+
+        self._wait(written, self.folder)
+
+    def _wait(self, done: Callable[[], bool], folder: Path) -> None:
+        """Wait for other ranks. Raises RunStopped if nothing changes in `folder` for too long."""
+        patience = Patience(folder, f"the other ranks' parts of {self._path}", print)
+        while not done():
+            patience.look()
             time.sleep(_TICK)
 
     def _unpublished(self) -> RunStopped:

@@ -187,7 +187,7 @@ class Pool:
         if "refused" in message:
             self._stop(message["refused"])
         elif "broken" in message:
-            raise RunStopped(f"{message['broken']}; fix it, then resume with --force added")
+            raise RunStopped(f"{message['broken']}; fix it (--force accepts the changed reward)")
         elif "ready" in message:
             worker.ready = self._proven = True
         else:

@@ -53,6 +53,11 @@ class PromptEncoder:
             )
         return np.array(ids, np.int32)
 
+    def ids_of(self, response: str) -> list[int]:
+        """Return the ids of a response, without those that the tokenizer adds to a text."""
+        ids: list[int] = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+        return ids
+
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems whose prompts leave room for a response.
 

@@ -15,6 +15,8 @@ from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, S
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
 
+_NONE = "every reward function returned None"
+
 
 class Scorer:
     """A scorer of rollouts of `problems`, with `task` as the judge.
@@ -63,7 +65,7 @@ class Scorer:
             self.check()
             verdicts.append(self._penalized(score, len(rollout.response_ids)))
             if score.status.failed:
-                reasons[f"{score.status.value}: {score.parts.get('reason', 'no reason')}"] += 1
+                reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
         groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
         counted = [[s for _, s in group if self.options.counts(s.status)] for _, group in groups]

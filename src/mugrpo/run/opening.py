@@ -55,7 +55,7 @@ def open_run(
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
-    newest = _common_update(folder, ranks)
+    newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
     if newest > config.schedule.total_updates:
@@ -134,16 +134,18 @@ def _settle(
         publish_json(folder.config, document)
 
 
-def _common_update(folder: RunDir, ranks: Ranks) -> int:
+def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
     """Return the update of the newest checkpoint, once all ranks see the same one.
 
     Shared storage may show a checkpoint to some ranks later than to others. Raises UsageError if
     the ranks still disagree after `_PATIENCE` seconds.
     """
-    for _ in range(_PATIENCE):
+    for second in range(_PATIENCE):
         updates = ranks.all(folder.newest_update())
         if len(set(updates)) == 1:
             return updates[0]
+        if second == 5:
+            progress.say(f"waiting until all ranks see the same checkpoints in {folder.root}")
         time.sleep(1)
     raise UsageError(
         f"{folder.root} is not the same for all ranks: their newest checkpoints are of updates "

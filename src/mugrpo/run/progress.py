@@ -14,6 +14,7 @@ from rich.text import Text
 from mugrpo.processes.messages import visible
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
+_TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
 
 
 class Progress:
@@ -87,13 +88,16 @@ class Progress:
         self.console.print(Text(visible(sentence)))
 
     def line(self) -> str:
-        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy."""
+        """Return the current phase in one line: count, tokens/s, time left, reward, accuracy.
+
+        While too little is done to tell the time left, it has the time taken.
+        """
         seconds = time.monotonic() - self._began
         parts = [self._heading, f"{self._done}/{self._total} {self._unit}"]
         if self._tokens and seconds > 0:
             parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
         fresh, left = self._done - self._before, self._total - self._done
-        if left and fresh:
+        if left and fresh > 1 and fresh >= _TELLING * (fresh + left):
             parts.append(f"{clock(seconds / fresh * left)} left")
         else:
             parts.append(clock(seconds))

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -61,8 +62,8 @@ def settled_config(
     change of something that decides the run's numbers. Raises UsageError if a change is refused.
     """
     resolved = json.loads(config.model_dump_json())
-    document = {"format": FORMAT, "config": resolved, "provenance": provenance}
     stored = folder.read_config()
+    document = config_document(resolved, provenance, stored)
     if stored is None or folder.is_untouched():
         return document, False
     differences = changes(stored["config"], resolved)
@@ -89,6 +90,21 @@ def settled_config(
             )
     renewed = differences or refused or stored["format"] != FORMAT
     return (document if renewed else None), bool(refused)
+
+
+def config_document(
+    resolved: dict[str, Any], provenance: dict[str, Any], stored: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the config.json of a run whose config.json is `stored` now, or of a new run.
+
+    A run gets its id when it begins and keeps it. Runs of earlier versions never get one.
+    """
+    document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+    if stored is None:
+        document["id"] = uuid4().hex
+    elif "id" in stored:
+        document["id"] = stored["id"]
+    return document
 
 
 def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,7 +67,8 @@ class Project:
 class Sinks:
     """The sinks that `options` turn on, for a run that continues after `update`.
 
-    Raises UsageError if a sink's package is not installed.
+    Raises UsageError if a sink cannot be opened. If it is not `required`, because the run has begun
+    to work, it is dropped instead.
     """
 
     def __init__(
@@ -76,14 +78,29 @@ class Sinks:
         config: dict[str, Any],
         update: int,
         say: Callable[[str], None],
+        *,
+        required: bool = True,
     ) -> None:
         self._say = say
         self._sinks: dict[str, Sink] = {}
+        opens: dict[str, Callable[[], Sink]] = {}
         if options.tensorboard:
-            self._sinks["tensorboard"] = TensorBoard(run_dir / "tensorboard", update)
+            opens["tensorboard"] = partial(TensorBoard, run_dir / "tensorboard", update)
         for package in ("trackio", "wandb"):
             if project := getattr(options, package):
-                self._sinks[package] = Project(package, project, run_dir, config)
+                opens[package] = partial(Project, package, project, run_dir, config)
+        for name, open_sink in opens.items():
+            try:
+                self._sinks[name] = open_sink()
+            except Exception as error:
+                if not required:
+                    self._say_failed(name, error)
+                elif isinstance(error, UsageError):
+                    raise
+                else:
+                    raise UsageError(
+                        f"sinks.{name} cannot be opened ({error}); mend that, or leave it out"
+                    ) from None
 
     def log(self, kind: str, update: int, values: dict[str, Any]) -> None:
         """Pass the numbers in `values` to every sink. Other values are left out."""

@@ -122,9 +122,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         for engine in refresh.engines
     ]
     if finished := len(parts) - len(missing):
-        run.progress.say(
-            f"stage {stage.number + 1}: {finished}/{len(parts)} shards done, continuing"
-        )
+        run.progress.say(f"stage {stage.number}: {finished}/{len(parts)} shards done, continuing")
     size = run.config.schedule.group_size
     total = sum(map(len, parts)) * size
     return Generation(

@@ -44,7 +44,7 @@ def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
         missing = [s for s in rollouts.numbers() if not _of_these(rollouts, kept, s, update)]
         if not missing:
             continue
-        progress.begin(f"stage {stage.number + 1}  {name}", "shards", len(missing))
+        progress.begin(stage.heading(name), "shards", len(missing))
         for shard in missing:
             logprobs = compute(update, list(read_rollouts(rollouts, shard)))
             sha256 = rollouts.entry(shard)["sha256"]

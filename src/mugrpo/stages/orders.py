@@ -4,6 +4,7 @@
     ranks/rollouts/     rollouts whose logprobs are ordered
     ranks/logprobs/     these logprobs
     ranks/done.json     {"number": 3, ...}: what came of it
+    ranks/alive         is touched every few seconds while the first rank lives
 
 Every rank reads the order, and the first one answers when all are done. There is one order at a
 time. A rank that starts late, or again, finds it too.
@@ -14,7 +15,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import numpy as np
@@ -33,6 +37,7 @@ from mugrpo.disk.shards import (
 from mugrpo.run.opened import OpenRun
 
 TICK = 0.02  # seconds between two looks at an order or an answer
+_BEAT = 10.0  # seconds between two signs of life of the first rank
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,27 @@ def answer_to(folder: RunDir, order: Order) -> Answer | None:
 def answered_logprobs(folder: RunDir) -> list[NDArray[np.float32]]:
     """Return the logprobs that the ranks have computed last."""
     return read_logprobs(_logprobs(folder), 0)
+
+
+def stay_alive(folder: RunDir) -> None:
+    """From now on, show in the run's folder that this rank lives, however long its work takes."""
+
+    def beat() -> None:
+        while True:
+            with suppress(OSError):  # the folder may be gone before this rank is
+                _alive(folder).touch()
+            time.sleep(_BEAT)
+
+    Thread(target=beat, daemon=True).start()
+
+
+def alive(folder: RunDir) -> bool:
+    """Return whether the first rank has shown that it lives."""
+    return _alive(folder).exists()
+
+
+def _alive(folder: RunDir) -> Path:
+    return folder.ranks / "alive"
 
 
 def orders(run: OpenRun) -> Iterator[Order]:

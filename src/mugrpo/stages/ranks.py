@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.patience import Patience
 from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
-from mugrpo.stages.orders import TICK, Answer, Order, answer_to, answered_logprobs, give
+from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 
@@ -132,8 +133,12 @@ class RankProcesses:
         order = Order(self._number, task, update, stage)
         give(folder, order, rollouts)
         self._obeying = True
+        patience = Patience(folder.ranks, "the ranks", run.progress.say)
+        ray = isinstance(run.config.backend, RayBackend)
         while (answer := answer_to(folder, order)) is None and job.running():
             self._look_after()
+            # On Ray, ranks that have not begun may be waiting for resources.
+            patience.look(endless=ray and not alive(folder))
             time.sleep(TICK)
         self._obeying = False
         if answer := answer or answer_to(folder, order):
@@ -190,6 +195,7 @@ class _WrittenByRanks:
         """The ranks have answered, so the model is complete."""
 
     def published(self, *, wait: bool) -> bool:
+        patience = Patience(self.folder, f"the ranks' checkpoint {self.folder}", print)
         while True:
             running = self._ranks.running()
             if max(self._run_dir.checkpoint_updates(), default=0) >= self.update:
@@ -198,6 +204,7 @@ class _WrittenByRanks:
                 raise self._ranks.fault()
             if not wait:
                 return False
+            patience.look()
             time.sleep(TICK)
 
 

@@ -47,7 +47,7 @@ class Stage:
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""
-        return f"stage {self.number + 1}/{self.schedule.stages}  {phase}"
+        return f"stage {self.number} (of 0 to {self.schedule.stages - 1})  {phase}"
 
     def begun(self) -> bool:
         """Return whether a checkpoint holds any of its updates."""

@@ -55,7 +55,7 @@ class Work:
         self._on_metrics = on_metrics
         update = run.folder.newest_update()
         path = run.folder.metrics if run.ranks.first else None
-        self._sinks = self._open_sinks(update)
+        self._sinks = self._open_sinks(update, required=not run.ranks.driven)
         self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
 
     def __enter__(self) -> Self:
@@ -134,15 +134,16 @@ class Work:
         yield
         self.training.schedule = self.run.schedule()
         update = self.run.folder.newest_update()
-        self._sinks = self._open_sinks(update)
+        self._sinks = self._open_sinks(update, required=False)
         self.metrics.reopen(update)
 
-    def _open_sinks(self, update: int) -> Sinks:
+    def _open_sinks(self, update: int, *, required: bool) -> Sinks:
         """Return the sinks of a run that continues after `update`. Only rank 0 has any."""
         run = self.run
         config = run.config.model_dump(mode="json")
         options = run.config.sinks if run.ranks.first else SinkOptions()
-        return Sinks(options, run.folder.root, config, update, run.progress.say)
+        say = run.progress.say
+        return Sinks(options, run.folder.root, config, update, say, required=required)
 
     def _close_metrics(self) -> None:
         self.metrics.close()

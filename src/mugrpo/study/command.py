@@ -27,9 +27,11 @@ def run_study(
     """Run the study's missing cells and write its page.
 
     Returns the path of the page (of the study's file if there are no results) and a sentence per
-    failure. Raises UsageError if the file is bad, if stored results were made with other options,
-    or if another process works in `work`; Interrupted after a signal.
+    failure. Raises UsageError if the file is bad, if `jobs` is below 1, if stored results were made
+    with other options, or if another process works in `work`; Interrupted after a signal.
     """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: at least one cell must run at once; name 1 or more")
     study, cells = load_study(file)
     results = Results(folder_of(file) / RESULTS)
     with RunDir(work).locked():

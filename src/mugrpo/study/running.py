@@ -83,6 +83,8 @@ class Cells:
         shared = {c.first_stage: c for c in pending if users[c.first_stage] > 1}
         with ThreadPoolExecutor(at_once) as pool:
             early = list(pool.map(partial(self._fault, self._first_stage), shared.values()))
+            if any(early):
+                early.append("no cell was run, because a first stage that cells share failed")
             late = [] if any(early) else list(pool.map(partial(self._fault, self._cell), pending))
         self.stop.check()
         return [fault for fault in (*early, *late) if fault]

@@ -15,12 +15,13 @@ study's `set`, then by the options of its values, as on the command line.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,38 @@ from mugrpo.disk.errors import UsageError
 # The options that decide the rollouts of a run's first stage and their scores.
 _FIRST_STAGE = ("seed", "model", "task", "prompt", "engine", "rollouts", "rewards", "sampling")
 _FIRST_GROUPS = ("batches_per_stage", "problems_per_update", "group_size")
+
+
+# The columns of a study's table: names, and patterns of those that depend on the run.
+_COLUMNS = (
+    "accuracy",
+    "best",
+    "greedy",
+    "entropy",
+    "mean",
+    "worst_fall",
+    "training_seconds",
+    "updates",
+    "stages",
+    "rollouts",
+    "skipped",
+    "kl_behavior",
+    "tv_token",
+    "ratio/negative/max",
+    "alignment",
+    "alignment/positive",
+    "alignment/negative",
+    "alignment/fresh",
+    "seed",
+    "threads",
+    "seconds/refresh",
+    "seconds/generate",
+    "seconds/score",
+    "seconds/optimize",
+    "seconds/checkpoint",
+    "seconds/evaluate",
+)
+_PATTERNS = r"pass@\d+|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
 
 
 class Figure(Options):
@@ -127,7 +160,7 @@ def load_study(file: Path) -> tuple[Study, list[Cell]]:
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UsageError(f"{file} is not a valid study: {'; '.join(faults)}") from None
-    for fault in _faults(study):
+    for fault in (*_faults(study), *_column_faults(study)):
         raise UsageError(f"{file} is not a valid study: {fault}")
     return study, list(_cells(study, file))
 
@@ -169,6 +202,17 @@ def _faults(study: Study) -> Iterator[str]:
         for named in (figure.lines, figure.panels):
             if named is not None and named not in study.axes:
                 yield f"figure {figure.name}: there is no axis {named!r}"
+
+
+def _column_faults(study: Study) -> Iterator[str]:
+    """Yield a sentence for each name that is no column of the results."""
+    named = [*study.columns, *chain(*study.correlate)]
+    named += [figure.of for figure in study.figures if figure.kind == "values"]
+    for column in named:
+        if column not in _COLUMNS and not re.fullmatch(_PATTERNS, column):
+            near = difflib.get_close_matches(column, _COLUMNS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose among {', '.join(_COLUMNS)}"
+            yield f"there is no column {column!r}; {hint}"
 
 
 def _slug(label: str) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -22,14 +23,14 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file, publish_folder
-from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
-from mugrpo.run.provenance import provenance_of
+from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.logprobs import ONCE_A_STAGE
 from mugrpo.stages.plan import plan_stage, require
@@ -170,16 +171,23 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
         for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
             run_dir.shards(stage, name).mkdir(exist_ok=True)
             link(run_dir.shards(stage, name), new.shards(stage, name))
-        for update in run_dir.checkpoint_updates():
-            if update <= first:
-                link(run_dir.checkpoint(update), new.checkpoint(update))
+        for update in _lasting(run_dir, first):
+            link(run_dir.checkpoint(update), new.checkpoint(update))
+        if run_dir.is_temporary(first):  # the run removes it later
+            shutil.copytree(run_dir.checkpoint(first), new.checkpoint(first))
         provenance = provenance_of(config, run.problems, run.eval_problems)
-        document = {"format": FORMAT, "config": resolved, "provenance": provenance}
+        document = config_document(resolved, provenance)
         for path, value in ((new.config, document), (new.origin, origin)):
             path.write_text(json.dumps(value, indent=1) + "\n")
         before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
         new.metrics.write_text("".join(json.dumps(line) + "\n" for line in before))
         new.journal.begin()
+
+
+def _lasting(run_dir: RunDir, last: int) -> list[int]:
+    """Return the updates up to `last` that have a checkpoint which is not temporary."""
+    updates = run_dir.checkpoint_updates()
+    return [u for u in updates if u <= last and not run_dir.is_temporary(u)]
 
 
 def _origin(run: OpenRun, stage: int) -> str:

@@ -56,6 +56,19 @@ class Store:
         else:
             self._system.pipe_file(path, data)
 
+    def create(self, name: str, data: bytes) -> None:
+        """Write `data` as a new object. Raises FileExistsError if there is one of this name.
+
+        Two processes can both succeed if the store has no exclusive write.
+        """
+        path = f"{self._root}/{name}"
+        self._system.makedirs(self._root, exist_ok=True)
+        if self._local:
+            with open(path, "xb") as file:
+                file.write(data)
+        else:
+            self._system.pipe_file(path, data, mode="create")
+
     def put(self, name: str, source: Path) -> None:
         """Write the contents of the file `source` as an object."""
         path = self._place(name)

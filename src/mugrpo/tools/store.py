@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.tools.objects import Store, refuse_odd
+from mugrpo.tools.push_lock import only_push
 
 _MANIFEST = "manifest.json"
 _LONGEST_LIST = 16 << 20  # bytes of a manifest or a seal
@@ -36,33 +37,47 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
     """Make the copy at `url` match what the run has published.
 
     Returns the number of objects written. The run may continue meanwhile. `check` is called between
-    objects and may raise to stop. Raises UsageError if the folder is not a run, RunStopped if a
-    file does not match its checksum.
+    objects and may raise to stop. Raises UsageError if the folder is not a run, if the copy is
+    another run's, or if another process pushes to it, and RunStopped if a file does not match its
+    checksum.
     """
-    if run_dir.read_config() is None:
+    config, store = run_dir.read_config(), Store(url)
+    if config is None:
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
-    copy = _Push(run_dir, Store(url), check)
-    copy.remove_outdated()
-    for path in (run_dir.config, run_dir.origin):
-        copy.renew(path)
-    for manifest, text in copy.manifests.items():
-        copy.put_shards(manifest, text)
-    for folder in _LOOSE:
-        for path in sorted((run_dir.root / folder).glob("*.json")):
-            copy.renew(path)
-    copy.renew(run_dir.metrics)
-    for checkpoint, seal in copy.seals.items():
-        copy.put_checkpoint(checkpoint, seal)
-    copy.remove_old_checkpoints()
+    with only_push(store) as renew:
+        _require_same_run(config, store, run_dir)
+
+        def checked() -> None:
+            check()
+            renew()
+
+        copy = _Push(run_dir, store, checked)
+        copy.push()
     removed = f", {copy.removed} removed" if copy.removed else ""
     say(f"{copy.written} objects written to {url}{removed}")
     return copy.written
+
+
+def _require_same_run(config: Mapping[str, Any], store: Store, run_dir: RunDir) -> None:
+    """Raise UsageError if the copy is of a run with another id. Runs of old versions have none."""
+    if (text := store.read(run_dir.config.name)) is None:
+        return
+    try:
+        identity = json.loads(text).get("id")
+    except (ValueError, AttributeError, RecursionError):
+        identity = "damaged"
+    if identity != config.get("id"):
+        raise UsageError(
+            f"{store.url} holds the copy of another run than {run_dir.root} (its config.json has "
+            "another id); push to another place, or remove that copy first"
+        )
 
 
 class _Push:
     """One push of a run to a store, with counts of the objects that it writes and removes."""
 
     def __init__(self, run_dir: RunDir, store: Store, check: Check) -> None:
+        self._run_dir = run_dir
         self._root = run_dir.root
         self._store = store
         self._check = check
@@ -72,6 +87,21 @@ class _Push:
         manifests = [folder / _MANIFEST for folder in kinds if (folder / _MANIFEST).is_file()]
         self.manifests = {manifest: manifest.read_bytes() for manifest in manifests}
         self.seals = dict(_seals(run_dir))
+
+    def push(self) -> None:
+        """Make the copy match the run, in the order that keeps it complete."""
+        self.remove_outdated()
+        for path in (self._run_dir.config, self._run_dir.origin):
+            self.renew(path)
+        for manifest, text in self.manifests.items():
+            self.put_shards(manifest, text)
+        for folder in _LOOSE:
+            for path in sorted((self._root / folder).glob("*.json")):
+                self.renew(path)
+        self.renew(self._run_dir.metrics)
+        for checkpoint, seal in self.seals.items():
+            self.put_checkpoint(checkpoint, seal)
+        self.remove_old_checkpoints()
 
     def remove_outdated(self) -> None:
         """Remove from the copy what the run has changed or lost, except older checkpoints."""

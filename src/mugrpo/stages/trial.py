@@ -1,0 +1,125 @@
+"""What a run needs only later, tried before its first rollout: engines, loss, rewards, disk.
+
+The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
+`Work`. The rewards judge a made-up completion here: the reference answer.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+
+from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.engines import require_engines
+from mugrpo.model.loading import parameter_count
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.run.opened import OpenRun
+from mugrpo.stages.evaluate import evaluation_due
+from mugrpo.stages.plan import shards_made
+from mugrpo.stages.stage import Stage
+
+_SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
+_WEIGHT = 12  # bytes of a parameter in a checkpoint: fp32, with AdamW's two moments
+_TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
+_LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
+
+
+def try_out(run: OpenRun, *, tell: bool = False) -> None:
+    """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
+
+    Raises UsageError for an engine that cannot be started, a file without an objective, a reward
+    that fails or breaks its contract, and a disk that is too small for the checkpoints.
+    """
+    require_engines(run.config)
+    UpdateLoss.of(run.config)  # a file of the user's own may not be one
+    _try_rewards(run, tell)
+    _try_disk(run, tell)
+
+
+def _try_rewards(run: OpenRun, tell: bool) -> None:
+    held_out = run.eval_problems if run.config.evaluation.every else ()
+    count = _SHOWN if tell else 1
+    problems = [*run.problems[:count], *held_out[:count]]
+    for problem, score in zip(problems, _scores(run, problems), strict=True):
+        completion = f"a made-up completion, {problem.answer!r} to problem {problem.id!r}"
+        if tell:
+            run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
+            reward = "none" if score.reward is None else f"{score.reward:g}"
+            run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
+        broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
+        if broken and run.config.rewards.failure_limit < 1:
+            raise UsageError(
+                f"the rewards failed on {completion}: {score.parts['reason']}. "
+                "Mend this before anything is generated; a function may return None for a "
+                "completion that it cannot judge"
+            )
+        if score.status.failed:
+            run.progress.say(
+                f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
+                f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
+            )
+
+
+def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
+    """Yield the score of the reference answer to each problem."""
+    answers = (
+        Answer(problem, problem.answer, run.prompts.ids_of(problem.answer), FinishReason.STOP)
+        for problem in problems
+    )
+    try:
+        yield from run.task.score(answers)
+    except Interrupted:
+        raise
+    except RunStopped as error:
+        raise UsageError(f"tried on a made-up completion, a reward fails: {error}") from None
+
+
+def _try_disk(run: OpenRun, tell: bool) -> None:
+    least, most = disk_needed(run)
+    free = shutil.disk_usage(run.folder.root).free
+    if least > free:
+        raise UsageError(
+            f"the checkpoints that {run.folder.root} still gets take {least:,} bytes, but "
+            f"{free:,} are free there; make room, name another --run-dir, or keep fewer of them "
+            "(--checkpoint.keep)"
+        )
+    text = (
+        f"{run.folder.root} still gets at least {least:,} bytes, and {most:,} if all responses "
+        f"are as long as they may be; {free:,} are free"
+    )
+    if most > free:
+        run.progress.say(f"warning: {text}. The run stops if the disk is full, and can be resumed")
+    elif tell:
+        run.progress.say(f"disk        {text}")
+
+
+def disk_needed(run: OpenRun) -> tuple[int, int]:
+    """Return the bytes that the rest of the run needs on its disk: at least, and at most.
+
+    The least are the checkpoints alone. The most has one more, and rollouts whose responses all
+    have `max_new_tokens` tokens.
+    """
+    config, schedule, newest = run.config, run.schedule(), run.folder.newest_update()
+    to_make = range(newest + 1, config.schedule.total_updates + 1)
+    if not to_make:
+        return 0, 0
+    stages = range(schedule.stage_of(newest), schedule.stages)
+    options = config.checkpoint
+    due = {config.schedule.total_updates}
+    due |= {schedule.first_update(s + 1) for s in stages} if options.stage_end else set()
+    due |= {update for update in to_make if options.every and update % options.every == 0}
+    checkpoints = len(due)
+    if options.keep:  # an old one is removed once a new one is published
+        room = options.keep - len(run.folder.checkpoint_updates())
+        checkpoints = min(checkpoints, max(0, room) + 1)
+    size = parameter_count(config.model) * _WEIGHT
+    published, needed = shards_made(current := Stage.of(run, stages[0], schedule), "rollouts")
+    groups = current.groups if published < needed else 0
+    groups += sum(Stage.of(run, s, schedule).groups for s in stages[1:])
+    trained = groups * config.schedule.group_size
+    evaluations = sum(evaluation_due(config, update) for update in to_make)
+    evaluated = evaluations * len(run.eval_problems) * config.evaluation.samples
+    stored = trained * (_TOKEN + _LOGPROB * len(config.needs)) + evaluated * _TOKEN
+    least = checkpoints * size
+    return least, least + size + stored * config.rollouts.max_new_tokens

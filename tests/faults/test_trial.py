@@ -1,0 +1,188 @@
+"""What a run tries before its first rollout, and what `mugrpo check` tells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mugrpo.run.opening import open_run
+from mugrpo.stages import trial
+from tests.faults.case import Case, chains, lines
+from tests.faults.harm import refused
+from tests.runs import state
+
+pytest_plugins = ["tests.run_fixtures"]
+
+PARAMETERS = 533_376  # of the embedded model
+CHECKPOINT = 12 * PARAMETERS  # weights and two moments in fp32
+
+
+def judge(case: Case, body: str) -> tuple[str, str]:
+    """Write a reward function with this body and return the option that chooses it."""
+    file = case.folder / "mine.py"
+    file.write_text(f"def judge(completions, answer, **columns):\n    {body}\n")
+    return "--task.rewards", f"{file}:judge"
+
+
+def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -> None:
+    """Check that training is refused before a model is loaded or a rollout is made."""
+    refused(case.train(*options), *parts)
+    assert case.loads == [] and state(case.run_dir).rollouts == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ("raise ValueError('out of order')", "judge: ValueError: out of order"),
+        ("return [columns['level'][0]]", "judge: KeyError: 'level'"),
+        ("return [float('nan')]", "`judge` returned nan as reward 0 of 1"),
+        ("return [True]", "`judge` returned True as reward 0 of 1"),
+        ("return []", "got 0 rewards for 1 completions from `judge`"),
+        ("return 1.0", "`judge` returned 1.0, not a list of 1 rewards"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_refused_before_the_first_rollout(
+    case: Case, body: str, part: str
+):
+    case.data()
+    refused_at_the_start(case, *judge(case, body), parts=("a made-up completion", part))
+    case.starts(*judge(case, "return [1.0]"))
+
+
+def test_a_column_that_only_the_training_data_has_is_noticed_before_the_first_rollout(case: Case):
+    rows = chains()
+    case.data(lines([{**row, "level": 1} for row in rows[2:]]))
+    held_out = case.data(lines(rows[:2]), "held_out.jsonl")
+    options = (*judge(case, "return [columns['level'][0]]"), "--task.eval_data", held_out)
+    refused_at_the_start(case, *options, "--evaluation.every", 3, parts=("KeyError: 'level'",))
+    case.starts(*options)  # without evaluations nothing needs the column there
+
+
+def test_held_out_data_that_cannot_be_read_is_refused_before_a_model_is_loaded(case: Case):
+    case.data()
+    held_out = case.folder / "held_out.jsonl"
+    case.refused("--task.eval_data", held_out, parts=(str(held_out),))
+    case.data(b'{"question": "1+2="}\n', held_out.name)
+    parts = (f"{held_out}, line 1", "has no column 'prompt'")
+    case.refused("--task.eval_data", held_out, parts=parts)
+
+
+def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
+    """None for the made-up completion may be right, and so may an error if all may fail."""
+    case.data()
+    ended = case.command("check", *case.words(*judge(case, "return [None]")))
+    assert ended.status == 0 and "got no reward (skipped)" in ended.out
+    failing = (*judge(case, "raise ValueError('odd')"), "--rewards.failure_limit", 1)
+    ended = case.command("check", *case.words(*failing))
+    assert ended.status == 0 and "got no reward (error)" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("python", "part"),
+    [(sys.executable, "has no vllm"), ("/no/such/python", "cannot be run (No such file")],
+)
+def test_an_engine_that_cannot_start_is_refused_even_if_updates_come_first(
+    case: Case, python: str, part: str
+):
+    case.data()
+    case.starts()
+    case.loads.clear()
+    options = ("--engine.name", "vllm", "--engine.python", python, "--force")
+    refused(case.train(*options), f"engine.python = {python!r} {part}")
+    assert case.loads == []
+
+
+def test_a_sink_without_its_package_is_refused_before_the_first_rollout(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    case.data()
+    refused_at_the_start(case, "--sinks.wandb", "p", parts=("pip install 'mugrpo[wandb]'",))
+
+
+@pytest.mark.parametrize("text", [None, "def other(): pass\n"])
+def test_a_file_without_an_objective_is_refused_before_the_first_rollout(
+    case: Case, text: str | None
+):
+    case.data()
+    file = case.folder / "objective.py"
+    if text is not None:
+        file.write_text(text)
+    options = ("--objective.name", "file", "--objective.path", file)
+    parts = (f"objective.path = '{file}' cannot be used", "must define loss")
+    refused_at_the_start(case, "--preset", "grpo", *options, parts=parts)
+
+
+# ---- the disk ----
+
+
+def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=count))
+    monkeypatch.setattr(trial, "shutil", usage)
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    """One stage of three updates, and a checkpoint after each of them."""
+    case.data()
+    free(monkeypatch, 3 * CHECKPOINT - 1)
+    every = ("--checkpoint.every", 1)
+    text = f"take {3 * CHECKPOINT:,} bytes, but {3 * CHECKPOINT - 1:,} are free"
+    refused_at_the_start(case, *every, parts=(text, "--checkpoint.keep"))
+    assert case.train(*every, "--checkpoint.keep", 1).status == 0  # a new one beside an old one
+
+
+def test_a_disk_that_may_be_too_small_is_told_and_the_run_begins(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    """At most: two checkpoints, and 24 rollouts of 8 tokens with 8 bytes each."""
+    case.data()
+    most = 2 * CHECKPOINT + 24 * 8 * 8
+    free(monkeypatch, most - 1)
+    ended = case.train()
+    assert ended.status == 0
+    assert f"warning: {case.run_dir} still gets at least {CHECKPOINT:,} bytes, and {most:,}" in (
+        ended.out
+    )
+    shutil.rmtree(case.run_dir)
+    free(monkeypatch, most)
+    assert "warning" not in case.train().out
+
+
+def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path: Path):
+    """A finished run needs nothing more, and before it began it needed what it takes now."""
+    files = [path for path in (reference / "checkpoints").rglob("*") if path.is_file()]
+    with open_run(Path(shutil.copytree(reference, tmp_path / "run"))) as run:
+        assert trial.disk_needed(run) == (0, 0)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(reference / "config.json", begun)
+    with open_run(begun) as run:
+        least, _ = trial.disk_needed(run)
+    assert least == 4 * CHECKPOINT  # after updates 2, 3, 4 and 6
+    assert least <= sum(path.stat().st_size for path in files) < 1.01 * least
+
+
+# ---- mugrpo check ----
+
+
+def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
+    """The regular expression wants "=7", so a bare reference answer has no answer in it."""
+    case.data()
+    words = case.words("--evaluation.every", 3)
+    ended = case.command("check", *words)
+    assert ended.status == 0 and case.loads == []
+    first = chains()[0]["prompt"]
+    assert f"prompt      '{first}" in ended.out
+    assert ended.out.count("reward      0 (no_answer) for a made-up completion") == 6
+    assert f"disk        {case.run_dir} still gets at least {CHECKPOINT:,} bytes" in ended.out
+    assert sorted(os.listdir(case.run_dir)) == ["config.json", "lock", "metrics.jsonl"]
+    pattern = ("--task.rewards", '{name = "regex", pattern = "([0-9])$"}')
+    ended = case.command("check", *case.words(*pattern))
+    assert ended.out.count("reward      1 (right) for a made-up completion") == 3

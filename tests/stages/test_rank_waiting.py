@@ -1,0 +1,114 @@
+"""Waiting for ranks through a folder that a network may not show, or show late."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mugrpo.config.run import RunConfig
+from mugrpo.disk import patience
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.optimize.checkpoint import Writing
+from mugrpo.stages import orders, ranks
+from mugrpo.stages.orders import Answer
+from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
+from tests.waiting import until
+
+
+class Shared:
+    """A clock on which a second passes at each look, and ranks that go on working."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.now, self.then = 0.0, then
+
+    def monotonic(self) -> float:
+        self.now += 1
+        self.then()
+        return self.now
+
+    def running(self) -> bool:
+        return True
+
+
+def driven(
+    folder: RunDir, shared: Shared, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> RankProcesses:
+    """Return the ranks of a run that says `said`, on the clock of `shared`."""
+    monkeypatch.setattr(patience, "time", shared)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
+    run: Any = SimpleNamespace(
+        folder=folder,
+        config=RunConfig(),
+        progress=SimpleNamespace(say=said.append),
+        stop=SimpleNamespace(signal_name=None),
+    )
+    processes = RankProcesses(run)
+    processes._job = shared  # type: ignore[assignment]
+    return processes
+
+
+def test_ranks_whose_folder_does_not_reach_the_run_are_given_up(tmp_path: Path, monkeypatch):
+    """They work, but the run sees neither a sign of life nor an answer in its folder."""
+    folder, said = RunDir(tmp_path), list[str]()
+    (tmp_path / "ranks").mkdir()
+    processes = driven(folder, Shared(), said, monkeypatch)
+    with pytest.raises(RunStopped, match=f"nothing has changed in {folder.ranks} for 1800 s"):
+        processes.optimize(0, 3)
+    assert len(said) == 1 and said[0].startswith("waiting for the ranks: nothing has changed")
+
+
+def test_ranks_that_show_that_they_live_may_take_hours(tmp_path: Path, monkeypatch):
+    """They touch a file every ten minutes, and answer after three hours."""
+    folder, said = RunDir(tmp_path), list[str]()
+    (tmp_path / "ranks").mkdir()
+
+    def work() -> None:
+        if shared.now % 600 == 0:
+            os.utime(folder.ranks / "order.json", (shared.now, shared.now))
+        if shared.now > 3 * 3600:
+            publish_json(folder.ranks / "done.json", {"number": 1, "update": 0, "starts": [0]})
+
+    shared = Shared(work)
+    driven(folder, shared, said, monkeypatch).optimize(0, 3)
+    assert shared.now > 3 * 3600 and len(said) > 10  # a line each time that a minute passes
+
+
+def test_a_rank_shows_that_it_lives(tmp_path: Path):
+    folder = RunDir(tmp_path)
+    orders.stay_alive(folder)  # before the folder exists
+    assert not orders.alive(folder)
+    folder.ranks.mkdir()
+    orders.stay_alive(folder)
+    until(lambda: orders.alive(folder))
+
+
+def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch):
+    folder = RunDir(tmp_path)
+    answer = Answer(1, update=75, folder=str(tmp_path))
+    never = _WrittenByRanks(Shared(), folder, answer)  # type: ignore[arg-type]
+    monkeypatch.setattr(patience, "time", Shared())
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
+    with pytest.raises(RunStopped, match=f"nothing has changed in {tmp_path} for 1800 seconds"):
+        never.published(wait=True)
+
+
+def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(patience, "time", Shared())
+    monkeypatch.setattr("mugrpo.optimize.checkpoint._TICK", 0.0)
+    second: Any = SimpleNamespace(first=False, rank=1, size=2)
+    snapshot: Any = SimpleNamespace(
+        state={"update": 8}, policy=SimpleNamespace(ranks=second), write_model=None
+    )
+    path = RunDir(tmp_path).checkpoint(8)
+    writing = Writing(snapshot, path, {"starts": (0,)}, first_pid=1, then=lambda: None)
+    with pytest.raises(RunStopped, match=f"the other ranks' parts of {path}: nothing has changed"):
+        writing.published(wait=True)
