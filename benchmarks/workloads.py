@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import random
 import tempfile
 import tomllib
@@ -166,7 +167,7 @@ def addition_update(
         policy_step=0,
     )
     rollouts = sampler.sample([(problem, 0) for problem in chosen], lambda batch: None)
-    task.prepare()
+    task.prepare(Path(os.devnull))
     scores = judged(task, policy, config, chosen, rollouts)
     task.close()
     if all_varied:

@@ -179,7 +179,7 @@ def rollout(
 def verdict(reward: float | None) -> Score:
     """Return a right (1), wrong (0) or failed (None) score."""
     if reward is None:
-        return Score(Status.TIMEOUT, None)
+        return Score(Status.ERROR, None)
     return Score(Status.RIGHT if reward == 1 else Status.WRONG, float(reward))
 
 
