@@ -15,6 +15,7 @@ from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -66,7 +67,7 @@ def open_run(
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
     _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
-    with folder.locked() if locks else nullcontext(()) as notices:
+    with _held(folder) if locks else nullcontext(()) as notices:
         for notice in notices:
             progress.say(notice)
         if locks:
@@ -106,6 +107,13 @@ def _problems(
             "task.eval_data), or turn evaluation off with --evaluation.every 0"
         )
     return _fitting(prompts, problems, progress), _fitting(prompts, eval_problems, progress)
+
+
+@contextmanager
+def _held(folder: RunDir) -> Iterator[list[str]]:
+    """Lock the run, limit the logs of what it starts, and yield notices of an earlier crash."""
+    with folder.locked() as notices, limited_logs(folder.rank_logs().parent):
+        yield notices
 
 
 def _refuse_overrun(folder: RunDir, newest: int, total: int) -> None:
