@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -11,6 +13,12 @@ from mugrpo.optimize.experience import Experience
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 
 torch.set_num_threads(1)  # the models are tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep approvals of code out of the home of whoever runs the tests, in processes too."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ PHASES = {
     "optimize": "make a stage's missing updates",
 }
 
+_TRUST = "approve the code and commands that a run or config of someone else's names"
+
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose help ends with the options of a run, if its command takes them."""
@@ -61,6 +63,7 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     opens.add_argument("--run-dir", type=Path, help=home)
     force = "resume even if config, data, model or code changed"
     opens.add_argument("--force", action="store_true", help=force)
+    opens.add_argument("--trust", action="store_true", help=_TRUST)
     opens.set_defaults(takes_overrides=True)
     add("train", "run all stages, or those that remain", parents=[opens])
     add("check", "try data, rewards, engines, sinks and disk, as `train` does", parents=[opens])
@@ -112,6 +115,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--jobs", type=int, help="cells at once (default: as many as the cores allow)"
     )
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
+    study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")

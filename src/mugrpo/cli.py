@@ -121,7 +121,7 @@ def _bakeoff(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         _check_stage(run, options.stage)
         methods = options.objectives.split(",")
-        table = bakeoff(run, options.stage, methods, force=options.force)
+        table = bakeoff(run, options.stage, methods, force=options.force, trust=options.trust)
         run.progress.say(f"{table.read_text()}{table.with_name('report.html')}")
     return 0
 
@@ -132,7 +132,7 @@ def _alignment(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         _check_stage(run, options.stage)
         methods = options.objectives.split(",") if options.objectives else []
-        rows = alignment(run, options.stage, methods, options.groups)
+        rows = alignment(run, options.stage, methods, options.groups, trust=options.trust)
         run.progress.say(table(rows))
     return 0
 
@@ -145,7 +145,13 @@ def _study(options: argparse.Namespace) -> int:
         return 0
     work = options.work or Path("runs") / "studies" / options.target.stem
     page, failed = run_study(
-        options.target, work, options.jobs, keep=options.keep, say=_say, stop=options.stop
+        options.target,
+        work,
+        options.jobs,
+        keep=options.keep,
+        trust=options.trust,
+        say=_say,
+        stop=options.stop,
     )
     _say(page)
     for sentence in failed:
@@ -237,6 +243,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
             overrides=options.overrides,
             run_dir=options.run_dir,
             force=options.force,
+            trust=options.trust,
             progress=Progress(shown=ranks.first),
             stop=options.stop,
             ranks=ranks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -78,19 +77,6 @@ def test_vllm_alone_limits_a_sequence(words, length):
 )
 def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(words, inside):
     assert config_of(words).engine_in_process is inside
-
-
-def test_the_users_own_files_are_those_of_objective_and_rewards(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text("")
-    config = config_of(
-        f"objective.name=file objective.path={file} task.name=dataset task.data=none.jsonl "
-        f"task.rewards=['math','{file}:judge','package.module:other']"
-    )
-    assert config.objective_file == file
-    assert config.reward_files == [file]
-    assert RunConfig().objective_file is None
-    assert RunConfig().reward_files == []
 
 
 @pytest.mark.parametrize("value", ["3", "none"])

@@ -258,9 +258,3 @@ class RunConfig(Options):
         """Return the file of the user's own objective, or None."""
         chosen = self.objective
         return Path(chosen.path) if isinstance(chosen, objectives.FileOptions) else None
-
-    @property
-    def reward_files(self) -> list[Path]:
-        """Return the files that reward functions come from."""
-        rewards = self.task.rewards if isinstance(self.task, tasks.DatasetOptions) else ()
-        return [reward.file for reward in rewards if reward.file is not None]

@@ -22,6 +22,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 
 _WAY_OUT = (
@@ -95,16 +96,21 @@ def _load_config(options: ModelOptions) -> Any:
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the model {path}"):
+        refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         return AutoConfig.from_pretrained(path, **_how(path))
 
 
 def load_model(path: str | Path) -> Any:
-    """Return the model in fp32. Raises UsageError if it cannot be loaded or lacks weights."""
+    """Return the model in fp32.
+
+    Raises UsageError if it cannot be loaded or lacks weights, or if its config has absurd sizes.
+    """
     text = str(path)
     _refuse_absent(text)
     model: Any
     info: dict[str, Any]
     with _loading(f"the model {text}"):
+        refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             path, dtype=torch.float32, output_loading_info=True, **_how(path)
         )

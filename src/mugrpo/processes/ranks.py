@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.processes.logs import append_only
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ def joined(command: str) -> Iterator[Ranks]:
     """
     if driver := os.environ.get(DRIVER):
         threading.Thread(target=_end_with, args=[driver], daemon=True).start()
+        append_only(1, 2)  # torchrun's logs of its ranks do not
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Ranks(driven=driver is not None)

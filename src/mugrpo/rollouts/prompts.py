@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
+from mugrpo.processes.limited import LimitError, limited
+
+# What a chat template may take: for all problems, and problems per further second of CPU time.
+_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 100
 
 
 class PromptEncoder:
@@ -61,10 +64,10 @@ class PromptEncoder:
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems whose prompts leave room for a response.
 
-        Raises UsageError if some do not and `overlong` is "error", if none does, or if a problem
-        cannot be written in the chosen form.
+        Raises UsageError if some do not and `overlong` is "error", if none does, if a problem
+        cannot be written in the chosen form, or if the chat template takes too much time or memory.
         """
-        texts = [self.text(problem) for problem in problems]
+        texts = self._texts(problems)
         limit = self.limit
         if limit is None or self.options.overlong == "truncate":
             return list(problems)
@@ -98,6 +101,29 @@ class PromptEncoder:
             )
         return problem.prompt
 
+    def _texts(self, problems: Sequence[Problem]) -> list[str]:
+        """Return the texts of `problems`, from a process with limits if a template writes them."""
+        if self.options.form == "plain":
+            return [self.text(problem) for problem in problems]
+
+        def written() -> list[str] | str:
+            try:
+                return [self.text(problem) for problem in problems]
+            except UsageError as error:
+                return str(error)
+
+        seconds = _SECONDS + len(problems) // _PER_SECOND
+        try:
+            texts: list[str] | str = limited(written, seconds=seconds, megabytes=_MEGABYTES)
+        except LimitError as error:
+            raise UsageError(
+                f"the chat template {error} for {len(problems)} problems; fix it, or name another "
+                "with --prompt.chat_template"
+            ) from None
+        if isinstance(texts, str):
+            raise UsageError(texts)
+        return texts
+
     @cached_property
     def _added(self) -> int:
         """The number of tokens that the tokenizer adds to every text."""
@@ -118,7 +144,9 @@ class PromptEncoder:
             text: str = self.tokenizer.apply_chat_template(
                 messages, chat_template=self.template, add_generation_prompt=True, tokenize=False
             )
-        except TemplateError as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # a template may raise anything
             raise UsageError(
                 f"the chat template fails on problem {problem.id!r} ({error}); fix it, or name "
                 "another with --prompt.chat_template"

@@ -15,6 +15,7 @@ from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
@@ -22,6 +23,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, provenance_of, settled_config
+from mugrpo.run.trust import Theirs, require_trusted, theirs_in
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 
@@ -35,6 +37,7 @@ def open_run(
     overrides: Sequence[str] = (),
     run_dir: Path | str | None = None,
     force: bool = False,
+    trust: bool = False,
     progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
@@ -48,24 +51,23 @@ def open_run(
     early. The first of several `ranks` locks and checks the run, unless its driver has done so.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
-    data, model or code (unless `force`), and for everything that `load_config` refuses.
+    data, model or code (unless `force`), if it names code or commands that this user has neither
+    used nor approved here (unless `trust`, see `run.trust`), and for everything that `load_config`
+    refuses.
     """
     progress = progress or Progress(shown=ranks.first)
-    folder, config = _folder_and_config(Path(target), overrides, Path(run_dir) if run_dir else None)
+    folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
+    if not ranks.driven:
+        require_trusted(config, theirs, trust=trust, force=force)
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
-    if newest > config.schedule.total_updates:
-        raise UsageError(
-            f"{folder.root} already has {newest} updates, more than the "
-            f"{config.schedule.total_updates} of its schedule; raise schedule.stages, or choose a "
-            "new --run-dir"
-        )
+    _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
-    with folder.locked() if locks else nullcontext(()) as notices:
+    with _held(folder) if locks else nullcontext(()) as notices:
         for notice in notices:
             progress.say(notice)
         if locks:
@@ -105,6 +107,22 @@ def _problems(
             "task.eval_data), or turn evaluation off with --evaluation.every 0"
         )
     return _fitting(prompts, problems, progress), _fitting(prompts, eval_problems, progress)
+
+
+@contextmanager
+def _held(folder: RunDir) -> Iterator[list[str]]:
+    """Lock the run, limit the logs of what it starts, and yield notices of an earlier crash."""
+    with folder.locked() as notices, limited_logs(folder.rank_logs().parent):
+        yield notices
+
+
+def _refuse_overrun(folder: RunDir, newest: int, total: int) -> None:
+    """Raise UsageError if the run has more updates than its schedule."""
+    if newest > total:
+        raise UsageError(
+            f"{folder.root} already has {newest} updates, more than the {total} of its schedule; "
+            "raise schedule.stages, or choose a new --run-dir"
+        )
 
 
 def _settle(
@@ -154,9 +172,11 @@ def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
 
 
 def _folder_and_config(
-    target: Path, overrides: Sequence[str], run_dir: Path | None
-) -> tuple[RunDir, RunConfig]:
+    target: Path, overrides: Sequence[str], run_dir: Path | str | None
+) -> tuple[RunDir, RunConfig, Theirs | None]:
     """Return the directory and the config of the run that `target` names.
+
+    Also return what may be someone else's: for a directory, always the stored config.
 
     Raises UsageError if `target` is a directory without a run, or if the options contradict the
     run in it.
@@ -178,11 +198,12 @@ def _folder_and_config(
                 "--run-dir"
             )
         config = build_config(raw, str(folder.config))
-    else:
-        config = load_config(target, overrides)
-        folder = RunDir(run_dir or Path("runs") / target.stem)
-        folder.read_config()
-    return folder, config
+        theirs = build_config(stored["config"], str(folder.config)) if overrides else config
+        return folder, config, Theirs(theirs, str(target))
+    config = load_config(target, overrides)
+    folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
+    folder.read_config()
+    return folder, config, theirs_in(target, config)
 
 
 def prompt_encoder(config: RunConfig) -> PromptEncoder:

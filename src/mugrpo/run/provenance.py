@@ -18,10 +18,10 @@ import torch
 from mugrpo.config.load import changes, on_resume
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.run.named import named_by
 from mugrpo.run.progress import Progress
 
 _MUST_AGREE = {
@@ -123,9 +123,9 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     return {
         "problems_sha256": problems.hexdigest(),
         "model_sha256": model_fingerprint(config.model),
-        "template_sha256": sha256_of(Path(template)) if template else None,
-        "rewards_sha256": _reward_files_sha256(config),
-        "objective_sha256": _objective_file_sha256(config),
+        "template_sha256": _only(_sums(config, "prompt.chat_template")),
+        "rewards_sha256": _sums(config, "task.rewards"),
+        "objective_sha256": _only(_sums(config, "objective.path")),
         "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
@@ -157,15 +157,13 @@ def _is_text(node: ast.AST) -> bool:
     return lone and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
-def _objective_file_sha256(config: RunConfig) -> str | None:
-    """Return the hash of the user's own objective file, or None if there is none."""
-    path = config.objective_file
-    return sha256_of(path) if path and path.is_file() else None
+def _sums(config: RunConfig, option: str) -> dict[str, str]:
+    """Return file or module -> hash for the code that `option` names."""
+    return {named.text: named.sha256 for named in named_by(config) if named.option == option}
 
 
-def _reward_files_sha256(config: RunConfig) -> dict[str, str]:
-    """Return file -> hash for every file that a reward function comes from."""
-    return {str(file): sha256_of(file) for file in config.reward_files}
+def _only(sums: dict[str, str]) -> str | None:
+    return next(iter(sums.values()), None)
 
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
@@ -176,7 +174,7 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
         "rewards": options.get("rewards"),
         "right_at": options.get("right_at"),
         "workers": options.get("workers", {}) | {"count": None},
-        "files": sorted(_reward_files_sha256(config).values()),
+        "files": sorted(_sums(config, "task.rewards").values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
         "references": [[problem.id, problem.answer, problem.columns] for problem in problems],

@@ -251,7 +251,7 @@ class LocalJob:
         environment = {**os.environ, DRIVER: driver_name()}
         environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
         environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
-        with open(logs / "torchrun.log", "wb") as log:
+        with open(logs / "torchrun.log", "ab") as log:
             self._launcher = subprocess.Popen(
                 command,
                 env=environment,

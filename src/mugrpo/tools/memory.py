@@ -30,6 +30,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.logprobs import chunked_logprobs
 from mugrpo.model.policy import checkpoint_activations
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.optimize.fsdp import cut_over
 
 GIB = 1 << 30
@@ -186,6 +187,7 @@ def _ranks(count: int) -> Iterator[Any]:
 def _model_config(config: RunConfig, form: Path | None) -> Any:
     path = str(form) if form else model_path(config.model)
     try:
+        refuse_absurd_sizes(path, local_files_only=False)
         return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(

@@ -11,28 +11,32 @@ from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.run.trust import require_trusted, theirs_in
 
 
-def configs_of(config: RunConfig, methods: Sequence[str]) -> dict[str, RunConfig]:
+def configs_of(
+    config: RunConfig, methods: Sequence[str], *, trust: bool = False
+) -> dict[str, RunConfig]:
     """Return each method's name with `config`, changed in the parts of the update.
 
     A method is a preset's name or a TOML file. "all" stands for every preset; of presets with the
-    same parts, only the first is taken. Raises UsageError for an unknown method and for two methods
-    with the same name.
+    same parts, only the first is taken. Raises UsageError for an unknown method, for two methods
+    with the same name, and, unless `trust`, for someone else's code (see `run.trust`).
     """
     if list(methods) == ["all"]:
         return _distinct({name: with_method(config, name) for name in PRESETS})
     names = list(dict.fromkeys(methods))
-    configs = {Path(name).stem: with_method(config, name) for name in names}
+    configs = {Path(name).stem: with_method(config, name, trust=trust) for name in names}
     if len(configs) < len(names):
         raise UsageError(f"{', '.join(names)}: two methods have the same name; rename a file")
     return configs
 
 
-def with_method(config: RunConfig, method: str) -> RunConfig:
+def with_method(config: RunConfig, method: str, *, trust: bool = False) -> RunConfig:
     """Return `config` with the parts of `method`. Raises UsageError if there is no such method."""
     if method.endswith(".toml"):
         source = load_config(Path(method))
+        require_trusted(source, theirs_in(Path(method), source), trust=trust)
     elif method in PRESETS:
         source = build_config({"preset": method}, method)
     else:

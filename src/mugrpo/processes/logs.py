@@ -1,0 +1,52 @@
+"""Logs of the processes that a run starts, which may print any amount."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LONGEST = 64 << 20  # bytes of a log
+_LOOK = 1.0  # seconds between looks
+
+
+@contextmanager
+def limited_logs(folder: Path) -> Iterator[None]:
+    """Keep every log below `folder` under `LONGEST` bytes while the block lasts.
+
+    A log that grows beyond that begins again with a line that says so. Its process notices nothing:
+    it must append (see `append_only`).
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            _cut(folder)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        _cut(folder)
+
+
+def append_only(*descriptors: int) -> None:
+    """Make every write to open files go to their ends, wherever these are by then."""
+    for descriptor in descriptors:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+
+
+def _cut(folder: Path) -> None:
+    for path in [path for end in ("log", "err") for path in folder.rglob(f"*.{end}")]:
+        with suppress(OSError):  # removed meanwhile, or not writable
+            if (size := path.stat().st_size) > LONGEST:
+                os.truncate(path, 0)
+                with open(path, "ab") as file:
+                    file.write(f"mugrpo removed {size} bytes of this log\n".encode())

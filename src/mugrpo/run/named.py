@@ -1,0 +1,141 @@
+"""The code and the commands that a config names, with a hash of the files behind each."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from mugrpo.config.backends import RayBackend
+from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
+from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.publishing import sha256_of
+
+
+@dataclass(frozen=True)
+class Named:
+    """Code or a command that an option of a config names."""
+
+    option: str
+    text: str  # a file's absolute path, or what else the option says
+    sha256: str  # of the files behind it
+
+    def __str__(self) -> str:
+        return f"{self.option} = {self.text}"
+
+
+def named_by(config: RunConfig) -> list[Named]:
+    """Return the code and commands that `config` names, without files that do not exist.
+
+    A hash covers a Python file with the modules beside it that it imports, an interpreter with its
+    environment's `pyvenv.cfg`, and the files among a command's words.
+    """
+    return list(dict.fromkeys([*_code(config), *_commands(config)]))
+
+
+def _code(config: RunConfig) -> Iterator[Named]:
+    if (objective := config.objective_file) and objective.is_file():
+        yield _of("objective.path", str(objective), _with_imports(objective, objective.parent))
+    template = config.prompt.chat_template
+    if template and Path(template).is_file():
+        yield _of("prompt.chat_template", template, [Path(template)])
+    rewards = config.task.rewards if isinstance(config.task, DatasetOptions) else ()
+    for reward in rewards:
+        if reward.file is None and isinstance(reward, FunctionOptions):
+            module = reward.function.rpartition(":")[0]
+            yield _of("task.rewards", reward.function, _module_files(module))
+        elif reward.file and reward.file.is_file():
+            files = _with_imports(reward.file, reward.file.parent)
+            yield _of("task.rewards", str(reward.file), files)
+
+
+def _commands(config: RunConfig) -> Iterator[Named]:
+    engine, backend = config.engine, config.backend
+    if isinstance(engine, VLLMOptions):
+        if engine.python:
+            python = Path(shutil.which(engine.python) or engine.python)
+            files = [python, python.parents[1] / "pyvenv.cfg"]
+            yield _of("engine.python", str(python), [file for file in files if file.is_file()])
+        if engine.arguments:  # some of them name classes, which vLLM imports
+            text = json.dumps(engine.arguments, sort_keys=True, default=str)
+            yield _of("engine.arguments", text, [])
+    elif isinstance(engine, VLLMServerOptions) and engine.hand_over:
+        program, *rest = engine.hand_over
+        words = [shutil.which(program) or program, *rest]
+        words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
+        files = [Path(word) for word in words if os.path.isfile(word)]
+        yield _of("engine.hand_over", shlex.join(words), files)
+    if isinstance(backend, RayBackend) and backend.address:  # Ray unpickles what a cluster sends
+        yield Named("backend.address", backend.address, "")
+
+
+def _of(option: str, text: str, files: Sequence[Path]) -> Named:
+    sums = [sha256_of(file) for file in files]
+    if len(sums) == 1:
+        return Named(option, text, sums[0])
+    lines = "".join(f"{file} {sha256}\n" for file, sha256 in zip(files, sums, strict=True))
+    return Named(option, text, hashlib.sha256(lines.encode()).hexdigest())
+
+
+def _module_files(name: str) -> list[Path]:
+    """Return the files of the module `name`, found as a reward worker does, without importing it.
+
+    For a module in the working directory, these are also those beside it that it imports.
+    """
+    here, parts = os.getcwd(), name.split(".")
+    where = [*(place for place in sys.path if place not in ("", here)), here]
+    files: list[Path] = []
+    for length in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:length]), where)
+        if spec is None:
+            break
+        if spec.has_location and spec.origin and os.path.isfile(spec.origin):
+            files.append(Path(spec.origin))
+        where = list(spec.submodule_search_locations or ())
+    root = Path(here)
+    if files and files[0] in (root / f"{parts[0]}.py", root / parts[0] / "__init__.py"):
+        files = [found for file in files for found in _with_imports(file, root)]
+    return list(dict.fromkeys(files))
+
+
+def _with_imports(file: Path, root: Path) -> list[Path]:
+    """Return `file` and the files below `root` that its `import` statements load, in order."""
+    found = {file: None}
+    pending = [file]
+    while pending:
+        for path in _imported(source := pending.pop(), root):
+            if path not in found and path != source and path.is_file():
+                found[path] = None
+                pending.append(path)
+    return list(found)
+
+
+def _imported(source: Path, root: Path) -> Iterator[Path]:
+    """Yield where the modules that `source` imports would lie."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # it cannot be imported either
+    for node in ast.walk(tree):
+        base, names = root, list[str]()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = source.parents[node.level - 1] if node.level else root
+            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            for length in range(1, len(parts) + 1):
+                place = base.joinpath(*parts[:length])
+                yield place.parent / f"{place.name}.py"
+                yield place / "__init__.py"

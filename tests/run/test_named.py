@@ -1,0 +1,107 @@
+"""What a config names, and which files a hash covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.load import load_config
+from mugrpo.disk.publishing import sha256_of
+from mugrpo.run.named import named_by
+
+DATA = ["--task.name=dataset", "--task.data=none.jsonl"]
+
+
+def names(*overrides: str) -> dict[str, str]:
+    """Return option and text -> hash."""
+    return {str(named): named.sha256 for named in named_by(load_config(None, overrides))}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_config_without_code_names_nothing():
+    assert names() == names(*DATA) == names("--engine.name=vllm") == {}
+
+
+def test_every_option_that_runs_something_is_named(here: Path):
+    for name in ("mine.py", "judge.py", "chat.jinja", "restart.sh", "module.py"):
+        (here / name).write_text(f"# {name}\n")
+    found = names(
+        "--objective.name=file",
+        "--objective.path=mine.py",
+        *DATA,
+        "--task.rewards=['exact', 'judge.py:f', 'judge.py:g', 'module:h']",
+        "--prompt.form=chat",
+        "--prompt.chat_template=chat.jinja",
+        "--engine.name=vllm_server",
+        "--engine.hand_over=['no-such-shell', 'restart.sh', '-v']",
+        "--backend.name=ray",
+        "--backend.address=10.0.0.1:6379",
+    )
+    assert found == {
+        f"objective.path = {here}/mine.py": sha256_of(here / "mine.py"),
+        f"prompt.chat_template = {here}/chat.jinja": sha256_of(here / "chat.jinja"),
+        f"task.rewards = {here}/judge.py": sha256_of(here / "judge.py"),
+        "task.rewards = module:h": sha256_of(here / "module.py"),
+        f"engine.hand_over = no-such-shell {here}/restart.sh -v": sha256_of(here / "restart.sh"),
+        "backend.address = 10.0.0.1:6379": "",
+    }
+
+
+def test_an_interpreter_is_named_with_its_environment_and_vllms_arguments(here: Path):
+    """Two environments may share one interpreter by links; `pyvenv.cfg` tells them apart."""
+    python = here / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    words = ["--engine.name=vllm", f"--engine.python={python}"]
+    alone = names(*words)
+    (here / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert alone.keys() == names(*words).keys() == {f"engine.python = {python}"}
+    assert alone != names(*words)
+    assert list(names("--engine.name=vllm", "--engine.arguments={worker_cls = 'a.B'}")) == [
+        'engine.arguments = {"worker_cls": "a.B"}'
+    ]
+
+
+def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
+    """judge.py imports a, which imports b.c; d.py and the folder above are not imported."""
+    (here / "b").mkdir()
+    for name, text in {
+        "judge.py": "import os, a\n",
+        "a.py": "def f():\n    from b import c\n",
+        "b/__init__.py": "from . import e\n",
+        "b/c.py": "",
+        "b/e.py": "",
+        "d.py": "",
+    }.items():
+        (here / name).write_text(text)
+
+    def hashes() -> list[str]:
+        found = [names(*DATA, f"--task.rewards={place}:f") for place in ("judge.py", "judge")]
+        return [sha256 for each in found for sha256 in each.values()]
+
+    before = hashes()
+    assert before[0] == before[1] and len(before) == 2
+    (here / "d.py").write_text("changed\n")
+    assert hashes() == before
+    for name in ("a.py", "b/__init__.py", "b/c.py", "b/e.py", "judge.py"):
+        file = here / name
+        text = file.read_text()
+        file.write_text(text + "\n")
+        assert before[0] not in hashes(), name
+        file.write_text(text)
+    assert hashes() == before
+
+
+def test_a_module_is_found_without_importing_it(here: Path):
+    (here / "package").mkdir()
+    for name in ("__init__", "inner"):
+        (here / "package" / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    (found,) = names(*DATA, "--task.rewards=package.inner:f").values()
+    (here / "package" / "__init__.py").write_text("")
+    assert list(names(*DATA, "--task.rewards=package.inner:f").values()) != [found]

@@ -1,0 +1,314 @@
+"""What someone else made runs nothing of theirs without a yes, and one's own never asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mugrpo
+from tests.faults.case import CONFIG, GOOD
+from tests.faults.harm import refused
+from tests.runs import Command, write_config
+from tests.runs import mugrpo as in_a_process
+
+pytest_plugins = ["tests.run_fixtures"]
+
+UNKNOWN = "names code or commands that you have not used or approved here: "
+RUNS = """
+from pathlib import Path
+Path({ran!r}).touch()
+
+def judge(completions, **_):
+    return [0.0] * len(completions)
+
+def loss(logprobs, behavior_logprobs, advantages, mask):
+    return -logprobs * advantages[:, None], {{}}
+"""
+# The parts of a config that name something, with FOLDER for the folder that it is in.
+KINDS: dict[str, dict[str, Any]] = {
+    "objective.path": {"objective": {"name": "file", "path": "FOLDER/their_code.py"}},
+    "task.rewards": {"task": {"rewards": ["FOLDER/their_code.py:judge"]}},
+    "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
+    "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh", "restarts": 0}},
+    "engine.hand_over": {
+        "engine": {
+            "name": "vllm_server",
+            "urls": ["http://127.0.0.1:9"],
+            "hand_over": ["sh", "FOLDER/their_code.sh"],
+            "restarts": 0,
+        }
+    },
+    "prompt.chat_template": {
+        "prompt": {"form": "chat", "chat_template": "FOLDER/their_code.jinja"}
+    },
+}
+COMMANDS = {
+    "train": (),
+    "generate": (),
+    "score": (),
+    "optimize": (),
+    "evaluate": (),
+    "bakeoff": ("--objectives", "mu-grpo"),
+    "alignment": (),
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user who has approved nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "mugrpo" / "trusted"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, and with code that creates the file "ran" if it runs."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "p.jsonl").write_bytes(GOOD)
+    (folder / "their_code.py").write_text(RUNS.format(ran=str(folder / "ran")))
+    (folder / "their_code.sh").write_text(f"#!/bin/sh\ntouch {folder / 'ran'}\nexit 1\n")
+    (folder / "their_code.sh").chmod(0o755)
+    (folder / "their_code.jinja").write_text("{{ messages[0]['content'] }}")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def config_in(folder: Path, name: str = "their.toml") -> Path:
+    (folder / name).write_text(CONFIG.replace("DATA", str(folder / "p.jsonl")))
+    return folder / name
+
+
+def received(folder: Path, kind: str) -> Path:
+    """Return a run that names code of `kind`, and has not begun."""
+    run_dir = folder / "run"
+    with mugrpo.open_run(config_in(folder), run_dir=run_dir):
+        pass
+    stored = json.loads((run_dir / "config.json").read_text())
+    named = json.loads(json.dumps(KINDS[kind]).replace("FOLDER", str(folder)))
+    for group, options in named.items():
+        kept = {} if "name" in options else stored["config"][group]
+        stored["config"][group] = {**kept, **options}
+    (run_dir / "config.json").write_text(json.dumps(stored))
+    return run_dir
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_received_run_runs_nothing_without_a_yes(folder: Path, command: Command, kind: str):
+    run_dir, ran = received(folder, kind), folder / "ran"
+    for name, words in COMMANDS.items():
+        for force in ((), ("--force",)):
+            ended = command(name, run_dir, *words, *force)
+            refused(ended, f"{run_dir} {UNKNOWN}{kind}", "approve them with --trust\n")
+            assert not ran.exists()
+    approved = command("train", run_dir, "--trust")
+    assert UNKNOWN not in approved.err
+    assert ran.exists() or kind == "prompt.chat_template"
+    ran.unlink(missing_ok=True)
+    assert UNKNOWN not in command("train", run_dir).err  # it is remembered
+    for file in folder.glob("their_code.*"):
+        file.write_text(file.read_text() + "\n")
+    ran.unlink(missing_ok=True)
+    refused(command("train", run_dir), f"{UNKNOWN}{kind}", "(changed since then)", "--trust or")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("objective.path", "objective_sha256"),
+        ("task.rewards", "rewards_sha256"),
+        ("prompt.chat_template", "template_sha256"),
+    ],
+)
+def test_the_hashes_in_the_run_itself_approve_nothing(
+    folder: Path, command: Command, kind: str, key: str
+):
+    run_dir = received(folder, kind)
+    assert command("train", run_dir, "--trust").status in (0, 4)
+    (folder / "ran").unlink(missing_ok=True)
+    for file in folder.glob("their_code.*"):
+        file.write_text(file.read_text() + "\n")
+    stored = json.loads((run_dir / "config.json").read_text())
+    assert stored["provenance"][key]
+    with mugrpo.open_run(run_dir, force=True, trust=True):  # writes what matches
+        pass
+    matching = json.loads((run_dir / "config.json").read_text())["provenance"][key]
+    assert matching != stored["provenance"][key]
+    shutil.rmtree(os.environ["XDG_STATE_HOME"])
+    refused(command("train", run_dir), f"{UNKNOWN}{kind}")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ones_own_run_never_asks(folder: Path, command: Command, kind: str, state: Path):
+    """It is begun by a config file, and resumed by its folder, in a process too."""
+    config, named = config_in(folder, "mine.toml"), KINDS[kind]
+    words = [
+        f"--{group}.{name}={json.dumps(value).replace('FOLDER', str(folder))}"
+        for group, options in named.items()
+        for name, value in options.items()
+    ]
+    run_dir = folder / "runs" / "mine"
+    for target in ([config, *words], [run_dir]):
+        assert UNKNOWN not in command("train", *target).err
+        assert UNKNOWN not in command("generate", *target).err
+    (name,) = state.iterdir()
+    assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(name.stat().st_mode) == 0o700
+    assert kind in next(name.iterdir()).read_text()
+
+
+def test_a_changed_file_of_ones_own_run_asks_one_question(folder: Path, command: Command):
+    """`--force` accepts the change, as it does for all that a run's numbers depend on."""
+    words = [config_in(folder), "--run-dir", folder / "run", "--task.rewards=their_code.py:judge"]
+    assert command("train", *words).status == 4  # every reward is 0
+    with open(folder / "their_code.py", "a") as file:
+        file.write("\n")
+    refused(command("train", *words), "a reward function's file changed", "--force")
+    assert command("train", *words, "--force").status == 4
+    with open(folder / "their_code.py", "a") as file:
+        file.write("\n")
+    run_dir = folder / "run"
+    refused(command("train", run_dir), "(changed since then)", "--trust or --force")
+    refused(command("train", run_dir, "--trust"), "a reward function's file changed", "--force")
+    assert command("train", run_dir).status == 2  # it still counts as changed in the run
+    assert command("train", run_dir, "--force").status == 4
+
+
+def test_what_is_named_on_the_command_line_is_the_users_own_choice(folder: Path, command: Command):
+    run_dir = received(folder, "engine.python")
+    own = ["--engine.name=hf", "--objective.name=file", "--objective.path=their_code.py"]
+    assert UNKNOWN not in command("train", run_dir, *own).err
+    assert (folder / "ran").exists()
+
+
+def test_code_of_a_run_that_was_copied_to_another_user_asks_there(
+    folder: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = [config_in(folder), "--run-dir", folder / "run", "--task.rewards=their_code.py:judge"]
+    assert command("generate", *words).status == 0
+    copy = Path(shutil.copytree(folder / "run", tmp_path / "copy"))
+    assert command("score", copy).status == 0  # the same user
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    refused(command("score", copy), f"{copy} {UNKNOWN}task.rewards = {folder}/their_code.py")
+
+
+def test_the_arms_of_a_bakeoff_and_the_methods_file_are_checked(
+    folder: Path, command: Command, scored_run: Path, no_report: None, tmp_path: Path
+):
+    """An arm in a received folder may name code although its run does not."""
+    run_dir = Path(shutil.copytree(scored_run, tmp_path / "run"))
+    words = ["bakeoff", run_dir, "--trust", "--objectives"]  # for the run's template
+    assert command(*words, "grpo").status == 0
+    arm = run_dir / "bakeoff" / "stage-000" / "grpo" / "config.json"
+    stored = json.loads(arm.read_text())
+    stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
+    arm.write_text(json.dumps(stored))
+    refused(command(*words, "grpo", "--force"), f"{UNKNOWN}objective.path")
+    method = tmp_path / "clone" / "method.toml"
+    as_a_clone(method.parent)
+    method.write_text(f'objective = {{ name = "file", path = "{folder}/their_code.py" }}\n')
+    words.remove("--trust")
+    for compare in (words, ["alignment", *words[1:]]):
+        refused(command(*compare, method), f"{method} lies in a clone of there and {UNKNOWN}")
+    assert not (folder / "ran").exists()
+
+
+def as_a_clone(folder: Path, *lines: str) -> None:
+    log = folder / ".git" / "logs" / "HEAD"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    line = "0 1 Somebody <s@example.org> 1000000000 +0000\tclone: from there\n"
+    log.write_text("".join([line, *lines]))
+
+
+def moved(seconds: int, how: str) -> str:
+    return f"1 2 Somebody <s@example.org> {seconds} +0000\t{how}\n"
+
+
+@pytest.fixture
+def opens(folder: Path) -> Callable[..., bool]:
+    """Return a function that tells whether a config with an objective file opens."""
+
+    def opened(config: Path, *words: str, **options: Any) -> bool:
+        own = ["--objective.name=file", f"--objective.path={folder / 'their_code.py'}", *words]
+        with (
+            suppress(mugrpo.UsageError),
+            mugrpo.open_run(config, overrides=own, run_dir=folder / "new", **options),
+        ):
+            return True
+        return False
+
+    return opened
+
+
+def test_a_config_in_a_clone_asks_once_and_again_after_a_pull_but_not_after_ones_own_edit(
+    folder: Path, opens: Callable[..., bool]
+):
+    config, code = config_in(folder), folder / "their_code.py"
+    as_a_clone(folder, moved(1000000005, "commit: a change of one's own"))
+    assert not opens(config) and not opens(config, force=True)
+    assert opens(config, trust=True) and opens(config)
+    code.write_text(code.read_text() + "# edited here\n")
+    assert opens(config)
+    as_a_clone(folder, moved(2**40, "pull: Fast-forward"))
+    assert opens(config)  # the pull did not change this file
+    code.write_text(code.read_text() + "# changed by the pull\n")
+    assert not opens(config)
+
+
+def test_a_config_in_a_run_or_of_another_user_asks(
+    folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+):
+    config = config_in(folder)
+    inside = config_in(received(folder, "task.rewards"))
+    shutil.move(folder / "run", folder / "theirs")
+    inside = folder / "theirs" / inside.name
+    assert not opens(inside)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
+    monkeypatch.setattr(Path, "stat", _owned_by(Path.stat, config, 87654321))
+    assert not opens(config)
+    monkeypatch.undo()
+
+
+def _owned_by(original: Callable[..., os.stat_result], path: Path, user: int) -> Callable[..., Any]:
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        found = original(self, **options)
+        return os.stat_result([*found[:4], user, *found[5:10]]) if self == path else found
+
+    return stat
+
+
+def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
+    """A driver has checked what they run. They may be on machines without the user's home."""
+    run_dir = tmp_path / "run"
+    options = ["--distributed.processes", "2", "--engine.processes", "1"]
+    config = write_config(tmp_path)
+    ended = in_a_process("train", config, "--run-dir", run_dir, *options)
+    assert ended.status == 0, ended
+
+
+def test_a_folder_for_approvals_that_cannot_be_written_is_named(
+    folder: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "p.jsonl"))
+    ended = command("train", config_in(folder), "--task.rewards=their_code.py:judge")
+    refused(ended, str(folder / "p.jsonl"), "cannot be written to", "XDG_STATE_HOME")
+    assert not (folder / "ran").exists()
+
+
+def test_names_are_shown_and_never_sent_to_the_terminal(folder: Path, command: Command):
+    odd = folder / "\x1b[2Jcode.py"
+    shutil.copy(folder / "their_code.py", odd)
+    run_dir = received(folder, "objective.path")
+    stored = json.loads((run_dir / "config.json").read_text())
+    stored["config"]["objective"]["path"] = str(odd)
+    (run_dir / "config.json").write_text(json.dumps(stored))
+    refused(command("train", run_dir), "\\x1b[2Jcode.py")
