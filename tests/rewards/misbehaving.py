@@ -9,6 +9,7 @@ signal 11     ends it by a signal
 raise boom    ValueError("boom")
 child FILE    starts a process, writes the ids of both to FILE, and never ends nor releases the
               interpreter's lock
+killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
 where         returns the process id
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +63,13 @@ def _child(rest):
     re.match("(a+)+$", "a" * 64 + "b")
 
 
+def _killed(rest):
+    if not Path(rest).exists():
+        Path(rest).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
 def _say(rest):
     print(rest, flush=True)
     return 1.0
@@ -74,6 +83,7 @@ ACTS = {
     "signal": lambda rest: os.kill(os.getpid(), int(rest)),
     "raise": _raise,
     "child": _child,
+    "killed": _killed,
     "say": _say,
     "where": lambda _: float(os.getpid()),
 }
