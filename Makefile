@@ -9,8 +9,9 @@ ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
+SOAK_OPTIONS ?= --hours 6
 
-.PHONY: demo test lint types unit chaos memory smollm2 addition picture verification \
+.PHONY: demo test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
 
@@ -31,6 +32,9 @@ unit: .venv/installed-test
 
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
 	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
+
+soak: .venv/installed  ## does anything grow in six hours of short stages? docs/soak.svg
+	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
 .venv-vllm/installed: scripts/vllm_env.sh
 	PYTHON=$(PYTHON) scripts/vllm_env.sh .venv-vllm
