@@ -8,8 +8,10 @@ ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
   bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
+CHAOS_OPTIONS ?= --kills 1000
+SOAK_OPTIONS ?= --hours 6
 
-.PHONY: demo test lint types unit kill-test memory smollm2 addition picture verification \
+.PHONY: demo test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
 
@@ -28,8 +30,11 @@ types: .venv/installed-test
 unit: .venv/installed-test
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
-kill-test: .venv/installed-test  ## 50 kills at random moments of a small run (about ten minutes)
-	$(BIN)/python -m tests.random_kills --kills 50
+chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
+	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
+
+soak: .venv/installed  ## does anything grow in six hours of short stages? docs/soak.svg
+	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
 .venv-vllm/installed: scripts/vllm_env.sh
 	PYTHON=$(PYTHON) scripts/vllm_env.sh .venv-vllm
@@ -46,7 +51,7 @@ test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about fiv
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
 	$(BIN)/pytest -m ray tests/targets
 
-test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets (about ten minutes)
+test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long
 
 memory: .venv/installed  ## peak memory with stages of 4 and of 1024 updates (about fifteen minutes)

@@ -139,11 +139,24 @@ class Started:
         return Ended(status, out, err)
 
 
-def start(*arguments: object, at: str = "", nth: int = 1, act: str = "SIGKILL") -> Started:
-    """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at)."""
+def _nothing() -> None:
+    pass
+
+
+def start(
+    *arguments: object,
+    at: str = "",
+    nth: int = 1,
+    act: str = "SIGKILL",
+    first: Callable[[], None] = _nothing,
+) -> Started:
+    """Start `mugrpo ARGUMENTS`, with `act` at the `nth` pass of the place `at` (tests.kill_at).
+
+    The new process calls `first`, which must be picklable, before anything else.
+    """
     folder = Path(mkdtemp(prefix="mugrpo-test-"))
     words = [str(argument) for argument in arguments]
-    process = _processes().Process(target=_child, args=(words, at, nth, act, folder))
+    process = _processes().Process(target=_child, args=(words, at, nth, act, folder, first))
     process.start()
     return Started(process, folder)
 
@@ -279,7 +292,10 @@ def _processes() -> ForkServerContext:
     return context
 
 
-def _child(arguments: list[str], at: str, nth: int, act: str, folder: Path) -> None:
+def _child(
+    arguments: list[str], at: str, nth: int, act: str, folder: Path, first: Callable[[], None]
+) -> None:
+    first()
     for descriptor, name in ((1, "out"), (2, "err")):
         opened = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
         os.dup2(opened, descriptor)

@@ -33,6 +33,7 @@ pytest_plugins = ["tests.run_fixtures"]
 NO_STAGE_END = ("--checkpoint.stage_end", "false")
 
 
+@pytest.mark.promise("phases")
 @pytest.mark.long
 def test_phases_in_separate_processes_give_the_bits_of_train(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
@@ -95,6 +96,7 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path
         assert "accuracy" in summary and "refreshes" in summary
 
 
+@pytest.mark.promise("checkpoints")
 @pytest.mark.parametrize(
     ("place", "nth", "newest"),
     [("gradient", 4, 2), ("engine batch", 10, 2), ("scoring", 46, 2), ("gradient", 6, 4)],

@@ -45,6 +45,7 @@ def test_every_update_of_the_reference_moves_the_weights(reference: Path):
     assert len({line["lr"] for line in updates}) == 6
 
 
+@pytest.mark.promise("seed")
 def test_two_uninterrupted_runs_are_the_same_and_another_seed_is_not(
     reference: Path, tmp_path: Path
 ):
@@ -103,6 +104,7 @@ LATER = {
 }
 
 
+@pytest.mark.promise("killed")
 @pytest.mark.parametrize(
     ("place", "nth", "on_disk"),
     [
@@ -269,6 +271,7 @@ def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, t
     assert_same(run_dir, reference)
 
 
+@pytest.mark.promise("bf16")
 @pytest.mark.long
 def test_a_run_in_bf16_is_resumed_to_the_same_bits(tmp_path: Path, reference: Path):
     finished(tmp_path / "whole", "--model.precision", "bf16")

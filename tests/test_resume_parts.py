@@ -145,6 +145,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.promise("killed")
 @pytest.mark.parametrize(("part", "place", "nth"), KILLS)
 def test_a_run_killed_and_resumed_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path, part: str, place: str, nth: int

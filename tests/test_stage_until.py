@@ -106,6 +106,7 @@ def test_a_report_of_early_ends_has_no_notes(early: Path):
 
 # Up to the first stage's end the metrics have six lines: an evaluation, a refresh, three updates
 # and "stage_end".
+@pytest.mark.promise("killed")
 @pytest.mark.parametrize(
     ("place", "nth", "newest"),
     [

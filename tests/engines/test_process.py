@@ -191,6 +191,7 @@ def die_in_generation(
     taken(remote.engine, requests, after=lambda done: done and os.kill(os.getpid(), 9))
 
 
+@pytest.mark.promise("no orphans")
 def test_a_process_that_generates_ends_with_a_killed_run(
     embedded_policy: Policy, requests, tmp_path: Path
 ):

@@ -104,6 +104,19 @@ def test_changed_problems_model_or_code_are_refused_unless_forced(
     assert command("train", run_dir).status == 0
 
 
+@pytest.mark.promise("threads")
+@pytest.mark.parametrize("name", ["threads", "torch"])
+def test_another_number_of_threads_or_version_is_reported_and_goes_on(
+    run_dir: Path, command: Command, name: str
+):
+    stored = json.loads((run_dir / "config.json").read_text())
+    now, stored["provenance"][name] = stored["provenance"][name], "another"
+    (run_dir / "config.json").write_text(json.dumps(stored))
+    ended = command("train", run_dir)
+    assert ended.status == 0
+    assert f"{name} was another, is now {now}: the resumed run may differ in the last" in ended.out
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
 def test_a_model_file_that_changed_is_refused(
     model: Path, tmp_path: Path, command: Command, name: str

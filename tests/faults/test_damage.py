@@ -15,6 +15,7 @@ from tests.runs import Command, assert_same, shard_path
 pytest_plugins = ["tests.run_fixtures"]
 
 
+@pytest.mark.promise("damage")
 @pytest.mark.parametrize(
     ("harm", "kind", "sentence"),
     [
@@ -69,6 +70,7 @@ def test_an_unreadable_manifest_is_named_and_its_shards_are_made_again_without_i
     assert_same(run_dir, reference)
 
 
+@pytest.mark.promise("damage")
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
 def test_a_bad_checkpoint_is_named_set_aside_by_repair_and_the_one_before_is_used(
     run_dir: Path, command: Command, reference: Path, name: str

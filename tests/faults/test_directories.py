@@ -45,6 +45,7 @@ def at_work(run_dir: Path) -> Iterator[int]:
     assert ended.status in (0, -signal.SIGKILL), ended
 
 
+@pytest.mark.promise("second writer")
 def test_a_second_process_is_refused_with_the_first_ones_pid_and_disturbs_nothing(
     tmp_path: Path, command: Command, reference: Path
 ):

@@ -33,6 +33,7 @@ from tests.runs import (
 pytest_plugins = ["tests.run_fixtures"]
 
 
+@pytest.mark.promise("full disk")
 @pytest.mark.parametrize(
     ("place", "nth", "spare", "target", "on_disk"),
     [

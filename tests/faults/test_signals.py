@@ -23,6 +23,7 @@ from tests.runs import (
 pytest_plugins = ["tests.run_fixtures"]
 
 
+@pytest.mark.promise("stopped")
 @pytest.mark.parametrize(
     ("place", "nth", "name", "on_disk"),
     [

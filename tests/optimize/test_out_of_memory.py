@@ -65,6 +65,7 @@ PLACES = {
 }
 
 
+@pytest.mark.promise("memory")
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("preset", ["mu-grpo", "m2po"])
 @pytest.mark.parametrize("place", PLACES)

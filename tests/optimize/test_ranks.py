@@ -20,7 +20,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.optimize.fsdp import distribute
-from mugrpo.processes import ranks
+from mugrpo.processes import driver
 from mugrpo.processes.ranks import ALONE, Ranks
 from tests.builders import TINY_FORMS, chain_tokenizer, saved_weights, tiny_policy
 from tests.ranked import work
@@ -60,6 +60,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.promise("other ranks")
 @pytest.mark.parametrize(
     ("model", "last", "config"),
     [
@@ -123,6 +124,7 @@ def test_one_rank_continues_from_two_and_two_from_one(tmp_path: Path):
     assert_close(updates(tmp_path / "alone", "chain", 10, 2, STEADY), whole)
 
 
+@pytest.mark.promise("other ranks")
 @pytest.mark.long
 def test_two_replicas_of_two_ranks_make_the_updates_of_one_and_save_each_shard_once(
     tmp_path: Path,
@@ -232,14 +234,14 @@ def test_a_rank_without_work_does_the_cheapest_again():
 def test_a_process_is_identified_by_its_id_and_start_time():
     """Processes that start at different times differ, and a zombie counts as ended."""
     child = subprocess.Popen(["sleep", "60"])
-    began = ranks._began(child.pid)
-    assert began and ranks._began(child.pid) == began != ranks._began(os.getpid())
-    assert ranks.driver_name() == f"{os.getpid()} {ranks._began(os.getpid())}"
+    began = driver.began(child.pid)
+    assert began and driver.began(child.pid) == began != driver.began(os.getpid())
+    assert driver.driver_name() == f"{os.getpid()} {driver.began(os.getpid())}"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
-    assert ranks._began(child.pid) == ""
+    assert driver.began(child.pid) == ""
     child.wait()
-    assert ranks._began(child.pid) == ""
+    assert driver.began(child.pid) == ""
 
 
 def test_replicas_that_do_not_divide_the_ranks_are_refused():

@@ -15,6 +15,7 @@ daemons FILE  starts daemons and writes their ids to FILE
 share 600     takes 600 MB of memory in a shared map
 children 4 150  starts 4 processes that take 150 MB each
 forks 3 200   takes 200 MB and has 3 forks that read them
+killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
 shout 200     prints 200 MB
 where         returns the process id
@@ -23,9 +24,9 @@ where         returns the process id
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,13 @@ def _shout(rest):
     return 1.0
 
 
+def _killed(rest):
+    if not Path(rest).exists():
+        Path(rest).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
 def _say(rest):
     print(rest, flush=True)
     return 1.0
@@ -150,6 +158,7 @@ ACTS = {
     "share": _share,
     "children": _children,
     "forks": _forks,
+    "killed": _killed,
     "say": _say,
     "shout": _shout,
     "where": lambda _: float(os.getpid()),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.rewards import ExactOptions, FunctionOptions, WorkerOptions
+from mugrpo.disk.errors import RunStopped
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.warden import LONGEST_LOG
 from mugrpo.rewards import pool as pool_module
@@ -208,6 +209,25 @@ def test_a_worker_that_died_between_calls_is_replaced():
     assert soon(lambda: not alive(warden))
     assert outcomes(workers, "2", "3") == [2, 3]
     workers.close()
+
+
+@pytest.mark.promise("dead judge")
+def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(tmp_path):
+    """Alone, and in a call with others. An answer that kills two workers has failed."""
+    workers = pool()
+    assert outcomes(workers, "1", f"killed {tmp_path / 'once'}", "3") == [1, 1, 3]
+    texts = ("1", f"killed {tmp_path / 'again'}", "exit 3")
+    [call] = workers.run([[item(text) for text in texts]])
+    assert [value_of(outcome) for outcome in call] == [1, 1, "the worker died (status 3)"]
+    workers.close()
+
+
+def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
+    workers = pool()
+    workers._start_missing()
+    os.kill(processes(workers)[0], signal.SIGKILL)
+    with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
+        workers.start()
 
 
 def test_what_a_reward_started_dies_with_it(tmp_path):

@@ -51,6 +51,7 @@ def assert_same_training(run_dir: Path, reference: Path) -> None:
         assert line == expected
 
 
+@pytest.mark.promise("engines")
 def test_two_engines_give_the_same_bits(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     finished(run_dir, *TWO)
@@ -112,6 +113,7 @@ def test_what_old_weights_generate_while_ranks_still_check_them_is_never_publish
     assert_same_training(run_dir, honest)
 
 
+@pytest.mark.promise("dead engine")
 @pytest.mark.long
 def test_a_run_whose_engine_is_killed_ends_in_the_same_bits(tmp_path: Path, reference: Path):
     """The engine is killed as soon as it is seen, while it starts or works."""

@@ -64,6 +64,7 @@ def updates(run_dir: Path) -> list[int]:
     return [line["update"] for line in read_metrics(run_dir) if line["kind"] == "update"]
 
 
+@pytest.mark.promise("overlap")
 def test_weights_are_those_of_a_sequential_run_and_updates_do_not_wait(
     tmp_path: Path, reference: Path
 ):

@@ -124,6 +124,7 @@ def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
     assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
 
 
+@pytest.mark.promise("ranks")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "name", "sentence"),
@@ -183,6 +184,21 @@ def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(t
     assert (stay / "stages" / "002" / "reference_logprobs").is_dir()
 
 
+@pytest.mark.promise("no orphans")
+@pytest.mark.long
+def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Path):
+    """The kernel ends them: they could not do it themselves."""
+    for moment in ("importing", "stopped"):
+        started = start_train(tmp_path / moment, *TWO)
+        ranks = until(lambda started=started: len(found := ranks_of(started)) == 2 and found)
+        if moment == "stopped":
+            for rank in ranks:
+                os.kill(rank, signal.SIGSTOP)
+        os.kill(started.pid, signal.SIGKILL)
+        started.end()
+        assert soon(lambda ranks=ranks: not any(map(alive, ranks)), 10)
+
+
 # The last update alone is saved, and an evaluation comes within the second stage.
 UNSAVED = (
     *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--evaluation.every", "6"),
@@ -191,6 +207,7 @@ UNSAVED = (
 )
 
 
+@pytest.mark.promise("checkpoints")
 @pytest.mark.long
 def test_engines_get_the_model_of_updates_that_only_the_ranks_hold(tmp_path: Path):
     """Without a checkpoint at their end, the stages are those of a run that saves every update.
@@ -266,6 +283,7 @@ def test_a_checkpoint_that_later_ones_have_replaced_counts_as_published(tmp_path
     assert waited_for.published(wait=True)
 
 
+@pytest.mark.promise("ranks")
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1, None], ids=["first rank", "second rank", "run"])
 @pytest.mark.parametrize("moment", ["generation", "hand-over"])
@@ -285,6 +303,7 @@ def test_a_kill_between_orders_changes_nothing(tmp_path: Path, victim: int | Non
     assert not differences(run_dir, whole, 12)
 
 
+@pytest.mark.promise("other ranks")
 @pytest.mark.long
 def test_another_number_of_ranks_can_resume_a_run(together: Path, tmp_path: Path):
     """Two ranks begin the run. One resumes it and says so."""

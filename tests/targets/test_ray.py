@@ -91,6 +91,7 @@ def start_on_ray(run_dir: Path, on_ray: tuple[str, ...]) -> Started:
     return start_train(run_dir, *TWO, *on_ray)
 
 
+@pytest.mark.promise("ray")
 def test_a_run_has_the_shards_and_weights_of_the_local_backend(
     on_ray: tuple[str, ...], local: Path, tmp_path: Path
 ):
@@ -160,6 +161,7 @@ def test_a_signal_saves_and_the_run_goes_on_without_ray(
     assert not differences(run_dir, local, LAST)
 
 
+@pytest.mark.promise("ray")
 def test_a_run_killed_with_all_its_processes_goes_on_without_ray(
     on_ray: tuple[str, ...], local: Path, tmp_path: Path
 ):

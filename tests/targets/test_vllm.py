@@ -117,6 +117,7 @@ def test_two_engines_share_a_stage(config: Path, tmp_path: Path):
     assert [log.name for log in logs] == ["engine-0.log", "engine-1.log"]
 
 
+@pytest.mark.promise("vllm")
 def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
     config: Path, tmp_path: Path
 ):
@@ -133,6 +134,7 @@ def test_a_killed_engine_is_started_again_and_the_shards_that_are_done_are_kept(
     assert {k: after[k]["sha256"] for k in before} == {k: v["sha256"] for k, v in before.items()}
 
 
+@pytest.mark.promise("vllm")
 def test_a_killed_run_leaves_no_engine_and_goes_on_where_it_was(config: Path, tmp_path: Path):
     process = start(config, tmp_path / "run")
     until(lambda: manifest(tmp_path / "run"))

@@ -107,6 +107,7 @@ def test_the_runs_own_method_ends_in_the_runs_own_bits(
     assert after == before
 
 
+@pytest.mark.promise("bakeoff")
 def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
     run_dir: Path, command: Command, reference: Path
 ):
@@ -138,6 +139,7 @@ def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path,
     assert [line["zero_variance_share"] for line in updates(home(run_dir) / "dapo")] == [0.0] * 3
 
 
+@pytest.mark.promise("bakeoff")
 @pytest.mark.parametrize(
     ("place", "nth", "act"),
     [

@@ -43,6 +43,7 @@ def objects(store: str) -> dict[str, bytes]:
     return {p.removeprefix(root): system.cat_file(p) for p in system.find(root)}
 
 
+@pytest.mark.promise("copy")
 def test_a_run_that_was_pushed_is_pulled_and_goes_on_to_the_same_bits(
     tmp_path: Path, reference: Path, store: str
 ):

@@ -37,7 +37,7 @@ class Channel:
         self._lifeline.set_inheritable(False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _end_with(self._lifeline)
+        end_with(self._lifeline)
         self._inbox = Inbox()
         self._spoke = time.monotonic()
 
@@ -101,7 +101,7 @@ def cpu_deadline(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _end_with(lifeline: socket.socket) -> None:
+def end_with(lifeline: socket.socket) -> None:
     """Arrange that this process's group is killed when the parent's end of `lifeline` closes.
 
     On Linux the kernel does it. That works even during a C loop that holds the interpreter's lock,

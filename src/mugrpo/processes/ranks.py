@@ -6,8 +6,6 @@ import datetime
 import os
 import re
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.processes.driver import DRIVER
 from mugrpo.processes.logs import append_only
 
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=30)  # another rank may be loading, or writing a checkpoint
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
-DRIVER = "MUGRPO_DRIVER"  # environment variable: `driver_name` of the run that started the ranks
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,8 @@ def joined(command: str) -> Iterator[Ranks]:
     Without torchrun the process is alone. A rank that waits longer than TIMEOUT for another one
     ends with an error. Raises UsageError if `command` cannot run in ranks.
     """
-    if driver := os.environ.get(DRIVER):
-        threading.Thread(target=_end_with, args=[driver], daemon=True).start()
+    driver = os.environ.get(DRIVER)
+    if driver is not None:
         append_only(1, 2)  # torchrun's logs of its ranks do not
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -120,11 +118,6 @@ def joined(command: str) -> Iterator[Ranks]:
     os._exit(0)  # gloo's threads abort some processes that exit normally
 
 
-def driver_name() -> str:
-    """Return this process's id and start time, which no other process ever has."""
-    return f"{os.getpid()} {_began(os.getpid())}"
-
-
 def said_by_ranks(logs: Iterable[Path]) -> str | None:
     """Return the last error message in the ranks' logs, or None if no rank wrote one."""
     sentences = [
@@ -134,20 +127,3 @@ def said_by_ranks(logs: Iterable[Path]) -> str | None:
         for s in _SENTENCE.findall(log.read_text(errors="replace"))
     ]
     return str(sentences[-1]) if sentences else None
-
-
-def _end_with(driver: str) -> None:
-    """End this process when the run that started it has ended, however it ended."""
-    pid, began = driver.split(" ")
-    while _began(int(pid)) == began:
-        time.sleep(0.1)
-    os._exit(1)
-
-
-def _began(pid: int) -> str:
-    """Return when a process began, in clock ticks since boot, or "" if it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]

@@ -36,6 +36,7 @@ class Call:
     items: Sequence[str]  # JSON
     outcomes: list[dict[str, Any] | None]
     first: int = 0  # index of the first item's outcome
+    deaths: int = 0  # workers that died while they judged these items alone
 
     @classmethod
     def of(cls, items: Sequence[str]) -> Call:
@@ -94,10 +95,10 @@ class Pool:
         """Yield the outcomes of each call's items, in the order of the calls.
 
         An outcome is a worker's result, or {"failure": reason, "unfinished": whether time, memory
-        or stack ran out}. If a call of several items fails, each item is tried alone. Calls are
-        consumed as workers become free. Raises UsageError if the rewards cannot be loaded
-        (RunStopped if a worker could load them before), and RunStopped if a function breaks its
-        contract.
+        or stack ran out}. If a call of several items fails, each item is tried alone. An item whose
+        worker dies gets another one. Calls are consumed as workers become free. Raises UsageError
+        if the rewards cannot be loaded (RunStopped if a worker could load them before), and
+        RunStopped if a function breaks its contract.
         """
         assert not self._running, "an earlier `run` of this pool has not ended"
         self._running = True
@@ -213,11 +214,16 @@ class Pool:
             reason = f"took more than {self._options.memory_mb} MiB of memory"
             self._fail(call, reason, waiting, unfinished=True)
         elif call is not None:
-            self._fail(call, f"the worker died ({lost.ended})", waiting, unfinished=False)
+            call.deaths += len(call.items) == 1
+            if call.deaths == 1:  # perhaps not because of the item: it gets a second worker
+                waiting.appendleft(call)
+            else:
+                self._fail(call, f"the worker died ({lost.ended})", waiting, unfinished=False)
         elif not worker.ready and late:
             self._stop(f"a reward worker was not ready after {STARTING_SECONDS:g} seconds")
         elif not worker.ready:
-            self._stop(f"a reward worker died while it was loading ({lost.ended})")
+            reason = f"a reward worker died while it was loading ({lost.ended})"
+            self._stop(reason, killed=lost.ended == "SIGKILL")
 
     def _fail(self, call: Call, reason: str, waiting: deque[Call], unfinished: bool) -> None:
         if len(call.items) > 1:
@@ -225,9 +231,13 @@ class Pool:
         else:
             call.record([{"failure": printable(reason), "unfinished": unfinished}])
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, *, killed: bool = False) -> None:
+        """Raise UsageError, or RunStopped if the rewards can be loaded or may be.
+
+        Nothing says that they cannot if something else has `killed` the worker.
+        """
         self.close()
-        raise RunStopped(reason) if self._proven else UsageError(reason)
+        raise RunStopped(reason) if self._proven or killed else UsageError(reason)
 
     def _retire(self, worker: Worker) -> None:
         self._workers.remove(worker)

@@ -10,9 +10,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -29,7 +31,8 @@ from mugrpo.disk.patience import Patience
 from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
+from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.ranks import said_by_ranks
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
@@ -245,15 +248,18 @@ class LocalJob:
     def __init__(self, words: Iterable[str], logs: Path, count: int) -> None:
         """Start `count` ranks that run `mugrpo WORDS`."""
         self._logs, self._count = logs, count
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [sys.executable, "-m", "mugrpo.processes.torchrun", "--standalone"]
         command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
         command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
         environment = {**os.environ, DRIVER: driver_name()}
         environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
         environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
-        with open(logs / "torchrun.log", "ab") as log:
+        ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
+        weakref.finalize(self, os.close, ours.detach())
+        with theirs, open(logs / "torchrun.log", "ab") as log:
             self._launcher = subprocess.Popen(
-                command,
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stderr=log,

@@ -21,8 +21,9 @@ from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.processes.cluster import connected, on_gpus, require_room
+from mugrpo.processes.driver import DRIVER, driver_name
 from mugrpo.processes.peer import kill_with_all
-from mugrpo.processes.ranks import DRIVER, driver_name, said_by_ranks
+from mugrpo.processes.ranks import said_by_ranks
 
 _TICK = 0.2
 _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended

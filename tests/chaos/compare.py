@@ -1,0 +1,64 @@
+"""What two finished runs must have in common to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from tests.runs import read_metrics
+
+# Logs, what engines and ranks were handed, tables and pages with seconds; config.json has the
+# threads and paths of the process that wrote it.
+_APART = re.compile(r"(^|/)(logs|ranks|handed_over)/|(^|/)(config\.json|lock|table\.md|\w+\.html)$")
+_METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
+_CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")
+_SEALED = ("sha256.json", "stages.json")  # a checkpoint may be temporary in one run only
+
+
+def contents(root: Path, *, in_order: bool = True) -> dict[str, str]:
+    """Return the checksum of every file of a run that counts, and the lines of its metrics.
+
+    `in_order` says whether the order of the metrics' lines counts. Without it, neither does the
+    reward of a stage's rollouts, which updates do not know yet if the stage is still generated.
+    """
+    found = {}
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        name = str(path.relative_to(root))
+        if path.name == _METRICS:
+            lines = read_metrics(path.parent)
+            if not in_order:
+                for line in lines:
+                    line.pop("behavior_reward", None)
+                lines.sort(key=lambda line: (line["kind"], line["update"]))
+            for number, line in enumerate(lines):
+                found[f"{name}, line {number}"] = json.dumps(line)
+        elif not (_APART.search(name) or path.name in (_MANIFEST, *_SEALED)):
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def differences(root: Path, reference: Path, *, in_order: bool = True) -> list[str]:
+    """Return how the run at `root` differs from the uninterrupted one.
+
+    A run may have kept other checkpoints on the way, for example because it was asked to stop. The
+    last one must be there, and all those that both runs have are compared.
+    """
+    ours, theirs = (contents(folder, in_order=in_order) for folder in (root, reference))
+    last = max((update for name in theirs if (update := _update(name)) is not None), default=0)
+    differing = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        actual, expected = ours.get(name), theirs.get(name)
+        on_the_way = (update := _update(name)) is not None and update < last
+        if actual != expected and not (on_the_way and None in (actual, expected)):
+            what = "missing" if actual is None else "left over" if expected is None else "other"
+            is_line = ", line " in name and actual and expected
+            differing.append(f"{what}: {name}{f': {actual}, not {expected}' if is_line else ''}")
+    return differing
+
+
+def _update(name: str) -> int | None:
+    """Return the update of the checkpoint that a file belongs to, or None."""
+    match = _CHECKPOINT.search(name)
+    return int(match[2]) if match else None

@@ -1,0 +1,124 @@
+"""The kinds of run that faults strike: tiny ones, of a few seconds each."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults import case
+from tests.runs import CONFIG, EARLY, write_config
+
+# Stages of 8 updates, with checkpoints, evaluations and removed checkpoints between them.
+LONGER = {
+    "batches_per_stage = 3": "batches_per_stage = 8",
+    "[checkpoint]\nevery = 2": "[checkpoint]\nevery = 3\nkeep = 2",
+    "beside_training = false": "beside_training = true",
+    "train_problems = 24": "train_problems = 64",
+}
+
+# The deadline is longer than the longest stop: a response whose judge is stopped for longer than
+# its deadline has the status "timeout", in an uninterrupted run as well.
+REWARDS = """
+def short(completions, **columns):
+    return [0.2 if len(completion) < 6 else 0.0 for completion in completions]
+"""
+OWN_PROBLEMS = (
+    case.CONFIG.replace("count = 1", "count = 2, timeout = 600.0")
+    .replace("stages = 1", "stages = 2")
+    .replace("shard_rollouts = 24", "shard_rollouts = 8")
+    .replace("[evaluation]\nevery = 0", "[evaluation]\nevery = 3")
+    .replace("beside_training = false", "every = 2")
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A command and what it begins with."""
+
+    options: Sequence[str] = ()
+    roles: tuple[str, ...] = ()  # of the processes that it starts
+    command: str = "train"
+    of: str = ""  # the kind of finished run that the command works on
+    own_problems: bool = False
+    in_order: bool = True  # whether the lines of its metrics always come in the same order
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Return the options in "engine.processes=1 overlap=true" as words of a command."""
+    pairs = (pair.split("=", 1) for pair in text.split())
+    return tuple(word for name, value in pairs for word in (f"--{name}", value))
+
+
+_ENGINE = "engine.processes=1 engine.threads=1"
+_RANKS = "distributed.processes=2"
+_BOTH = f"{_ENGINE} {_RANKS}"
+
+KINDS = {
+    "tapered-grpo": Kind(_words("preset=tapered-grpo schedule.growth=2 engine.name=continuous")),
+    "mu-grpo": Kind(),
+    "grpo": Kind(_words("preset=grpo schedule.batches_per_stage=3 schedule.stages=4")),
+    "on-policy": Kind(_words("preset=on-policy schedule.batches_per_stage=1 schedule.stages=8")),
+    "sample-reuse": Kind(
+        _words("preset=sample-reuse schedule.batches_per_stage=2 schedule.passes_per_batch=5")
+    ),
+    "off-policy, reference": Kind(
+        _words("preset=off-policy-grpo schedule.batches_per_stage=4 schedule.stages=3")
+        + _words("reference.period=1")
+    ),
+    "proximal policy": Kind(_words("preset=decoupled-ppo objective.proximal_period=2")),
+    "dynamic sampling": Kind(_words("preset=dapo schedule.batches_per_stage=4")),
+    "stages that end early": Kind(EARLY),
+    "bf16": Kind(_words("model.precision=bf16")),
+    "evaluations": Kind(
+        _words("evaluation.every=1 evaluation.samples=2 evaluation.final_samples=4")
+        + _words("evaluation.final_greedy=true checkpoint.minutes=0.001 checkpoint.every=0")
+    ),
+    "own problems and rewards": Kind(roles=("reward worker",), own_problems=True),
+    "engine": Kind(_words(_ENGINE), ("engine",)),
+    "two engines": Kind(
+        _words("engine.name=continuous engine.processes=2 engine.threads=1"), ("engine",)
+    ),
+    "overlap": Kind(_words(f"{_ENGINE} overlap=true"), ("engine",), in_order=False),
+    "two ranks": Kind(_words(_RANKS), ("rank",)),
+    "engine and ranks": Kind(_words(f"{_BOTH} reference.name=kl"), ("engine", "rank")),
+    "engine and ranks, no checkpoints": Kind(
+        _words(f"{_BOTH} checkpoint.stage_end=false checkpoint.every=0"), ("engine", "rank")
+    ),
+    "overlap with ranks": Kind(_words(f"{_BOTH} overlap=true"), ("engine", "rank"), in_order=False),
+    "own problems, engine and ranks": Kind(
+        _words(_BOTH), ("engine", "rank", "reward worker"), own_problems=True
+    ),
+    "bakeoff": Kind(
+        ("--stage", "0", "--objectives", "mu-grpo,grpo,m2po"), command="bakeoff", of="mu-grpo"
+    ),
+    "alignment": Kind(("--stage", "1", "--groups", "2"), command="alignment", of="mu-grpo"),
+}
+
+
+def begin(name: str, shared: Path, run_dir: Path) -> tuple[str, ...]:
+    """Return the command of the kind called `name` on `run_dir`, and prepare what it needs.
+
+    `shared` has the configs, which all runs of a kind have in common, and finished runs.
+    """
+    kind = KINDS[name]
+    if kind.of:
+        shutil.copytree(shared / "finished" / kind.of, run_dir)
+        return (kind.command, str(run_dir), *kind.options)
+    folder = shared / ("problems" if kind.own_problems else "embedded")
+    if not kind.own_problems:
+        text = CONFIG
+        for old, new in LONGER.items():
+            assert old in text
+            text = text.replace(old, new)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "p.jsonl").write_bytes(case.GOOD)
+        (folder / "rewards.py").write_text(REWARDS)
+        text = OWN_PROBLEMS.replace("DATA", str(folder / "p.jsonl")).replace(
+            "rewards = {", f'rewards = ["{folder / "rewards.py"}:short", {{'
+        )
+        text = text.replace('([0-9])$" }', '([0-9])$" }]')
+    config = write_config(folder, text)
+    return (kind.command, str(config), "--run-dir", str(run_dir), *kind.options)
