@@ -24,6 +24,7 @@ where         returns the process id
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import re
 import signal
