@@ -25,7 +25,8 @@ EXTRAS = {
 OF_EXTRAS = {"math_verify": "math", "datasets": "hub", "ray": "ray", "tensorboard": "tensorboard"}
 ELSEWHERE = {"vllm"}  # in the environment of another interpreter
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package
-LAZY = {"rewards/mathematics.py"}  # imported itself only where it is used; it needs `math`
+# Imported themselves only where they are used; they need `math`.
+LAZY = {"rewards/mathematics.py", "rewards/reading.py", "rewards/strictness.py"}
 
 
 def distribution(requirement: str) -> str:

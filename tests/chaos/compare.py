@@ -7,11 +7,16 @@ import json
 import re
 from pathlib import Path
 
+from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.journal import Journal
 from tests.runs import read_metrics
 
 # Logs, what engines and ranks were handed, tables and pages with seconds; config.json has the
-# threads and paths of the process that wrote it.
-_APART = re.compile(r"(^|/)(logs|ranks|handed_over)/|(^|/)(config\.json|lock|table\.md|\w+\.html)$")
+# threads and paths of the process that wrote it; a journal tells what was done again.
+_APART = re.compile(
+    r"(^|/)(logs|ranks|handed_over)/"
+    r"|(^|/)(config\.json|journal\.jsonl|lock|table\.md|\w+\.html)$"
+)
 _METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
 _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")
 _SEALED = ("sha256.json", "stages.json")  # a checkpoint may be temporary in one run only
@@ -56,6 +61,15 @@ def differences(root: Path, reference: Path, *, in_order: bool = True) -> list[s
             is_line = ", line " in name and actual and expected
             differing.append(f"{what}: {name}{f': {actual}, not {expected}' if is_line else ''}")
     return differing
+
+
+def against_journal(root: Path) -> list[str]:
+    """Return what is wrong with the run's files by its own journal: nothing, or one sentence."""
+    try:
+        Journal(root).require()
+    except RunStopped as error:
+        return [str(error)]
+    return []
 
 
 def _update(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A file system of 256 MB that can fill up or hang. It needs root, loop devices and mkfs.ext4."""
+"""A file system of 512 MB that can fill up or hang. It needs root, loop devices and mkfs.ext4."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SIZE = 256 << 20
+SIZE = 512 << 20
 _TOOLS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 
 

@@ -18,14 +18,14 @@ LONGER = {
     "train_problems = 24": "train_problems = 64",
 }
 
-# The deadline is longer than the longest stop: a response whose judge is stopped for longer than
-# its deadline has the status "timeout", in an uninterrupted run as well.
+# The patience is longer than the longest stop: a function that is stopped for longer than that has
+# the status "unfinished", in an uninterrupted run as well.
 REWARDS = """
 def short(completions, **columns):
     return [0.2 if len(completion) < 6 else 0.0 for completion in completions]
 """
 OWN_PROBLEMS = (
-    case.CONFIG.replace("count = 1", "count = 2, timeout = 600.0")
+    case.CONFIG.replace("count = 1", "count = 2, patience = 600.0")
     .replace("stages = 1", "stages = 2")
     .replace("shard_rollouts = 24", "shard_rollouts = 8")
     .replace("[evaluation]\nevery = 0", "[evaluation]\nevery = 3")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.attempt import Attempt
-from tests.chaos.compare import differences
+from tests.chaos.compare import against_journal, differences
 from tests.chaos.disk import SmallDisk, mountable, small_disk
 from tests.chaos.faults import FAULTS, Strike, Struck, applicable, needs_disk, refused_by_lock
 from tests.chaos.kinds import KINDS, begin
@@ -129,6 +129,7 @@ class Chaos:
             if not outcome.ends:
                 in_order = KINDS[planned.kind].in_order
                 outcome.differences += differences(run_dir, reference.folder, in_order=in_order)
+                outcome.differences += against_journal(run_dir)
             leftovers = abandoned(shared_memory() - before)
             outcome.leftovers += [f"shared memory {name}" for name in leftovers]
             if disk and not outcome.good:

@@ -11,8 +11,8 @@ UNREWARDED = {Status.SKIPPED, Status.ERROR}
 @pytest.mark.parametrize("status", Status)
 def test_a_score_has_no_reward_exactly_if_its_status_gives_none(status):
     assert status.failed is (status in FAILED)
-    assert status.rewarded is (status not in FAILED)
-    allowed, refused = (None, 0.0) if status in FAILED else (0.0, None)
+    assert status.rewarded is (status not in UNREWARDED)
+    allowed, refused = (None, 0.0) if status in UNREWARDED else (0.0, None)
     assert Score(status, allowed).reward == allowed
     with pytest.raises(ValueError, match=f"status '{status.value}' has reward {refused}"):
         Score(status, refused)

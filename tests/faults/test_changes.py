@@ -112,6 +112,7 @@ def test_another_number_of_threads_or_version_is_reported_and_goes_on(
     stored = json.loads((run_dir / "config.json").read_text())
     now, stored["provenance"][name] = stored["provenance"][name], "another"
     (run_dir / "config.json").write_text(json.dumps(stored))
+    accepted(run_dir)
     ended = command("train", run_dir)
     assert ended.status == 0
     assert f"{name} was another, is now {now}: the resumed run may differ in the last" in ended.out

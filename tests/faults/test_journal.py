@@ -48,6 +48,7 @@ def another_rate(path: Path) -> None:
     path.write_text(json.dumps(stored, indent=1) + "\n")
 
 
+@pytest.mark.promise("changed")
 @pytest.mark.parametrize(
     ("name", "harm", "fault"),
     [

@@ -23,7 +23,7 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.model import sizes as model_sizes
 from mugrpo.rollouts import prompts
 from tests.faults.case import Case
-from tests.faults.harm import edited, refused, stopped
+from tests.faults.harm import accepted, edited, refused, stopped
 from tests.runs import (
     Command,
     final_weights,
@@ -312,4 +312,5 @@ def test_a_checkpoint_with_absurd_sizes_is_refused_too(
     edited(checkpoint / "config.json", num_hidden_layers=10**9)
     (checkpoint / "sha256.json").unlink()
     seal_folder(checkpoint)
+    accepted(run_dir)
     refused(command("train", run_dir), str(checkpoint), "takes more than")

@@ -151,7 +151,7 @@ def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(
     file.write_text("def judge(completions, **_):\n    return [None] * len(completions)\n")
     options = ("--task.rewards", f"{file}:judge", "--rewards.truncated", "scored")
     ended = case.train(*options)
-    stopped(ended, "3 of a shard's 24 responses", "skipped: every reward function returned None")
+    stopped(ended, "3 of a shard's 24 responses", "skipped: no reward is a number")
     assert "got no reward (skipped)" in ended.out  # told before the first rollout, too
     assert state(case.run_dir).rollouts == (1, 0) and read_metrics(case.run_dir) == []
 

@@ -113,6 +113,6 @@ def test_ctrl_c_while_the_command_is_starting_up_ends_it_without_a_traceback(tmp
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPT_AT_IMPORT, *words], capture_output=True, text=True
     )
-    assert done.stdout.startswith("importing torch\n")
+    assert "importing torch\n" in done.stdout
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ import pytest
 from mugrpo.run.opening import open_run
 from mugrpo.stages import trial
 from tests.faults.case import Case, chains, lines
-from tests.faults.harm import refused
+from tests.faults.harm import accepted, refused
 from tests.runs import state
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -163,6 +163,7 @@ def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path:
     begun = tmp_path / "begun"
     begun.mkdir()
     shutil.copy(reference / "config.json", begun)
+    accepted(begun)
     with open_run(begun) as run:
         least, _ = trial.disk_needed(run)
     assert least == 4 * CHECKPOINT  # after updates 2, 3, 4 and 6
@@ -182,7 +183,13 @@ def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
     assert f"prompt      '{first}" in ended.out
     assert ended.out.count("reward      0 (no_answer) for a made-up completion") == 6
     assert f"disk        {case.run_dir} still gets at least {CHECKPOINT:,} bytes" in ended.out
-    assert sorted(os.listdir(case.run_dir)) == ["config.json", "lock", "metrics.jsonl"]
+    assert sorted(os.listdir(case.run_dir)) == [
+        "config.json",
+        "journal.jsonl",
+        "lock",
+        "logs",
+        "metrics.jsonl",
+    ]
     pattern = ("--task.rewards", '{name = "regex", pattern = "([0-9])$"}')
     ended = case.command("check", *case.words(*pattern))
     assert ended.out.count("reward      1 (right) for a made-up completion") == 3

@@ -225,7 +225,7 @@ def test_an_answer_whose_worker_something_else_kills_is_judged_by_the_next_one(t
 def test_a_worker_that_is_killed_while_it_loads_stops_the_run_and_refuses_nothing():
     workers = pool()
     workers._start_missing()
-    os.kill(processes(workers)[0], signal.SIGKILL)
+    os.kill(wardens(workers)[0], signal.SIGKILL)
     with pytest.raises(RunStopped, match=r"died while it was loading \(SIGKILL\)"):
         workers.start()
 

@@ -15,7 +15,7 @@ import pytest
 
 import mugrpo
 from tests.faults.case import CONFIG, GOOD
-from tests.faults.harm import refused
+from tests.faults.harm import accepted, refused
 from tests.runs import Command, write_config
 from tests.runs import mugrpo as in_a_process
 
@@ -98,6 +98,7 @@ def received(folder: Path, kind: str) -> Path:
         kept = {} if "name" in options else stored["config"][group]
         stored["config"][group] = {**kept, **options}
     (run_dir / "config.json").write_text(json.dumps(stored))
+    accepted(run_dir)
     return run_dir
 
 
@@ -212,6 +213,7 @@ def test_the_arms_of_a_bakeoff_and_the_methods_file_are_checked(
     stored = json.loads(arm.read_text())
     stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
     arm.write_text(json.dumps(stored))
+    accepted(arm.parent)
     refused(command(*words, "grpo", "--force"), f"{UNKNOWN}objective.path")
     method = tmp_path / "clone" / "method.toml"
     as_a_clone(method.parent)
@@ -311,4 +313,5 @@ def test_names_are_shown_and_never_sent_to_the_terminal(folder: Path, command: C
     stored = json.loads((run_dir / "config.json").read_text())
     stored["config"]["objective"]["path"] = str(odd)
     (run_dir / "config.json").write_text(json.dumps(stored))
+    accepted(run_dir)
     refused(command("train", run_dir), "\\x1b[2Jcode.py")

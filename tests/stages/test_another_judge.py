@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harm import edited, refused
+from tests.faults.harm import accepted, edited, refused
 from tests.runs import Command, mugrpo, read_metrics, state
 from tests.stages.scored import AGAIN, entries, files, judges, refreshes, written
 
@@ -42,6 +42,7 @@ def test_only_the_shards_of_another_judge_are_made_again(begun: Path, command: C
     shards["1"]["judge"] = "another"
     del shards["2"]["judge"]  # as in a run begun before scores named a judge
     edited(path, shards=shards)
+    accepted(begun)
     scores = files(begun, "scores")
     assert command("score", begun, "--stage", 0).status == 0
     assert written(scores, files(begun, "scores")) == [1]
@@ -97,8 +98,7 @@ def test_after_a_kill_train_rescores_the_rest(run_dir: Path, command: Command, n
 
 def test_after_a_kill_before_the_new_refresh_line_train_writes_it(run_dir: Path, command: Command):
     words = ("score", run_dir, "--stage", 1, *ANOTHER)
-    # The metrics file is published when it is opened, and with the new line.
-    assert mugrpo(*words, at="cut metrics", nth=2).status == -signal.SIGKILL
+    assert mugrpo(*words, at="cut metrics").status == -signal.SIGKILL
     assert all("truncated" not in entry["statuses"] for entry in entries(run_dir, 1))
     assert command("train", run_dir).status == 0
     assert "status/truncated" not in refreshes(run_dir)[1]

@@ -127,7 +127,8 @@ class Journal:
         """Raise RunStopped, with the way out, if `faults` finds any. No journal is no fault."""
         if self.exists() and (faults := self.faults(among)):
             (path, fault), *others = faults.items()
-            more = f", and {len(others)} other files are damaged" if others else ""
+            damaged = "other file is" if len(others) == 1 else "other files are"
+            more = f", and {len(others)} {damaged} damaged" if others else ""
             raise RunStopped(
                 f"{self.root / path} {fault}{more}; `mugrpo repair {self.root}` restores what it "
                 "can and sets the rest aside"

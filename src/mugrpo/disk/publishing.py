@@ -133,7 +133,7 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     """
     try:
         sums = dict(json.loads((folder / SUMS).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return f"has no readable {SUMS}"
     if not sums:
         return f"has a {SUMS} that lists nothing"

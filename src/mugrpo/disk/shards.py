@@ -147,7 +147,7 @@ class ShardSet:
             entries = {int(shard): dict(entry) for shard, entry in stored["shards"].items()}
             for entry in entries.values():
                 entry["rows"], entry["bytes"], entry["sha256"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunStopped(
                 f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "
                 "its shards are made again"
