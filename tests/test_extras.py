@@ -84,6 +84,8 @@ def test_a_file_imports_packages_of_the_base_and_those_of_an_extra_only_where_it
 def test_a_lazy_file_is_imported_only_where_it_is_used():
     modules = {f"mugrpo.{path.removesuffix('.py').replace('/', '.')}" for path in LAZY}
     for file in FILES:
+        if str(file.relative_to(HOUSE)) in LAZY:
+            continue
         nodes = ast.parse(file.read_text()).body
         imported = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
         assert not imported & modules, file
