@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from mugrpo.disk.journal import Journal
+from mugrpo.disk.publishing import publish_json
 from tests.faults.harm import accepted, contents, edited, flip_bit, stopped
-from tests.runs import Command, assert_same, read_metrics
+from tests.runs import Command, assert_same, mugrpo, read_metrics
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -97,6 +101,89 @@ def test_repair_says_how_many_updates_lost_their_lines(run_dir: Path, command: C
     lost = 4 - kept.count("update")
     out = command("repair", run_dir).out
     assert f"{len(kept)} lines are kept, and those of {lost} of 4 updates are lost" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "place"),
+    [("config.json", another_rate, "config"), ("metrics.jsonl", one_digit, "cut metrics")],
+)
+def test_a_repair_that_is_killed_is_finished_by_the_next_one(
+    run_dir: Path, command: Command, reference: Path, name: str, harm: Harm, place: str
+):
+    lines = len(read_metrics(run_dir))
+    harm(run_dir / name)
+    assert mugrpo("repair", run_dir, at=place).status == -signal.SIGKILL
+    stopped(command("train", run_dir), str(run_dir / name), "`mugrpo repair ")
+    assert "1 damaged" in command("repair", run_dir).out
+    assert len(read_metrics(run_dir)) == lines
+    assert command("train", run_dir).status == 0
+    if name != "metrics.jsonl":
+        assert_same(run_dir, reference)
+
+
+def test_a_checkpoint_that_is_published_while_the_journal_is_read_is_no_fault(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its head is in a line that was appended after the reader had read all lines."""
+    journal, locked = Journal(run_dir), Journal._locked
+    checkpoint = run_dir / "checkpoints/update-000009"
+
+    @contextmanager
+    def then_published(self: Journal, *mode: int) -> Iterator[IO[bytes]]:
+        with locked(self, *mode) as file:
+            yield file
+        monkeypatch.undo()
+        self.append([{"dropped": "samples/update-000001.json"}])
+        checkpoint.mkdir()
+        (checkpoint / "stages.json").write_text(json.dumps({"journal": self.head()}))
+
+    monkeypatch.setattr(Journal, "_locked", then_published)
+    assert journal.entries() and checkpoint.is_dir()
+    assert journal.entries()
+
+
+def test_a_file_that_is_published_between_the_journal_and_a_look_at_it_is_no_fault(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    journal, old = Journal(run_dir), Journal(run_dir).entries()
+    manifest = run_dir / "stages/001/plan/manifest.json"
+    stored = json.loads(manifest.read_text())
+    publish_json(manifest, {**stored, "shards": {}})
+    read = [old]
+    entries = Journal.entries
+    monkeypatch.setattr(Journal, "entries", lambda self: read.pop() if read else entries(self))
+    journal.require()
+    assert not read
+
+
+def test_a_journal_tells_what_changes_in_a_manifest_and_not_all_of_it(tmp_path: Path):
+    """100 shards in an order of their own: each line has one shard, and their sum has all."""
+    (tmp_path / "journal.jsonl").touch()
+    journal, manifest = Journal(tmp_path), tmp_path / "stages/000/plan/manifest.json"
+    stored: dict[str, Any] = {"kind": "plan", "shards": {}}
+    for number in (7 * n % 100 for n in range(100)):
+        stored["shards"] = dict(sorted({**stored["shards"], str(number): {"rows": number}}.items()))
+        publish_json(manifest, stored)
+    del stored["shards"]["50"]
+    publish_json(manifest, stored)
+    last = journal.entries()["stages/000/plan/manifest.json"].last
+    assert last is not None and last.content == stored and last.can_be_restored()
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["changes"] for line in lines[2::2][:2]] == [
+        [[["shards", "7"], {"rows": 7}]],
+        [[["shards", "14"], {"rows": 14}]],
+    ]
+    assert json.loads(lines[-2])["changes"] == [[["shards", "50"]]]
+
+
+def test_changes_that_are_not_those_of_the_content_restore_nothing(tmp_path: Path):
+    (tmp_path / "journal.jsonl").touch()
+    journal, config = Journal(tmp_path), tmp_path / "config.json"
+    publish_json(config, {"format": 2})
+    config.write_text('{"format": 3, "seed": 1}')  # not by the run
+    publish_json(config, {"format": 3, "seed": 2})
+    last = journal.entries()["config.json"].last
+    assert last is not None and last.fits(config) and not last.can_be_restored()
 
 
 def test_a_stage_whose_folder_is_removed_is_made_again(

@@ -1,7 +1,7 @@
 """RUN/journal.jsonl: what the run has written, so that a changed or lost file is found.
 
-    {"path": "stages/000/rollouts/manifest.json", "sha256": "...", "content": {...}, "chain": "..."}
-    {"path": "stages/000/rollouts/manifest.json", "done": true, "chain": "..."}
+    {"path": "stages/000/plan/manifest.json", "sha256": "...", "changes": [...], "chain": "..."}
+    {"path": "stages/000/plan/manifest.json", "done": true, "chain": "..."}
 
 The first line is written before a file is published, the second one after. So a kill between them
 leaves either state of the file. Files that list checksums of others (manifests, seals) are listed
@@ -25,19 +25,23 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal_lines import (
     RECORDED,
     Mark,
     as_line,
     chained,
+    continues,
     head_in,
     is_among,
     is_well_formed,
     last_chain,
     mark_of,
+    told,
 )
 
 NAME = "journal.jsonl"
+_LOOKS = 3  # at a file that seems damaged
 LISTS = ("manifest.json", "sha256.json")  # they hold checksums of the files beside them
 
 
@@ -105,7 +109,7 @@ class Journal:
             elif path:
                 entry = entries.setdefault(path, Entry())
                 if "sha256" in line:
-                    entry.coming = Mark(line["sha256"], line.get("size"), line.get("content"))
+                    entry.coming = told(line, entry.last)
                 if line.get("done"):
                     entry.last, entry.coming = entry.coming or entry.last, None
         return entries
@@ -125,7 +129,12 @@ class Journal:
 
     def require(self, among: Collection[str] | None = None) -> None:
         """Raise RunStopped, with the way out, if `faults` finds any. No journal is no fault."""
-        if self.exists() and (faults := self.faults(among)):
+        faults = self.faults(among) if self.exists() else {}
+        for _ in range(_LOOKS):  # a run may have published the file since its journal was read
+            if not faults:
+                return
+            faults = self.faults(faults)
+        if faults:
             (path, fault), *others = faults.items()
             damaged = "other file is" if len(others) == 1 else "other files are"
             more = f", and {len(others)} {damaged} damaged" if others else ""
@@ -150,8 +159,11 @@ class Journal:
                 self.append([{"dropped": path}])
 
     def append(self, lines: Sequence[Mapping[str, Any]], *, durable: bool = True) -> None:
-        """Add lines. Unless `durable`, they may be lost if the machine fails."""
-        with self._locked() as file:
+        """Add lines. Unless `durable`, they may be lost if the machine fails.
+
+        Raises RunStopped if the disk is full.
+        """
+        with full_disk_explained(self.path), self._locked() as file:
             data = b"".join(chained(lines, last_chain(file)))
             file.seek(0, os.SEEK_END)
             file.write(data)
@@ -162,6 +174,8 @@ class Journal:
     def _lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines. A last one that a kill cut short is left out."""
         chain, known = "", set[str]()
+        newest = self._checkpoints()[-1:]  # looked at first: what it was written after is read then
+        heads = [head for folder in newest if (head := head_in(folder))]
         try:
             with self._locked(os.O_RDONLY) as file:
                 data = file.read()
@@ -172,19 +186,17 @@ class Journal:
                 break
             try:
                 line = dict(json.loads(text))
-                (again,) = chained([{k: v for k, v in line.items() if k != "chain"}], chain)
             except (ValueError, TypeError, RecursionError) as error:
                 raise self._broken(f"line {number} is unreadable ({error})") from None
             if not is_well_formed(line):
                 raise self._broken(f"line {number} is none that a run writes")
-            if again != text:
+            if not continues(text, chain):
                 raise self._broken(f"line {number} does not continue the line before it")
             chain = line["chain"]
             known |= {chain, *line.get("after", [])}
             yield line
-        for newest in self._checkpoints()[-1:]:
-            if (head := head_in(newest)) and head not in known:
-                raise self._broken(f"lines are missing that {newest.name} was written after")
+        if not known.issuperset(heads):
+            raise self._broken(f"lines are missing that {newest[0].name} was written after")
 
     def _broken(self, fault: str) -> RunStopped:
         return RunStopped(
@@ -236,14 +248,17 @@ def forget(path: Path) -> None:
 @contextmanager
 def recorded(files: Mapping[Path, bytes]) -> Iterator[None]:
     """Record the publication, in the block, of each of `files` with its content."""
-    found = [(journal_of(path), data) for path, data in files.items()]
-    known = [(place[0], place[1], data) for place, data in found if place]
-    if known:
-        journal = known[0][0]
-        journal.append([{"path": name, **mark_of(name, data)} for _, name, data in known])
+    known = {path: place for path in files if (place := journal_of(path))}
+    lines = []
+    for path, (_, name) in known.items():
+        before = path.read_bytes() if path.is_file() else b""
+        lines.append({"path": name, **mark_of(name, files[path], before)})
+    journals = [journal for journal, _ in known.values()][:1]  # they are the same
+    for journal in journals:
+        journal.append(lines)
     yield
-    if known:
-        journal.append([{"path": name, "done": True} for _, name, _ in known], durable=False)
+    for journal in journals:
+        journal.append([{"path": line["path"], "done": True} for line in lines], durable=False)
 
 
 def record_growth(path: Path) -> None:

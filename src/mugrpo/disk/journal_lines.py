@@ -23,15 +23,20 @@ RECORDED = (
     "samples/*.json",
     "nonfinite/*.json",
 )
-_END = 19  # bytes at the end of a line: 16 digits of the chain, then `"}` and a newline
+_DIGITS = 16  # of the chain, which the end of a line holds
+_END = _DIGITS + 3  # bytes: these digits, then `"}` and a newline
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A state of a file: its checksum, that of its first `size` bytes if it grows, its content."""
+    """A state of a file: its checksum, that of its first `size` bytes if it grows, its content.
+
+    `digest` is a checksum of the content, however it is written down.
+    """
 
     sha256: str
     size: int | None = None
+    digest: str | None = None
     content: Any = None
 
     def fits(self, file: Path) -> bool:
@@ -39,19 +44,91 @@ class Mark:
         with open(file, "rb") as content:
             if self.size is None:
                 return hashlib.file_digest(content, "sha256").hexdigest() == self.sha256
-            data = content.read(self.size)
-        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256
+            if os.fstat(content.fileno()).st_size < self.size:
+                return False
+            return hashlib.sha256(content.read(self.size)).hexdigest() == self.sha256
+
+    def can_be_restored(self) -> bool:
+        """Return whether the content is known, and is that of the checksum."""
+        return self.digest is not None and _digest(self.content) == self.digest
 
 
-def mark_of(name: str, data: bytes) -> dict[str, Any]:
-    """Return the part of a line that says what the file `name` contains."""
+def told(line: Mapping[str, Any], last: Mark | None) -> Mark:
+    """Return the state of a file that a line tells, if it was in the state `last` before."""
+    content = None
+    with suppress(KeyError, TypeError, ValueError, RecursionError):  # changes of something else
+        content = changed(last.content if last else None, line.get("changes", []))
+    return Mark(line["sha256"], line.get("size"), line.get("digest"), content)
+
+
+def mark_of(name: str, data: bytes, before: bytes = b"") -> dict[str, Any]:
+    """Return the part of a line that says what the file `name` contains.
+
+    The content of a file that can be restored is told as changes of what it was `before`, because
+    a manifest gets longer with every shard.
+    """
     mark: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
     if name == METRICS:
         mark["size"] = len(data)
-    if is_among(name, RESTORABLE):
-        with suppress(ValueError, RecursionError):  # damaged before its journal began
-            mark["content"] = json.loads(data)
+    if is_among(name, RESTORABLE) and (content := _decoded(data)) is not None:
+        mark["digest"] = _digest(content)
+        mark["changes"] = list(changes(_decoded(before), content))
     return mark
+
+
+def changes(old: Any, new: Any, depth: int = 2) -> Iterator[list[Any]]:
+    """Yield what turns `old` into `new`: [path, value], or [path] for what is gone.
+
+    A path has at most `depth` keys.
+    """
+    if type(old) is type(new) and old == new:
+        return
+    if depth == 0 or not (isinstance(old, dict) and isinstance(new, dict)):
+        yield [[], new]
+        return
+    yield from ([[key]] for key in old if key not in new)
+    for key, value in new.items():
+        if key not in old:
+            yield [[key], value]
+        else:
+            for path, *rest in changes(old[key], value, depth - 1):
+                yield [[key, *path], *rest]
+
+
+def changed(content: Any, made: Iterable[Sequence[Any]]) -> Any:
+    """Return `content` with the changes `made`.
+
+    Raises KeyError, TypeError or ValueError if they are none of it.
+    """
+    for path, *value in made:
+        content = _with(content, path, value)
+    return content
+
+
+def _with(content: Any, path: Sequence[str], value: Sequence[Any]) -> Any:
+    if not path:
+        (content,) = value
+        return content
+    key, *rest = path
+    copy = dict(content)
+    if rest:
+        copy[key] = _with(copy[key], rest, value)
+    elif value:
+        (copy[key],) = value
+    else:
+        del copy[key]
+    return copy
+
+
+def _decoded(data: bytes) -> Any:
+    """Return the content of a JSON file, or None if it is damaged or empty."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(data)
+    return None
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 def is_among(name: str, patterns: Sequence[str]) -> bool:
@@ -68,25 +145,40 @@ def is_well_formed(line: Mapping[str, Any]) -> bool:
     path, size, heads = line.get("path"), line.get("size"), line.get("after", [])
     return (
         (path is None or (isinstance(path, str) and is_among(path, RECORDED)))
-        and isinstance(line.get("sha256", ""), str)
+        and all(isinstance(line.get(name, ""), str) for name in ("sha256", "digest", "dropped"))
         and (size is None or (type(size) is int and size >= 0))
-        and isinstance(line.get("dropped", ""), str)
+        and isinstance(line.get("changes", []), list)
         and isinstance(heads, list)
         and all(isinstance(head, str) for head in heads)
     )
 
 
 def as_line(mark: Mark) -> dict[str, Any]:
-    parts = {"sha256": mark.sha256, "size": mark.size, "content": mark.content}
+    """Return the part of a line that says that a file is in the state `mark` again."""
+    parts = {"sha256": mark.sha256, "size": mark.size, "digest": mark.digest}
     return {key: value for key, value in parts.items() if value is not None}
 
 
 def chained(lines: Iterable[Mapping[str, Any]], chain: str) -> Iterator[bytes]:
     """Yield the lines as they are written, each with the hash of itself and of what precedes."""
     for line in lines:
-        text = json.dumps(line)
-        chain = hashlib.sha256(f"{chain}{text}".encode()).hexdigest()[:16]
-        yield json.dumps({**line, "chain": chain}).encode() + b"\n"
+        text = json.dumps(line).encode()
+        chain = _link(chain, text)
+        yield text[:-1] + _tail(chain)
+
+
+def continues(text: bytes, chain: str) -> bool:
+    """Return whether a line, as it was written, continues the line that ends with `chain`."""
+    length = len(_tail(chain or "0" * _DIGITS))
+    return text[-length:] == _tail(_link(chain, text[:-length] + b"}"))
+
+
+def _link(chain: str, text: bytes) -> str:
+    return hashlib.sha256(chain.encode() + text).hexdigest()[:_DIGITS]
+
+
+def _tail(chain: str) -> bytes:
+    return f', "chain": "{chain}"}}\n'.encode()
 
 
 def last_chain(file: IO[bytes]) -> str:
@@ -101,7 +193,7 @@ def last_chain(file: IO[bytes]) -> str:
         whole = file.read()
         file.truncate(whole.rfind(b"\n") + 1)
         return last_chain(file)
-    return end[:16].decode(errors="replace")
+    return end[:_DIGITS].decode(errors="replace")
 
 
 def head_in(checkpoint: Path) -> str | None:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal import record_growth, recorded
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import full_disk_explained, publish_file
+from mugrpo.disk.publishing import publish_file
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
@@ -90,9 +91,10 @@ class MetricsLog:
             self._grown = False
 
     def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Replace the file's content with `lines` and open it for appending."""
+        """Replace the file's content with `lines`, if it differs, and open it for appending."""
         kept = list(lines)
-        if self._path != Path(os.devnull):
+        keeps = self._path != Path(os.devnull)
+        if keeps and not (self._path.exists() and self._path.read_bytes() == _encoded(kept)):
             write_metrics(self._path, kept)
         self._seen = set(map(_key, kept))
         self._grown = False
@@ -126,11 +128,10 @@ def readable_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Publish a metrics file with `lines`, unless it has exactly these already."""
-    data = b"".join(map(_encode, lines))
-    if not path.exists() or path.read_bytes() != data:
-        with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
-            file.write(data)
+    """Publish a metrics file with `lines`."""
+    data = _encoded(lines)
+    with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
+        file.write(data)
 
 
 def _decoded(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -154,6 +155,10 @@ def _is_event(line: dict[str, Any]) -> bool:
 
 def _key(line: dict[str, Any]) -> tuple[str, int]:
     return line["kind"], line["update"]
+
+
+def _encoded(lines: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(map(_encode, lines))
 
 
 def _encode(line: dict[str, Any]) -> bytes:

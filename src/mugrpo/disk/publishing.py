@@ -1,4 +1,4 @@
-"""Publish files and folders atomically, and report a full disk in one sentence.
+"""Publish files and folders atomically.
 
 To publish `NAME` is to write `NAME.tmp.PID`, fsync it, rename it and fsync its folder. So a path
 without `.tmp.` in its name is complete. JSON files, and the lists of checksums in a folder, are
@@ -7,7 +7,6 @@ recorded in the journal of the run that they belong to.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.full_disk import full_disk_explained, remove, unfinished
 from mugrpo.disk.journal import LISTS, forget, recorded
 from mugrpo.disk.places import passing
 
@@ -34,7 +33,7 @@ def remove_unfinished(root: Path) -> list[Path]:
     removed = []
     for path in sorted(root.rglob("*.tmp.*")):
         if path.suffix[1:].isdigit() and path.exists():  # not inside a folder just removed
-            _remove(path)
+            remove(path)
             removed.append(path)
     return removed
 
@@ -51,11 +50,26 @@ def set_aside(path: Path) -> None:
 
 def rename_aside(path: Path) -> None:
     """Do what `set_aside` does, but tell no journal."""
+    os.rename(path, _aside(path))
+
+
+def keep_copy(path: Path) -> None:
+    """Copy a bad file to the name that `set_aside` gives it, because it is going to be replaced.
+
+    A folder in its place is renamed.
+    """
+    if path.is_file():
+        shutil.copyfile(path, _aside(path))
+    elif os.path.lexists(path):
+        rename_aside(path)
+
+
+def _aside(path: Path) -> Path:
     aside, number = path.with_name(f"{path.name}.bad"), 1
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.bad.{number}")
-    os.rename(path, aside)
+    return aside
 
 
 @contextmanager
@@ -185,42 +199,3 @@ def fsync(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def full_disk_explained(path: Path) -> Iterator[None]:
-    """Raise RunStopped, with a one-sentence message, if the disk fills up in the block.
-
-    What this process has written of `path` so far is removed. Libraries such as safetensors
-    wrap the system's error in their own, so the error's text is checked too.
-    """
-    try:
-        yield
-    except Exception as error:
-        number = getattr(error, "errno", None)
-        if number not in (errno.ENOSPC, errno.EDQUOT) and "No space left" not in str(error):
-            raise
-        temporary = unfinished(path)
-        needed = _size(temporary)
-        _remove(temporary)
-        folder = next(parent for parent in path.parents if parent.exists())
-        free = shutil.disk_usage(folder).free
-        raise RunStopped(
-            f"the disk is full: {path} needs more than the {needed:,} bytes already written, "
-            f"and {free:,} bytes are free now; make room"
-        ) from error
-
-
-def unfinished(path: Path, pid: int | None = None) -> Path:
-    """Return where process `pid`, by default this one, writes `path` before publishing it."""
-    return path.with_name(f"{path.name}.tmp.{pid or os.getpid()}")
-
-
-def _remove(path: Path) -> None:
-    folder = path.is_dir() and not path.is_symlink()
-    shutil.rmtree(path) if folder else path.unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

@@ -39,11 +39,12 @@ from threading import Lock
 from typing import IO, Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal import Journal
 from mugrpo.disk.links import refuse_links_out
 from mugrpo.disk.pending import Pending, Unsaved
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import full_disk_explained, remove_unfinished
+from mugrpo.disk.publishing import remove_unfinished
 
 FORMAT = 2
 _WITHOUT_JOURNAL = 1  # an older format, which becomes FORMAT when the run is opened

@@ -23,17 +23,16 @@ from threading import Event, Thread, get_native_id
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.full_disk import full_disk_explained, unfinished
 from mugrpo.disk.journal import journal_of
 from mugrpo.disk.patience import Patience
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
     SUMS,
     checksums,
-    full_disk_explained,
     publish_folder,
     publish_json,
     seal_folder,
-    unfinished,
 )
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.trainer import Snapshot, Trainer

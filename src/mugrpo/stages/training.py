@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal import record_growth
 from mugrpo.disk.pending import Unsaved
-from mugrpo.disk.publishing import full_disk_explained
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule

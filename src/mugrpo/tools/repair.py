@@ -9,7 +9,13 @@ from pathlib import Path
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.links import refuse_links_out
 from mugrpo.disk.metrics import readable_lines, write_metrics
-from mugrpo.disk.publishing import publish_json, rename_aside, sealed_folder_fault, set_aside
+from mugrpo.disk.publishing import (
+    keep_copy,
+    publish_json,
+    rename_aside,
+    sealed_folder_fault,
+    set_aside,
+)
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 
@@ -56,8 +62,8 @@ def _mend_recorded(run_dir: RunDir, say: Say) -> int:
         if name.startswith(("checkpoints/", "evaluations/")):
             set_aside(run_dir.root.joinpath(*Path(name).parts[:2]))
             outcome = "what it belongs to is set aside"
-        elif last and last.content is not None:
-            set_aside(path)
+        elif last and last.can_be_restored():
+            keep_copy(path)
             publish_json(path, last.content)
             outcome = "it is restored"
         else:
@@ -73,7 +79,7 @@ def _mend_metrics(run_dir: RunDir, fault: str | None, say: Say) -> int:
     lines, unreadable = readable_lines(path)
     if not fault and not unreadable:
         return 0
-    set_aside(path)
+    keep_copy(path)
     write_metrics(path, lines)
     made = max(run_dir.checkpoint_updates(), default=0)
     kept = {line["update"] for line in lines if line["kind"] == "update"}

@@ -39,11 +39,12 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
     Returns the number of objects written. The run may continue meanwhile. `check` is called between
     objects and may raise to stop. Raises UsageError if the folder is not a run, if the copy is
     another run's, or if another process pushes to it, and RunStopped if a file does not match its
-    checksum.
+    checksum or the run's journal.
     """
     config, store = run_dir.read_config(), Store(url)
     if config is None:
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
+    run_dir.journal.require()
     with only_push(store) as renew:
         _require_same_run(config, store, run_dir)
 
