@@ -18,7 +18,7 @@ from mugrpo.tools import push_lock
 from mugrpo.tools.objects import Store
 from mugrpo.tools.push_lock import LOCK, only_push
 from mugrpo.tools.store import pull, push
-from tests.faults.harm import contents, edited, refused
+from tests.faults.harm import accepted, contents, edited, refused
 from tests.runs import Command
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -136,6 +136,7 @@ def test_a_run_without_an_id_of_an_earlier_version_goes_on_without_one(
 ):
     other = Path(shutil.copytree(run_dir, tmp_path / "other"))
     edited(run_dir / "config.json", id=None)
+    accepted(run_dir)
     push(RunDir(run_dir), store)
     assert command("train", run_dir, "--optimizer.lr", "2e-3", "--force").status == 0
     assert identity(run_dir) is None and push(RunDir(run_dir), store) > 0
