@@ -286,6 +286,9 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
     )
 
 
+OTHER_FORM = r"sent a message of another form .*; its log is .*engine-0\.log"
+
+
 @pytest.mark.parametrize(
     ("said", "error", "text"),
     [
@@ -299,6 +302,17 @@ def answer(ids: str = "[2, 1]", logprobs: str = "[-0.5, -0.5]", reason: str = "s
         ('{"failed": "memory", "text": "out of memory"}', MemoryError, "out of memory"),
         ('{"failed": "refused", "text": "no such option"}', UsageError, "no such option"),
         ('{"completions": [], "slots": 0}', RunStopped, "left 3 requests unanswered"),
+        ("[]", RunStopped, OTHER_FORM),
+        ("7", RunStopped, OTHER_FORM),
+        ('{"failed": "somehow", "text": ""}', RunStopped, OTHER_FORM),
+        ('{"failed": "memory"}', RunStopped, OTHER_FORM),
+        ('{"completions": 7, "slots": 2}', RunStopped, OTHER_FORM),
+        ('{"completions": [{}], "slots": 2}', RunStopped, OTHER_FORM),
+        ('{"completions": [], "slots": None}', RunStopped, OTHER_FORM),
+        (answer().replace("index,", "[],", 1), RunStopped, OTHER_FORM),
+        (answer().replace(".tobytes()", ".tolist()"), RunStopped, OTHER_FORM),
+        (answer().replace("np.int32", "np.int8"), RunStopped, OTHER_FORM),
+        ('{"end": []}', RunStopped, OTHER_FORM),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(

@@ -34,6 +34,7 @@ class Server:
         self.told: list[tuple[str, Any]] = []  # path and body of other requests
         self.version, self.takes = "0.32.1", True
         self.change = lambda choice: choice
+        self.text = b""  # instead of every answer
         self.away = 0  # requests that get no answer
         self.cut = 0  # answers that are cut off
         engine, lock = ContinuousEngine(policy, ContinuousOptions(slots=1)), threading.Lock()
@@ -85,7 +86,7 @@ class Server:
             def answer(self, value: Any) -> None:
                 self.send_response(200 if value else 400)
                 self.end_headers()
-                self.wfile.write(json.dumps(value or "no such thing").encode())
+                self.wfile.write(server.text or json.dumps(value or "no such thing").encode())
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -281,6 +282,10 @@ def test_a_server_that_is_briefly_unavailable_is_asked_again(
         (lambda c: {**c, "logprobs": None}, "no logprobs"),
         (lambda c: {**c, "token_ids": [10**6] * len(c["token_ids"])}, "of a vocabulary of"),
         (lambda c: None, "answered 400 to /v1/completions"),
+        (lambda c: {**c, "token_ids": [10**30]}, "answers of another form than vLLM"),
+        (lambda c: {**c, "token_ids": "one"}, "answers of another form than vLLM"),
+        (lambda c: {**c, "logprobs": 7}, "answers of another form than vLLM"),
+        (lambda c: [c], "answers of another form than vLLM"),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(
@@ -291,6 +296,28 @@ def test_an_answer_that_cannot_be_right_stops_the_run(
     server.change = change
     with pytest.raises(RunStopped, match=text):
         taken(engine, requests[:1])
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"{", b"\xff"])
+def test_answers_that_are_not_json_stop_the_run(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch, text
+):
+    monkeypatch.setattr(server_module, "_PAUSE", 0.01)
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "")
+    server.text = text
+    with pytest.raises(RunStopped, match="does not answer"):
+        taken(engine, requests[:1])
+
+
+@pytest.mark.parametrize("text", [b"[]", b"7", b'{"data": []}', b'{"version": 7}', b"null"])
+def test_a_server_that_is_none_of_vllms_stops_the_run(
+    server: Server, embedded_policy: Policy, tmp_path: Path, text
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    server.text = text
+    with pytest.raises(RunStopped, match="answers of another form than vLLM"):
+        engine.refresh(8, lambda: "/the/weights")
 
 
 # ---- what vLLM must not be given ----

@@ -24,6 +24,30 @@ def test_messages_keep_every_character_and_arrive_in_pieces():
         assert [inbox.message(), inbox.message(), inbox.message()] == [said, "next", None]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "{",
+        '{"$mugrpo": 7}',
+        '{"$mugrpo": ["no such kind", "1"]}',
+        '{"$mugrpo": ["decimal", "one"]}',
+        '{"$mugrpo": ["bytes", {}]}',
+    ],
+)
+def test_text_that_nobody_here_writes_is_a_value_error(text: str):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send(ours, text)
+        send(ours, "1")
+        inbox = Inbox()
+        while len(inbox._bytes) < 16 + len(text) + 1:
+            inbox.read(theirs)
+        with pytest.raises(ValueError):
+            inbox.message()
+        assert inbox.message() == 1
+
+
 def test_values_that_json_cannot_express_come_back_as_they_were_sent():
     columns = {
         "when": datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC),

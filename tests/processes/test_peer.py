@@ -70,6 +70,8 @@ def test_messages_go_both_ways_and_it_ends_with_what_it_started():
         ("raise ValueError", "status 1"),
         ("channel._socket.close(); time.sleep(0.5); os._exit(4)", "status 4"),
         ("os.write(channel._socket.fileno(), b'\\xff' * 8)", "SIGKILL"),  # not a valid message
+        ("channel._socket.sendall(b'[' * 99999); time.sleep(9)", "SIGKILL"),
+        ("channel._socket.sendall((9999).to_bytes(8, 'big') + b'[' * 9999)", "SIGKILL"),  # deep
     ],
 )
 def test_a_peer_that_has_ended_is_lost_and_says_how(last: str, ended: str, tmp_path: Path):

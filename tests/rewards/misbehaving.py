@@ -18,12 +18,14 @@ forks 3 200   takes 200 MB and has 3 forks that read them
 killed FILE   ends by SIGKILL unless FILE exists, which it creates; then returns 1
 say hello     prints
 shout 200     prints 200 MB
+send TEXT     sends a message of its own to the run, and never ends
 where         returns the process id
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
 import re
@@ -140,6 +142,13 @@ def _killed(rest):
     return 1.0
 
 
+def _send(rest):
+    (channel,) = (o for o in gc.get_objects() if type(o).__name__ == "Channel")
+    data = rest.replace("DEEP", "[" * 100_000).encode()
+    channel._socket.sendall(len(data).to_bytes(8, "big") + data)
+    time.sleep(600)
+
+
 def _say(rest):
     print(rest, flush=True)
     return 1.0
@@ -161,6 +170,7 @@ ACTS = {
     "forks": _forks,
     "killed": _killed,
     "say": _say,
+    "send": _send,
     "shout": _shout,
     "where": lambda _: float(os.getpid()),
 }

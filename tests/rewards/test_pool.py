@@ -120,6 +120,29 @@ def test_a_call_that_fails_says_why_and_the_pool_goes_on(text, reason):
     workers.close()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DEEP",
+        "{",
+        "7",
+        "[]",
+        "{}",
+        '{"failure": "no more"}',
+        '{"results": 7}',
+        '{"results": []}',
+        '{"results": [7]}',
+        '{"results": [{"values": 7}]}',
+    ],
+)
+def test_a_message_of_another_form_ends_the_worker_and_gives_a_reason(text):
+    """A reward shares the process that sends them."""
+    workers = pool()
+    results = outcomes(workers, "1", f"send {text}", "2")
+    assert results == [1, "the worker died (SIGKILL)", 2]
+    workers.close()
+
+
 def test_after_a_memory_error_a_fresh_process_judges():
     workers = pool()
     assert len(set(outcomes(workers, "where", "raise x", "where"))) == 2

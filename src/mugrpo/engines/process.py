@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -210,7 +211,8 @@ class RemoteEngine:
         process = self._process = self._process or self._start()
         if self._loaded_key != key:
             process.send(to_json({"load": self._weights, "update": self._update}))
-            wake: float = self._answer(process, "loaded")["wake"]
+            with _understood():
+                wake = float(self._answer(process, "loaded")["wake"])
             self._loaded_key = key
             self._spent = {"wake": wake, part: time.monotonic() - began - wake}
         return process
@@ -230,7 +232,8 @@ class RemoteEngine:
         """
         while True:
             if (message := process.hear()) is not None:
-                raise_failure(message)
+                with _understood():
+                    raise_failure(message)
             yield message
 
     def _decoded(self, process: Started, max_new_tokens: int) -> Iterator[Decoded]:
@@ -239,12 +242,15 @@ class RemoteEngine:
             if message is None:
                 yield Decoded((), 0)
             elif "end" in message:
-                self._tasks -= message["end"]
+                with _understood():
+                    self._tasks -= message["end"]
                 if not self._tasks:
                     return
             elif "completions" in message:
-                completions = [self._completion(e, max_new_tokens) for e in message["completions"]]
-                yield Decoded(completions, message["slots"])
+                with _understood():
+                    entries, slots = message["completions"], int(message["slots"])
+                    completions = [self._completion(e, max_new_tokens) for e in entries]
+                yield Decoded(completions, slots)
 
     def _completion(self, entry: dict[str, Any], max_new_tokens: int) -> tuple[int, Completion]:
         completion = checked(
@@ -255,7 +261,7 @@ class RemoteEngine:
             vocab_size=self._host.vocab_size,
             source=str(self._host.log),
         )
-        return entry["index"], completion
+        return int(entry["index"]), completion
 
     def _count(self, lost: PeerLost) -> None:
         """Record the loss of the process. Raises RunStopped if no restart is left."""
@@ -268,6 +274,17 @@ class RemoteEngine:
                 f"{self._restarts_allowed}); finished shards are kept"
             )
         self._notify(f"{text}. Restarting it ({self._restarts}/{self._restarts_allowed})")
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raise PeerLost if the block finds that a message has another form than a worker's."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PeerLost(f"has sent a message of another form ({error!r})") from None
 
 
 def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -91,14 +91,17 @@ class ServerEngine:
             except RunStopped:
                 if update:
                     raise  # the initial weights it may have already, which the canary checks
-        self._model = self._ask("/v1/models")["data"][0]["id"]
+        with self._understood():
+            self._model = self._ask("/v1/models")["data"][0]["id"]
         self._update = update
         return {"load": time.monotonic() - began}
 
     def _take(self, path: str) -> None:
         """Have the live server load the weights at `path`, by the routes of vLLM's dev mode."""
-        version = self._ask("/version")["version"]
-        if not new_enough(version):
+        with self._understood():
+            version = self._ask("/version")["version"]
+            usable = new_enough(version)
+        if not usable:
             oldest = ".".join(map(str, OLDEST))
             raise RunStopped(
                 f"{self._url} is vLLM {version}, and before {oldest} it cannot load weights while "
@@ -174,7 +177,8 @@ class ServerEngine:
             "stop_token_ids": self._vocabulary.stop_ids,
         }
         answer = self._ask("/v1/completions", body | _NEUTRAL)
-        return self._completion(answer["choices"][0], max_new_tokens)
+        with self._understood():
+            return self._completion(answer["choices"][0], max_new_tokens)
 
     def rest(self) -> None:
         """See `Engine.rest`. Does nothing: the server has its own machine."""
@@ -198,6 +202,16 @@ class ServerEngine:
             source=self._url,
         )
 
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Raise RunStopped if the block finds that an answer has another form than vLLM's."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise RunStopped(
+                f"{self._url} gives answers of another form than vLLM ({error!r}); see its log"
+            ) from None
+
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the server's answer to `body` (or to a GET without one), parsed from JSON.
 
@@ -216,7 +230,7 @@ class ServerEngine:
                 detail = error.read(500).decode(errors="replace")
                 raise RunStopped(f"{self._url} answered {error.code} to {path}: {detail}") from None
             # URLError and timeouts are OSErrors. A truncated answer raises one of the others.
-            except (OSError, HTTPException, ValueError) as error:
+            except (OSError, HTTPException, ValueError, RecursionError) as error:
                 if not retries_left:
                     raise RunStopped(
                         f"{self._url} does not answer ({error}); finished shards are kept"

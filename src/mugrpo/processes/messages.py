@@ -76,7 +76,10 @@ class Inbox:
             return None
         text = self._bytes[_LENGTH.size : end].decode("utf-8", "surrogatepass")
         del self._bytes[:end]
-        return from_json(text)
+        try:
+            return from_json(text)
+        except (RecursionError, LookupError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"a message that `to_json` cannot have written: {error}") from None
 
 
 def printable(text: str, longest: int = 300) -> str:

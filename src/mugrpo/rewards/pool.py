@@ -176,6 +176,8 @@ class Pool:
         for worker in audible(self._workers, patience):
             try:
                 message = worker.hear(0.0)
+                if message is not None and not _is_answer(message, worker.call):
+                    raise PeerLost("sent another form of answer", worker.end())
             except PeerLost as lost:
                 self._lose(worker, lost, waiting)
             else:
@@ -242,3 +244,20 @@ class Pool:
     def _retire(self, worker: Worker) -> None:
         self._workers.remove(worker)
         worker.end()
+
+
+def _is_answer(message: Any, call: Call | None) -> bool:
+    """Return whether a message has the form of a worker's. A reward could send others."""
+    if not isinstance(message, dict):
+        return False
+    if message.keys() & {"refused", "broken", "ready"}:
+        return True
+    if "results" not in message:
+        return call is not None and message.keys() >= {"failure", "unfinished"}
+    results = message["results"]
+    return (
+        call is not None
+        and isinstance(results, list)
+        and len(results) == len(call.items)
+        and all(isinstance(r, dict) and isinstance(r.get("values"), dict) for r in results)
+    )
