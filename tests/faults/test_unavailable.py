@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,13 +12,14 @@ from unittest import mock
 import datasets
 import pytest
 import transformers.utils.hub
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 
-from mugrpo.model import loading
+from mugrpo.model import hub, loading
 from tests.faults.case import Case
 from tests.faults.harm import edited, refused
 
@@ -90,24 +92,43 @@ def test_a_hub_model_that_cannot_be_downloaded_is_refused(
 
 def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
     """A machine that listens answers, another does not, and a proxy may know the way."""
-    answers = loading._hub_answers.__wrapped__
-    monkeypatch.setattr(loading, "getproxies", dict)
+    answers = hub.hub_answers.__wrapped__
+    monkeypatch.setattr(hub, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(loading, "ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{port}")
         assert answers()
     assert not answers()
-    monkeypatch.setattr(loading, "getproxies", lambda: {"no": "localhost"})
+    monkeypatch.setattr(hub, "getproxies", lambda: {"no": "localhost"})
     assert not answers()
-    monkeypatch.setattr(loading, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://127.0.0.1:1"})
     assert answers()
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "is_offline_mode", lambda: True)
+        patch.setattr(hub, "is_offline_mode", lambda: True)
         assert not answers()
-    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
     assert loading._how("nobody/nothing")["local_files_only"]
-    monkeypatch.setattr(loading, "_hub_answers", lambda: pytest.fail("asked for a folder"))
+    monkeypatch.setattr(loading, "hub_answers", lambda: pytest.fail("asked for a folder"))
     assert not loading._how(Path(__file__).parent)["local_files_only"]
+
+
+@pytest.mark.parametrize("option", ["--model.path", "--task.data"])
+def test_a_hub_id_is_refused_within_five_seconds_if_the_hub_is_silent(
+    case: Case, monkeypatch: pytest.MonkeyPatch, option: str
+):
+    """Nothing listens where the hub should be. Libraries would ask again and again."""
+    case.data()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{port}")
+    hub.hub_answers.cache_clear()
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    began = time.monotonic()
+    case.refused(option, "nobody/nothing-of-tests", parts=("nobody/nothing-of-tests", "network"))
+    assert time.monotonic() - began < 5
+    assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
+    hub.hub_answers.cache_clear()
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no network"), PermissionError("gated")])

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import is_offline_mode
-from huggingface_hub.constants import ENDPOINT
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -21,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import tensors_of
+from mugrpo.model.hub import hub_answers
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
@@ -139,23 +134,7 @@ def _how(path: str | Path) -> dict[str, Any]:
     """Return how transformers loads `path`: without code of the model's own, and without the hub
     if that cannot be reached."""
     from_hub = not Path(path).is_dir()
-    return {"trust_remote_code": False, "local_files_only": from_hub and not _hub_answers()}
-
-
-@cache
-def _hub_answers() -> bool:
-    """Return whether the hub can be reached. transformers would try for half a minute."""
-    if is_offline_mode():
-        return False
-    if getproxies().keys() - {"no"}:
-        return True  # they may know the way
-    hub = urlsplit(ENDPOINT)
-    try:
-        port = hub.port or (443 if hub.scheme == "https" else 80)
-        socket.create_connection((hub.hostname, port), timeout=3).close()
-    except OSError:
-        return False
-    return True
+    return {"trust_remote_code": False, "local_files_only": from_hub and not hub_answers()}
 
 
 @contextlib.contextmanager

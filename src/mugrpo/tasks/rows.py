@@ -8,13 +8,16 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.model.hub import hub_answers
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -171,7 +174,8 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     datasets.disable_progress_bars()
     try:
-        table = datasets.load_dataset(data, subset, split=split, revision=revision)
+        with _offline_if_the_hub_is_silent(datasets.config):
+            table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
@@ -180,6 +184,18 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     for number, row in enumerate(table, start=1):
         yield f"{data} [{split}], row {number}", dict(row)
+
+
+@contextmanager
+def _offline_if_the_hub_is_silent(config: Any) -> Iterator[None]:
+    """Have `datasets`, whose `config` this is, look only into its cache if the hub is silent."""
+    before = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if not hub_answers():
+        config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _kind(value: Any) -> str:
