@@ -43,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunStopped as error:
         _complain(f"{error}. {_resume_sentence(options, overrides, str(error))}")
         return 3
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        if error.filename is None:  # it is not about a file
+            raise
+        _complain(f"{error.filename} cannot be used ({error.strerror}); mend it, and try again")
+        return 2
     return status
 
 

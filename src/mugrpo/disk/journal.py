@@ -53,11 +53,14 @@ class Entry:
     coming: Mark | None = None
 
     def fault(self, file: Path) -> str | None:
-        """Return what is wrong with `file`, or None."""
-        if not os.path.lexists(file):
-            return None if self.coming or not self.last else "is missing"
+        """Return what is wrong with `file`, or None. Raises PermissionError, as nothing may be."""
         try:
+            file.lstat()
             fits = any(mark.fits(file) for mark in (self.coming, self.last) if mark)
+        except (FileNotFoundError, NotADirectoryError):
+            return None if self.coming or not self.last else "is missing"
+        except PermissionError:
+            raise
         except OSError as error:
             return f"cannot be read ({error.strerror})"
         return None if fits else "is not what the run wrote"
@@ -179,6 +182,8 @@ class Journal:
         try:
             with self._locked(os.O_RDONLY) as file:
                 data = file.read()
+        except PermissionError:
+            raise
         except OSError as error:
             raise self._broken(f"it cannot be read ({error.strerror})") from None
         for number, text in enumerate(data.splitlines(keepends=True), start=1):

@@ -153,7 +153,7 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
         return f"has a {SUMS} that lists nothing"
     files = [folder / name for name in sums]
     for name, file in zip(sums, files, strict=True):
-        if not file.exists():
+        if not file.is_file():
             return f"lacks {name}"
     state = _state([*files, folder / SUMS])
     if state in _intact:

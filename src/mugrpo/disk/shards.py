@@ -111,7 +111,7 @@ class ShardSet:
     def fault(self, shard: int) -> str | None:
         """Return what is wrong with the file of a listed shard, or None."""
         path, entry = self.path(shard), self._entries[shard]
-        if not path.exists():
+        if not path.is_file():
             return "is missing"
         if path.stat().st_size != entry["bytes"]:
             return f"has {path.stat().st_size} bytes instead of {entry['bytes']}"

@@ -64,6 +64,8 @@ def _mend_recorded(run_dir: RunDir, say: Say) -> int:
             outcome = "what it belongs to is set aside"
         elif last and last.can_be_restored():
             keep_copy(path)
+            for folder in [p for p in path.parents if p.is_file()]:
+                rename_aside(folder)
             publish_json(path, last.content)
             outcome = "it is restored"
         else:
