@@ -16,7 +16,7 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.checkpoint import Writing
-from mugrpo.stages import orders, ranks
+from mugrpo.stages import orders, ranks, ray_ranks
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
 from tests.waiting import until
@@ -87,6 +87,16 @@ def test_a_rank_shows_that_it_lives(tmp_path: Path):
     folder.ranks.mkdir()
     orders.stay_alive(folder)
     until(lambda: orders.alive(folder))
+
+
+def test_a_rank_on_ray_cannot_command_the_terminal(tmp_path: Path, capsys):
+    log = tmp_path / "rank-0.log"
+    log.write_text("update 1\n\x1b[2J\x07update 2\nhalf a li")
+    end = ray_ranks._show(log, 0)
+    assert capsys.readouterr().out == "update 1\n\\x1b[2J\\x07update 2\n"
+    log.write_text(log.read_text() + "ne\n")
+    ray_ranks._show(log, end)
+    assert capsys.readouterr().out == "half a line\n"
 
 
 def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch):

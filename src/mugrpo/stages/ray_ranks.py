@@ -22,6 +22,7 @@ from typing import Any
 from mugrpo.config.backends import RayBackend
 from mugrpo.processes.cluster import connected, on_gpus, require_room
 from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks
 
@@ -177,6 +178,6 @@ def _show(log: Path, shown: int) -> int:
         file.seek(shown)
         fresh = file.read()
     lines = fresh[: fresh.rfind(b"\n") + 1]
-    sys.stdout.write(lines.decode(errors="replace"))
+    sys.stdout.write(visible(lines.decode(errors="replace")))
     sys.stdout.flush()
     return shown + len(lines)
