@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from mugrpo.cli import main
 from mugrpo.config.run import RunConfig
 from tests.faults.harm import refused
 from tests.runs import (
+    ENVIRONMENT,
     Command,
     Ended,
+    assert_same,
     checkpoints,
     final_weights,
     finished,
@@ -189,6 +192,17 @@ def test_output_into_a_closed_pipe_ends_quietly(command: str):
     script = f"{sys.executable} -m mugrpo {command} | head -1"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
+
+
+def test_a_run_into_a_closed_pipe_ends_quietly_and_can_be_resumed(tmp_path: Path, reference: Path):
+    words = f"train {write_config(tmp_path)} --run-dir {tmp_path / 'run'}"
+    script = f"{sys.executable} -m mugrpo {words} | head -1"
+    ended = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
+    )
+    assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
+    finished(tmp_path / "run")
+    assert_same(tmp_path / "run", reference)
 
 
 def test_characters_that_a_terminal_obeys_are_shown_instead(

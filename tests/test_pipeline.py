@@ -220,6 +220,35 @@ def test_only_the_minutes_of_updates_that_no_checkpoint_holds_count(
     assert at == saved
 
 
+@pytest.mark.parametrize(
+    ("preset", "schedule"),
+    [
+        ("grpo", ("--schedule.batches_per_stage", 3)),
+        ("on-policy", ("--schedule.batches_per_stage", 1, "--schedule.stages", 6)),
+        ("sample-reuse", ("--schedule.batches_per_stage", 1, "--schedule.passes_per_batch", 3)),
+    ],
+)
+def test_at_most_ten_minutes_of_updates_are_lost_with_presets_of_short_stages(
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    schedule: tuple[object, ...],
+):
+    """Six updates of four minutes: the third is the first that is above ten minutes."""
+    step, save, at = Trainer.step, training.save_checkpoint, []
+    monkeypatch.setattr(Trainer, "step", lambda *a: {**step(*a), "time/update": 240.0})
+    monkeypatch.setattr(
+        training,
+        "save_checkpoint",
+        lambda trainer, *a, **k: (at.append(trainer.update), save(trainer, *a, **k)),
+    )
+    options = ("--preset", preset, *schedule, "--checkpoint.every", 0)
+    words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
+    assert command(*words).status in (0, 4)
+    assert at == [3, 6]
+
+
 @pytest.mark.long
 def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
     options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")

@@ -145,6 +145,26 @@ def test_a_hint_with_force_is_followed_by_a_command_with_it(case: Case):
         shutil.rmtree(case.run_dir)
 
 
+def test_neither_data_nor_rewards_can_command_the_terminal(case: Case):
+    """They come into messages, the progress, the rewards' log and the report."""
+    case.data(lines([{**row, "id": f"\x1b[2J{n}\x07"} for n, row in enumerate(chains())]))
+    file = case.folder / "mine.py"
+    file.write_text(
+        "def judge(completions, prompts, **_):\n"
+        "    print('\x1b]0;owned\x07')\n"
+        "    if len(prompts[0]) > 1:\n        {}\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    options = ("--task.rewards", f"{file}:judge", "--task.id_column", "id")
+    text = file.read_text()
+    for body in ("raise ValueError('\x1b[2J\x07\u202e')", "return ['\x1b[2J\x07\u202e']"):
+        file.write_text(text.format(body))
+        ended = case.train(*options)
+        assert ended.status in (2, 3) and "\\x1b[2J" in ended.err, ended
+        assert not set(ended.out + ended.err) & set("\x1b\x07\u202e")
+    assert "\x1b]0;owned\x07" in (case.run_dir / "logs" / "rewards.log").read_text()
+
+
 def test_a_reward_that_is_none_for_all_responses_stops_the_run_before_an_update(case: Case):
     case.data()
     file = case.folder / "mine.py"

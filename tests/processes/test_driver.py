@@ -44,6 +44,21 @@ def test_a_stopped_rank_ends_with_the_process_that_started_it():
     assert soon(lambda: not alive(rank), 10)
 
 
+def test_a_rank_that_is_still_importing_ends_within_two_seconds():
+    """It imports as a rank does, and its driver is killed while it does so."""
+    driver = subprocess.Popen(["sleep", "600"])
+    environment = {**os.environ, DRIVER: f"{driver.pid} {began(driver.pid)}"}
+    imports = RANK.replace("time.sleep(600)", "import torch, transformers\ntime.sleep(600)")
+    rank = subprocess.Popen(
+        [sys.executable, "-c", imports], stdout=subprocess.PIPE, env=environment
+    )
+    assert rank.stdout is not None and rank.stdout.readline() == b"ready\n"
+    driver.kill()
+    driver.wait()
+    rank.wait(2)
+    rank.stdout.close()
+
+
 def test_a_rank_ends_with_its_driver():
     driver = subprocess.Popen(["sleep", "600"])
     environment = {**os.environ, DRIVER: f"{driver.pid} {began(driver.pid)}"}

@@ -122,6 +122,20 @@ def test_a_received_run_runs_nothing_without_a_yes(folder: Path, command: Comman
     assert not ran.exists()
 
 
+def test_all_that_a_run_names_is_listed_and_approved_together(folder: Path, command: Command):
+    run_dir = received(folder, "task.rewards")
+    stored = json.loads((run_dir / "config.json").read_text())
+    stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
+    (run_dir / "config.json").write_text(json.dumps(stored))
+    accepted(run_dir)
+    first = f"objective.path = {folder}/their_code.py; "
+    second = f"task.rewards = {folder}/their_code.py. Look at them"
+    refused(command("train", run_dir), f"{UNKNOWN}{first}{second}", "with --trust\n")
+    assert not (folder / "ran").exists()
+    command("train", run_dir, "--trust")
+    assert UNKNOWN not in command("train", run_dir).err and (folder / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "key"),
     [

@@ -187,7 +187,7 @@ def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(t
 @pytest.mark.promise("no orphans")
 @pytest.mark.long
 def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Path):
-    """The kernel ends them: they could not do it themselves."""
+    """The kernel ends them within two seconds: they could not do it themselves."""
     for moment in ("importing", "stopped"):
         started = start_train(tmp_path / moment, *TWO)
         ranks = until(lambda started=started: len(found := ranks_of(started)) == 2 and found)
@@ -195,8 +195,8 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
             for rank in ranks:
                 os.kill(rank, signal.SIGSTOP)
         os.kill(started.pid, signal.SIGKILL)
+        assert soon(lambda ranks=ranks: not any(map(alive, ranks)), 2)
         started.end()
-        assert soon(lambda ranks=ranks: not any(map(alive, ranks)), 10)
 
 
 # The last update alone is saved, and an evaluation comes within the second stage.

@@ -19,7 +19,16 @@ from mugrpo.tools.objects import Store
 from mugrpo.tools.repair import repair
 from mugrpo.tools.store import pull, push
 from tests.faults.harm import accepted, edited, flip_bit, stopped
-from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
+from tests.runs import (
+    Command,
+    assert_same,
+    checkpoints,
+    finished,
+    killed,
+    mugrpo,
+    read_metrics,
+    shards,
+)
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -332,6 +341,36 @@ def test_a_list_that_is_none_is_refused_by_pull_and_replaced_by_push(
     push(RunDir(reference), store)
     pull(store, RunDir(tmp_path / "run"))
     assert shards(tmp_path / "run") == shards(reference)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"\xff", b"7", b'{"a": 7}', b'{"a": "../../x"}', b'{"a": {}}', b"[" * 100_000]
+)
+def test_a_seal_that_is_none_is_refused_with_the_store_and_the_object(
+    tmp_path: Path, reference: Path, store: str, text: bytes
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    name = "checkpoints/update-000006/sha256.json"
+    system.pipe_file(f"{root}/{name}", text)
+    with pytest.raises(UsageError) as refused:
+        pull(store, RunDir(tmp_path / "run"))
+    assert str(refused.value) == (
+        f"{store}/{name} does not list files with their checksums; push again"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"[]", b"{}", b'{"format": 2}'])
+def test_a_copy_whose_config_is_none_can_be_pulled_and_is_refused_then(
+    tmp_path: Path, reference: Path, store: str, command: Command, text: bytes
+):
+    push(RunDir(reference), store)
+    system, root = fsspec.core.url_to_fs(store)
+    system.pipe_file(f"{root}/config.json", text)
+    pull(store, RunDir(tmp_path / "run"))
+    ended = command("train", tmp_path / "run")
+    assert ended.status == 2 and f"{tmp_path}/run/config.json is not the config.json" in ended.err
 
 
 def test_a_list_of_many_megabytes_is_not_read(
