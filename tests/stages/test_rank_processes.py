@@ -193,6 +193,8 @@ def test_ranks_that_are_stopped_or_still_importing_end_with_the_run(tmp_path: Pa
         ranks = until(lambda started=started: len(found := ranks_of(started)) == 2 and found)
         if moment == "stopped":
             for rank in ranks:
+                tasks = Path(f"/proc/{rank}/task")  # a second thread means that it has asked for it
+                until(lambda tasks=tasks: len(list(tasks.iterdir())) > 1)
                 os.kill(rank, signal.SIGSTOP)
         os.kill(started.pid, signal.SIGKILL)
         assert soon(lambda ranks=ranks: not any(map(alive, ranks)), 2)
