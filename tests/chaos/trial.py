@@ -196,9 +196,9 @@ class _Trial:
         if "rank" in KINDS[self.plan.kind].roles:
             outcome.ranks_gone.append(round(gone.ranks, 2))
         outcome.ends += [
-            f"another command: {other}" for other in others if not _explained(other, set(), True)
+            f"another command: {other}" for other in others if not _explained(other, set(), struck)
         ]
-        if not _explained(ended, attempt.signals, bool(struck)):
+        if not _explained(ended, attempt.signals, struck):
             outcome.ends.append(f"after {struck}: {ended}")
         if ended.status == _FINISHED:
             names = attempt.temporary_files()
@@ -206,13 +206,17 @@ class _Trial:
         return ended.status == _FINISHED
 
 
-def _explained(ended: Ended, signals: set[int], struck: bool) -> bool:
-    """Return whether a command ended as it may: with success, or because of what struck it."""
+def _explained(ended: Ended, signals: set[int], struck: list[str]) -> bool:
+    """Return whether a command ended as it may: with success, or because of what `struck` it.
+
+    A run that has no results yet does not begin on a full disk.
+    """
     if ended.status == _FINISHED:
         return True
     if -ended.status in signals:
         return True
     sentence = "Traceback" not in ended.err
     if ended.status == _REFUSED:
-        return refused_by_lock(ended.err) and sentence
-    return ended.status == _STOPPED and struck and sentence
+        full = "full disk" in struck and "make room" in ended.err
+        return (refused_by_lock(ended.err) or full) and sentence
+    return ended.status == _STOPPED and bool(struck) and sentence
