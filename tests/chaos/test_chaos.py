@@ -110,18 +110,22 @@ def test_only_shared_memory_that_nobody_holds_is_left_behind(tmp_path: Path):
 @pytest.mark.parametrize(
     ("ended", "signals", "struck", "explained"),
     [
-        (Ended(0, "", ""), set(), False, True),
-        (Ended(-9, "", ""), {signal.SIGKILL}, True, True),
-        (Ended(-11, "", ""), {signal.SIGKILL}, True, False),
-        (Ended(3, "", "mugrpo: the disk is full"), set(), True, True),
-        (Ended(3, "", "mugrpo: the disk is full"), set(), False, False),
-        (Ended(3, "", "Traceback (most recent call last)"), set(), True, False),
-        (Ended(2, "", "mugrpo: RUN is locked by pid 1"), set(), True, True),
-        (Ended(2, "", "mugrpo: RUN is not a run"), set(), True, False),
-        (Ended(1, "", ""), set(), True, False),
+        (Ended(0, "", ""), set(), [], True),
+        (Ended(-9, "", ""), {signal.SIGKILL}, ["kill run"], True),
+        (Ended(-11, "", ""), {signal.SIGKILL}, ["kill run"], False),
+        (Ended(3, "", "mugrpo: the disk is full"), set(), ["full disk"], True),
+        (Ended(3, "", "mugrpo: the disk is full"), set(), [], False),
+        (Ended(3, "", "Traceback (most recent call last)"), set(), ["full disk"], False),
+        (Ended(2, "", "mugrpo: RUN is locked by pid 1"), set(), ["full disk"], True),
+        (Ended(2, "", "mugrpo: 0 bytes are free; make room"), set(), ["full disk"], True),
+        (Ended(2, "", "mugrpo: 0 bytes are free; make room"), set(), ["kill run"], False),
+        (Ended(2, "", "mugrpo: RUN is not a run"), set(), ["full disk"], False),
+        (Ended(1, "", ""), set(), ["full disk"], False),
     ],
 )
-def test_an_end_must_have_a_reason(ended: Ended, signals: set[int], struck: bool, explained: bool):
+def test_an_end_must_have_a_reason(
+    ended: Ended, signals: set[int], struck: list[str], explained: bool
+):
     assert _explained(ended, signals, struck) == explained
 
 
