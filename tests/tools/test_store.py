@@ -18,7 +18,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.tools.objects import Store
 from mugrpo.tools.repair import repair
 from mugrpo.tools.store import pull, push
-from tests.faults.harm import edited, flip_bit, stopped
+from tests.faults.harm import accepted, edited, flip_bit, stopped
 from tests.runs import assert_same, checkpoints, finished, killed, mugrpo, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -129,6 +129,7 @@ def test_a_push_over_another_state_is_whole_wherever_it_is_cut(
     other = tmp_path / "other"
     finished(other, "--seed", "11")
     edited(other / "config.json", id=json.loads((reference / "config.json").read_text())["id"])
+    accepted(other)
     push(RunDir(reference), store)
     system, _ = fsspec.core.url_to_fs(store)
     for count in range(0, 100, every):
