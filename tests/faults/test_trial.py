@@ -12,8 +12,9 @@ import pytest
 
 from mugrpo.run.opening import open_run
 from mugrpo.stages import trial
+from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.faults.case import Case, chains, lines
-from tests.faults.harm import accepted, refused
+from tests.faults.harm import accepted, refused, stopped
 from tests.runs import state
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -116,6 +117,87 @@ def test_a_file_without_an_objective_is_refused_before_the_first_rollout(
     options = ("--objective.name", "file", "--objective.path", file)
     parts = (f"objective.path = '{file}' cannot be used", "must define loss")
     refused_at_the_start(case, "--preset", "grpo", *options, parts=parts)
+
+
+# ---- stops that can be resumed ----
+
+
+def generated(case: Case, judge_text: str, *options: object) -> list[object]:
+    """Generate a stage with a reward function that consults a server: the file `case.folder/up`."""
+    case.data()
+    file, server = case.folder / "mine.py", case.folder / "up"
+    file.write_text(f"import os, signal\nUP = {str(server)!r}\n{judge_text}")
+    server.touch()
+    case.starts(*(words := ["--task.rewards", f"{file}:judge", *options]))
+    server.unlink()
+    return words
+
+
+SERVED = """
+def judge(completions, **columns):
+    if not os.path.exists(UP):
+        raise ConnectionError("the server is away")
+    return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_resumes_it(
+    case: Case, limit: float
+):
+    words = generated(case, SERVED, "--rewards.failure_limit", limit)
+    stopped(case.train(*words), "a made-up completion", "ConnectionError: the server is away")
+    (case.folder / "up").touch()
+    assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
+
+
+BROKEN = """
+def judge(completions, **columns):
+    return [1.0] * len(completions) if os.path.exists(UP) else []
+"""
+
+
+def test_a_broken_contract_stops_a_run_with_rollouts(case: Case):
+    words = generated(case, BROKEN)
+    stopped(case.train(*words), "got 0 rewards for 1 completions from `judge`", "--force")
+
+
+KILLED = """
+if not os.path.exists(UP):
+    open(UP, "x").close()  # this worker is loaded, the next one is killed as it loads
+elif os.path.getsize(UP) == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def judge(completions, **columns):
+    if os.path.getsize(UP) == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [1.0] * len(completions)
+"""
+
+
+def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case: Case):
+    """Something else kills the first worker as it judges, and its successor as it loads."""
+    case.data()
+    file = case.folder / "mine.py"
+    file.write_text(f"import os, signal\nUP = {str(case.folder / 'up')!r}\n{KILLED}")
+    words = ["--task.rewards", f"{file}:judge"]
+    stopped(case.train(*words), "a reward worker died while it was loading (SIGKILL)")
+    assert state(case.run_dir).rollouts == (0, 0)
+    (case.folder / "up").write_text("enough memory")
+    assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
+
+
+def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    case.data()
+    case.starts()
+    with monkeypatch.context() as patch:
+        free(patch, CHECKPOINT - 1)
+        ended = case.train()
+    text = f"but for {CHECKPOINT - 1:,} bytes, and the checkpoints that {case.run_dir} still gets"
+    stopped(ended, "the disk is full", f"{text} take {CHECKPOINT:,};")
+    assert case.train().status == 0
 
 
 # ---- the disk ----

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -73,12 +75,82 @@ def test_the_lock_of_a_push_that_was_killed_expires_after_an_hour(run_dir: Path,
     assert push(RunDir(run_dir), store) > 10
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff", b"7", b"[]", b'{"renewed": []}'])
-def test_a_lock_that_cannot_be_read_is_held(run_dir: Path, store: str, text: bytes):
-    """It may be one that is being written."""
+HOUR = 3600.0
+AHEAD = b'{"push": "another", "renewed": 4e9}'  # in 2096
+UNDATED = [b"", b"\xff", b"7", b"[]", b'{"renewed": []}', b'{"renewed": NaN}', AHEAD]
+
+
+@pytest.mark.parametrize("text", UNDATED)
+def test_a_lock_that_tells_no_time_or_one_far_ahead_expires_an_hour_after_it_was_written(
+    store: str, text: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """It may be one that is being written, or that of a push that was killed then."""
     Store(store).write(LOCK, text)
-    with pytest.raises(UsageError, match="gets another push"):
-        push(RunDir(run_dir), store)
+    written = Store(store).modified(LOCK)
+    assert abs(written - time.time()) < 60
+    with pytest.raises(UsageError, match="gets another push"), only_push(Store(store)):
+        pass
+    assert Store(store).read(LOCK) == text
+    monkeypatch.setattr(time, "time", lambda: written + HOUR + 1)
+    with only_push(Store(store)):
+        assert Store(store).read(LOCK) != text
+
+
+@pytest.mark.parametrize("text", UNDATED)
+def test_where_the_store_tells_no_time_either_it_expires_an_hour_after_it_was_first_seen(
+    store: str, text: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    def untold(*_: object) -> None:
+        raise NotImplementedError
+
+    system, _ = fsspec.core.url_to_fs(store)
+    monkeypatch.setattr(type(system), "modified", untold)
+    Store(store).write(LOCK, text)
+    now = time.time()
+    for seconds in (0.0, HOUR - 1):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
+        with pytest.raises(UsageError, match="gets another push"), only_push(Store(store)):
+            pass
+    seen = json.loads(Store(store).read(LOCK) or b"")
+    assert seen["renewed"] == now
+    assert seen.get("push") == ("another" if text == AHEAD else None)  # its push can go on
+    monkeypatch.setattr(time, "time", lambda: now + HOUR + 1)
+    with only_push(Store(store)):
+        pass
+
+
+def test_in_a_folder_a_lock_is_created_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, link = Store(f"file://{tmp_path}"), os.link
+
+    def die(written: Path, path: Path) -> None:
+        assert written.read_bytes() == b"first" and not path.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", die)
+    with pytest.raises(KeyboardInterrupt):
+        store.create(LOCK, b"first")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "link", link)
+    store.create(LOCK, b"first")
+    with pytest.raises(FileExistsError):
+        store.create(LOCK, b"second")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]
+
+
+def test_a_folder_without_hard_links_takes_one_lock_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = Store(f"file://{tmp_path}")
+    store.create(LOCK, b"first")
+    with pytest.raises(FileExistsError):
+        store.create(LOCK, b"second")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"first"]
 
 
 def test_where_a_store_cannot_write_exclusively_the_lock_is_read_back(

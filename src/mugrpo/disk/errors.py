@@ -11,5 +11,9 @@ class RunStopped(Exception):
     """The stop of a run that can be resumed. Exit status 3, with the command that resumes it."""
 
 
+class BrokenReward(RunStopped):
+    """A reward function broke its contract. No second attempt can help: its code has to change."""
+
+
 class Interrupted(RunStopped):
     """A stop by a signal, or because the run asked its ranks to stop."""

@@ -74,11 +74,14 @@ def _watch(worker: int, lifeline: int, output: int, limit: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ended, written, out_of_memory = os.pidfd_open(worker), 0, False
-    ready: list[int] = []
+    sources, ready = [lifeline, ended, output], list[int]()
     while lifeline not in ready and ended not in ready and not out_of_memory:
-        ready, _, _ = select.select([lifeline, ended, output], [], [], _TICK)
+        ready, _, _ = select.select(sources, [], [], _TICK)
         if output in ready:
-            written += _pass_on(os.read(output, 1 << 16), written)
+            if piece := os.read(output, 1 << 16):
+                written += _pass_on(piece, written)
+            else:  # the whole tree has closed it: from now on it would always be ready
+                sources.remove(output)
         out_of_memory = 0 < limit < _memory(limit)
     status = _end_all(worker)
     os.set_blocking(output, False)

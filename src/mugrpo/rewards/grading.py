@@ -71,7 +71,7 @@ class Grader:
         """Yield the score of each answer, in order. Answers are consumed as workers become free.
 
         Raises UsageError if a reward cannot be loaded or a column cannot be sent to a function,
-        RunStopped if a function does not return a number or None for each completion.
+        BrokenReward if a function does not return a number or None for each completion.
         """
         for outcomes in self._pool.run(self._calls(answers)):
             yield from map(self._score, outcomes)

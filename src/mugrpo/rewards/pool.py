@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.rewards import WorkerOptions
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.processes.messages import printable, to_json
 from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 from mugrpo.processes.warden import OUT_OF_MEMORY
@@ -98,7 +98,7 @@ class Pool:
         or stack ran out}. If a call of several items fails, each item is tried alone. An item whose
         worker dies gets another one. Calls are consumed as workers become free. Raises UsageError
         if the rewards cannot be loaded (RunStopped if a worker could load them before), and
-        RunStopped if a function breaks its contract.
+        BrokenReward if a function breaks its contract.
         """
         assert not self._running, "an earlier `run` of this pool has not ended"
         self._running = True
@@ -190,7 +190,7 @@ class Pool:
         if "refused" in message:
             self._stop(message["refused"])
         elif "broken" in message:
-            raise RunStopped(f"{message['broken']}; fix it (--force accepts the changed reward)")
+            raise BrokenReward(f"{message['broken']}; fix it (--force accepts the changed reward)")
         elif "ready" in message:
             worker.ready = self._proven = True
         else:

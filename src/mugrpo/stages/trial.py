@@ -2,6 +2,9 @@
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
 `Work`. The rewards judge a made-up completion here: the reference answer.
+
+A run that is resumed tries all of it again. What keeps a run from beginning only stops one that has
+results: the same command may succeed later, when a judge's server is back or the disk has room.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 
-from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
 from mugrpo.model.loading import parameter_count
@@ -29,7 +32,8 @@ def try_out(run: OpenRun, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
     Raises UsageError for an engine that cannot be started, a file without an objective, a reward
-    that fails or breaks its contract, and a disk that is too small for the checkpoints.
+    that fails or breaks its contract, and a disk that is too small for the checkpoints. For these
+    rewards and this disk it is RunStopped if the run has results already.
     """
     require_engines(run.config)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
@@ -49,11 +53,13 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
             run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
         broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
         if broken and run.config.rewards.failure_limit < 1:
-            raise UsageError(
-                f"the rewards failed on {completion}: {score.parts['reason']}. "
-                "Mend this before anything is generated; a function may return None for a "
-                "completion that it cannot judge"
-            )
+            failed = f"the rewards failed on {completion}: {score.parts['reason']}"
+            if run.folder.is_untouched():
+                raise UsageError(
+                    f"{failed}. Mend this before anything is generated; a function may return None "
+                    "for a completion that it cannot judge"
+                )
+            raise RunStopped(f"{failed}. The run goes on once they judge it again")
         if score.status.failed:
             run.progress.say(
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
@@ -62,22 +68,29 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
 
 
 def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
-    """Yield the score of the reference answer to each problem."""
+    """Yield the score of the reference answer to each problem.
+
+    Raises BrokenReward if a reward breaks its contract; UsageError if the run has no results yet.
+    """
     answers = (
         Answer(problem, problem.answer, run.prompts.ids_of(problem.answer), FinishReason.STOP)
         for problem in problems
     )
     try:
         yield from run.task.score(answers)
-    except Interrupted:
-        raise
-    except RunStopped as error:
-        raise UsageError(f"tried on a made-up completion, a reward fails: {error}") from None
+    except BrokenReward as error:
+        text = f"tried on a made-up completion, a reward fails: {error}"
+        raise (UsageError if run.folder.is_untouched() else BrokenReward)(text) from None
 
 
 def _try_disk(run: OpenRun, tell: bool) -> None:
     least, most = disk_needed(run)
     free = shutil.disk_usage(run.folder.root).free
+    if least > free and not run.folder.is_untouched():
+        raise RunStopped(
+            f"the disk is full but for {free:,} bytes, and the checkpoints that {run.folder.root} "
+            f"still gets take {least:,}; make room, or keep fewer of them (--checkpoint.keep)"
+        )
     if least > free:
         raise UsageError(
             f"the checkpoints that {run.folder.root} still gets take {least:,} bytes, but "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.full_disk import full_disk_explained, unfinished
 from mugrpo.disk.links import refuse_links_out
 from mugrpo.disk.publishing import publish_file
 from mugrpo.processes.messages import printable
@@ -59,13 +62,13 @@ class Store:
     def create(self, name: str, data: bytes) -> None:
         """Write `data` as a new object. Raises FileExistsError if there is one of this name.
 
-        Two processes can both succeed if the store has no exclusive write.
+        Two processes can both succeed if the store has no exclusive write. In a folder, raises
+        RunStopped if the disk is full.
         """
         path = f"{self._root}/{name}"
         self._system.makedirs(self._root, exist_ok=True)
         if self._local:
-            with open(path, "xb") as file:
-                file.write(data)
+            _create_file(Path(path), data)
         else:
             self._system.pipe_file(path, data, mode="create")
 
@@ -77,6 +80,13 @@ class Store:
                 shutil.copyfileobj(content, file)
         else:
             self._system.put_file(str(source), path)
+
+    def modified(self, name: str) -> float:
+        """Return when an object was written, in seconds since 1970, or inf if that is not told."""
+        try:
+            return float(self._system.modified(f"{self._root}/{name}").timestamp())
+        except (NotImplementedError, FileNotFoundError):
+            return math.inf
 
     def remove(self, name: str) -> None:
         self._system.rm_file(f"{self._root}/{name}")
@@ -103,6 +113,22 @@ class Store:
         path = f"{self._root}/{name}"
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         return path
+
+
+def _create_file(path: Path, data: bytes) -> None:
+    """Write a new file as a whole. Raises FileExistsError; RunStopped if the disk is full."""
+    temporary = unfinished(path)
+    with full_disk_explained(path):
+        temporary.write_bytes(data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links; otherwise this fails too
+            with open(path, "xb") as file:
+                file.write(data)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def refuse_odd(names: Iterable[str], url: str) -> None:

@@ -1,12 +1,14 @@
 """The lock of a run's copy in an object store: one push at a time.
 
 An object store has no flock. So a push creates an object that says who pushes, and removes it at
-the end. If the push is killed, the object stays. It expires an hour after its last renewal.
+the end. If the push is killed, the object stays. It expires an hour after its last renewal, or, if
+it does not say when that was, an hour after it was written.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -48,7 +50,7 @@ def only_push(store: Store) -> Iterator[Callable[[], None]]:
         store.write(LOCK, text())
 
     if holder := _holder(store):
-        if time.time() - holder.get("renewed", time.time()) < _EXPIRES:
+        if not _expired(store, holder):
             raise _held(store, holder)
         store.remove(LOCK)
     with suppress(FileExistsError):
@@ -65,7 +67,7 @@ def only_push(store: Store) -> Iterator[Callable[[], None]]:
 
 
 def _holder(store: Store) -> dict[str, Any] | None:
-    """Return what the lock says, or None if there is none. One that cannot be read is held."""
+    """Return what the lock says, or None if there is none. One that cannot be read says little."""
     if (text := store.read(LOCK)) is None:
         return None
     try:
@@ -73,6 +75,21 @@ def _holder(store: Store) -> dict[str, Any] | None:
         return {**said, "renewed": float(said["renewed"])}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {"pid": "unknown"}
+
+
+def _expired(store: Store, holder: dict[str, Any]) -> bool:
+    """Return whether the lock of `holder` was last renewed at least an hour ago.
+
+    If it does not say when, or names a time that is more than an hour ahead (of a clock that was
+    wrong), it counts from the time at which the object was written. If the store does not tell
+    that either, it counts from now on: now is written into the lock.
+    """
+    now = time.time()
+    for renewed in (holder.get("renewed", math.inf), store.modified(LOCK)):
+        if renewed < now + _EXPIRES:
+            return bool(now - renewed >= _EXPIRES)
+    store.write(LOCK, json.dumps({**holder, "renewed": now}).encode())
+    return False
 
 
 def _held(store: Store, holder: dict[str, Any]) -> UsageError:
