@@ -222,7 +222,10 @@ def test_the_arms_of_a_bakeoff_and_the_methods_file_are_checked(
     method.write_text(f'objective = {{ name = "file", path = "{folder}/their_code.py" }}\n')
     words.remove("--trust")
     for compare in (words, ["alignment", *words[1:]]):
-        refused(command(*compare, method), f"{method} lies in a clone of there and {UNKNOWN}")
+        refused(
+            command(*compare, method),
+            f"{method} lies in the git clone {method.parent} and {UNKNOWN}",
+        )
     assert not (folder / "ran").exists()
 
 
@@ -266,6 +269,30 @@ def test_a_config_in_a_clone_asks_once_and_again_after_a_pull_but_not_after_ones
     assert opens(config)  # the pull did not change this file
     code.write_text(code.read_text() + "# changed by the pull\n")
     assert not opens(config)
+
+
+def test_a_config_in_a_clone_with_an_emptied_log_asks_after_each_change(
+    folder: Path, opens: Callable[..., bool]
+):
+    """git forgets old lines of its log, so it no longer tells who changed something."""
+    config, code = config_in(folder), folder / "their_code.py"
+    as_a_clone(folder)
+    (folder / ".git" / "logs" / "HEAD").write_text("")
+    (folder / ".git" / "config").write_text('[remote "origin"]\n\turl = there\n')
+    assert not opens(config)
+    assert opens(config, trust=True) and opens(config)
+    code.write_text(code.read_text() + "# changed by somebody\n")
+    assert not opens(config)
+
+
+def test_the_checkout_that_mugrpo_is_imported_from_is_trusted(
+    folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+):
+    config = config_in(folder)
+    as_a_clone(folder)
+    as_a_clone(folder.parent)
+    monkeypatch.setattr(trust, "_CHECKOUT", folder)
+    assert opens(config)
 
 
 def test_a_config_in_a_run_or_of_another_user_asks(

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.run.clones import last_arrival
 from mugrpo.run.named import Named, named_by
 
 _unwritten: set[Named] = set()  # used or approved in this process, but not remembered beyond it
-_CHECKOUT = Path(__file__).parents[3]  # whoever imports mugrpo from it trusts it
+_CHECKOUT = Path(__file__).resolve().parents[3]  # whoever imports mugrpo from it trusts it
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,10 @@ def theirs_in(file: Path, config: RunConfig) -> Theirs | None:
     for folder in file.resolve().parents:
         if _is_run(folder):
             return Theirs(config, f"{file} lies in the run {folder} and")
-        log = folder / ".git" / "logs" / "HEAD"
-        if folder == _CHECKOUT or not log.is_file():
-            continue
-        lines = log.read_text(errors="replace").splitlines()
-        source = lines[0].partition("\tclone: from ")[2] if lines else ""
-        if source:
-            arrivals = [line for line in lines if "\tcommit" not in line]
-            source = f"{file} lies in a clone of {source} and"
-            return Theirs(config, source, _time(arrivals[-1]))
+        if folder == _CHECKOUT:
+            return None
+        if (changed := last_arrival(folder)) is not None:
+            return Theirs(config, f"{file} lies in the git clone {folder} and", changed)
     return None
 
 
@@ -147,11 +143,3 @@ def _is_run(folder: Path) -> bool:
         return "provenance" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _time(line: str) -> float:
-    """Return the time of a line of git's log, or infinity if it has none."""
-    try:
-        return float(line.partition("\t")[0].split()[-2])
-    except (IndexError, ValueError):
-        return math.inf
