@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mugrpo.processes.limited import LimitError, limited
+from tests.waiting import alive, soon, until
 
 
 def within(work: Any, seconds: int = 5, megabytes: int = 64) -> Any:
@@ -32,6 +38,47 @@ def test_the_work_is_done_elsewhere_and_says_nothing(capfd: pytest.CaptureFixtur
 
     assert within(work) != os.getpid()
     assert seen == [] and capfd.readouterr() == ("", "")
+
+
+HOLDS_A_LOCK = """
+import fcntl, os, sys
+from mugrpo.processes.limited import limited
+
+def work():
+    print(os.getpid(), file=open(sys.argv[2], "w"), flush=True)
+    while True:
+        pass
+
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+limited(work, seconds=60, megabytes=64)
+"""
+
+
+def test_a_fork_ends_with_the_process_that_waits_for_it(tmp_path: Path):
+    """A lock of that process is free at once, so its run can be resumed."""
+    lock, pid = tmp_path / "lock", tmp_path / "pid"
+    process = subprocess.Popen([sys.executable, "-c", HOLDS_A_LOCK, lock, pid])
+    fork = int(until(lambda: pid.exists() and pid.read_text()))
+    with open(lock) as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    process.kill()
+    process.wait()
+    with open(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert soon(lambda: not alive(fork), 10)
+
+
+def test_a_fork_holds_no_file_of_the_process(tmp_path: Path):
+    reader, writer = os.pipe()
+    with open(tmp_path / "lock", "w") as lock, socket.socket() as connection:
+        held = (reader, writer, lock.fileno(), connection.fileno())
+        assert within(lambda: [os.readlink(f"/proc/self/fd/{one}") for one in held]) == [
+            "/dev/null"
+        ] * len(held)
+        assert os.readlink(f"/proc/self/fd/{lock.fileno()}") == str(tmp_path / "lock")
+    os.close(reader)
+    os.close(writer)
 
 
 def test_time_is_limited_even_in_a_single_operation():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,24 @@ def test_what_was_printed_last_is_limited_too(tmp_path: Path, monkeypatch: pytes
     with limited_logs(tmp_path):
         log.write_text("x" * 4001)
     assert log.read_text() == "mugrpo removed 4001 bytes of this log\n"
+
+
+def test_a_folder_that_is_removed_while_it_is_listed_disturbs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    log, ranks, listed = tmp_path / "engine-0.log", tmp_path / "ranks", os.scandir
+
+    def removed_first(path: Any) -> Any:
+        if ranks == Path(path):
+            ranks.rmdir()
+        return listed(path)
+
+    ranks.mkdir()
+    monkeypatch.setattr(os, "scandir", removed_first)
+    with limited_logs(tmp_path):
+        until(lambda: not ranks.exists())
+        log.write_text("x" * 4001)
+        until(lambda: log.stat().st_size < 4001, seconds=10)
 
 
 def test_the_logs_of_an_open_run_are_limited(tmp_path: Path):

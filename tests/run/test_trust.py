@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import stat
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import mugrpo
+from mugrpo.run import trust
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused
 from tests.runs import Command, write_config
@@ -234,7 +236,10 @@ def test_the_arms_of_a_bakeoff_and_the_methods_file_are_checked(
     method.write_text(f'objective = {{ name = "file", path = "{folder}/their_code.py" }}\n')
     words.remove("--trust")
     for compare in (words, ["alignment", *words[1:]]):
-        refused(command(*compare, method), f"{method} lies in a clone of there and {UNKNOWN}")
+        refused(
+            command(*compare, method),
+            f"{method} lies in the git clone {method.parent} and {UNKNOWN}",
+        )
     assert not (folder / "ran").exists()
 
 
@@ -280,6 +285,30 @@ def test_a_config_in_a_clone_asks_once_and_again_after_a_pull_but_not_after_ones
     assert not opens(config)
 
 
+def test_a_config_in_a_clone_with_an_emptied_log_asks_after_each_change(
+    folder: Path, opens: Callable[..., bool]
+):
+    """git forgets old lines of its log, so it no longer tells who changed something."""
+    config, code = config_in(folder), folder / "their_code.py"
+    as_a_clone(folder)
+    (folder / ".git" / "logs" / "HEAD").write_text("")
+    (folder / ".git" / "config").write_text('[remote "origin"]\n\turl = there\n')
+    assert not opens(config)
+    assert opens(config, trust=True) and opens(config)
+    code.write_text(code.read_text() + "# changed by somebody\n")
+    assert not opens(config)
+
+
+def test_the_checkout_that_mugrpo_is_imported_from_is_trusted(
+    folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+):
+    config = config_in(folder)
+    as_a_clone(folder)
+    as_a_clone(folder.parent)
+    monkeypatch.setattr(trust, "_CHECKOUT", folder)
+    assert opens(config)
+
+
 def test_a_config_in_a_run_or_of_another_user_asks(
     folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
 ):
@@ -311,13 +340,45 @@ def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
     assert ended.status == 0, ended
 
 
-def test_a_folder_for_approvals_that_cannot_be_written_is_named(
-    folder: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(params=["a file in its place", "no home"])
+def no_state(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what says that approvals cannot be written."""
+
+    def nobody(_: int) -> None:
+        raise KeyError("uid not found")
+
+    if request.param != "no home":
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "p.jsonl"))
+        return f"{folder / 'p.jsonl'}/mugrpo/trusted cannot be written to (Not a directory)"
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    return "cannot be written to (Not a directory)"
+
+
+def test_ones_own_config_needs_no_folder_for_approvals(
+    folder: Path, command: Command, no_state: str
 ):
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "p.jsonl"))
-    ended = command("train", config_in(folder), "--task.rewards=their_code.py:judge")
-    refused(ended, str(folder / "p.jsonl"), "cannot be written to", "XDG_STATE_HOME")
-    assert not (folder / "ran").exists()
+    words = [config_in(folder), "--run-dir", folder / "run", "--task.rewards=their_code.py:judge"]
+    generated = command("generate", *words)
+    assert generated.status == 0, generated
+    said = f"remember that you use task.rewards = {folder}/their_code.py; name another folder"
+    assert no_state in generated.out and said in generated.out
+    assert "XDG_STATE_HOME" in generated.out
+
+
+def test_without_a_folder_for_approvals_a_yes_holds_for_its_process(
+    folder: Path, command: Command, no_state: str
+):
+    run_dir, ran = received(folder, "task.rewards"), folder / "ran"
+    refused(command("score", run_dir), f"{run_dir} {UNKNOWN}task.rewards")
+    assert not ran.exists()
+    approved = command("train", run_dir, "--trust")
+    assert no_state in approved.out and ran.exists()
+    assert UNKNOWN not in command("train", run_dir).err  # in the same process
+    trust._unwritten.clear()
+    refused(command("train", run_dir), f"{run_dir} {UNKNOWN}task.rewards")
 
 
 def test_names_are_shown_and_never_sent_to_the_terminal(folder: Path, command: Command):

@@ -28,9 +28,14 @@ def end_with_driver() -> None:
     """
     if not (driver := os.environ.get(DRIVER)):
         return
+    end_with_parent()
+    threading.Thread(target=_end_with, args=[driver], daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Arrange that the kernel, on Linux, kills this process when the one that started it ends."""
     with suppress(AttributeError, OSError):  # another system
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_end_with, args=[driver], daemon=True).start()
 
 
 def began(pid: int) -> str:

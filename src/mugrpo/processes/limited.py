@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mugrpo.processes.driver import end_with_parent
 from mugrpo.processes.messages import from_json, to_json
 
 _PATIENCE = 10  # seconds of the clock for each second of CPU time, on a busy machine
@@ -26,11 +27,14 @@ def limited(work: Callable[[], Any], *, seconds: int, megabytes: int) -> Any:
 
     The fork may take `seconds` of CPU time, and `megabytes` of memory beyond what this process has.
     Raises LimitError if it takes more, or crashes. `work` must not raise anything but MemoryError,
-    and not wait for other threads: a fork has none.
+    and not wait for other threads: a fork has none. It sees the files that are open here as empty,
+    and its own output goes nowhere.
     """
-    reader, writer = os.pipe()
+    parent, (reader, writer) = os.getpid(), os.pipe()
     if not (pid := os.fork()):
-        os.close(reader)
+        end_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
         _work(work, writer, seconds, megabytes)
     os.close(writer)
     with open(reader, "rb", buffering=0) as pipe:
@@ -55,9 +59,7 @@ def _work(work: Callable[[], Any], writer: int, seconds: int, megabytes: int) ->
     """Do `work` in the fork, and end it."""
     status = 1
     try:
-        silence = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(silence, descriptor)
+        _let_go_of_files(writer)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -71,6 +73,18 @@ def _work(work: Callable[[], Any], writer: int, seconds: int, megabytes: int) ->
         status = _OUT_OF_MEMORY
     finally:
         os._exit(status)
+
+
+def _let_go_of_files(kept: int) -> None:
+    """Put nothing in the place of every open file but `kept`.
+
+    Otherwise the fork would hold the run's lock, and the connections that other processes end with,
+    for as long as it works. Closed descriptors could be opened again, and then be closed by objects
+    that had them before.
+    """
+    silence = os.open(os.devnull, os.O_RDWR)
+    for descriptor in {0, 1, 2, *map(int, os.listdir("/dev/fd"))} - {kept, silence}:
+        os.dup2(silence, descriptor)
 
 
 def _private_bytes() -> int:

@@ -44,9 +44,10 @@ def append_only(*descriptors: int) -> None:
 
 
 def _cut(folder: Path) -> None:
-    for path in [path for end in ("log", "err") for path in folder.rglob(f"*.{end}")]:
-        with suppress(OSError):  # removed meanwhile, or not writable
-            if (size := path.stat().st_size) > LONGEST:
-                os.truncate(path, 0)
-                with open(path, "ab") as file:
-                    file.write(f"mugrpo removed {size} bytes of this log\n".encode())
+    for place, _, names in os.walk(folder):  # passes over folders that are removed meanwhile
+        for path in (Path(place, name) for name in names if name.endswith((".log", ".err"))):
+            with suppress(OSError):  # removed meanwhile, or not writable
+                if (size := path.stat().st_size) > LONGEST:
+                    os.truncate(path, 0)
+                    with open(path, "ab") as file:
+                        file.write(f"mugrpo removed {size} bytes of this log\n".encode())

@@ -58,7 +58,7 @@ def open_run(
     progress = progress or Progress(shown=ranks.first)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     if not ranks.driven:
-        require_trusted(config, theirs, trust=trust, force=force)
+        require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
     task = make_task(config.task)
     prompts = prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)

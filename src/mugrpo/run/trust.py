@@ -11,15 +11,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.run.clones import last_arrival
 from mugrpo.run.named import Named, named_by
 
-_CHECKOUT = Path(__file__).parents[3]  # whoever imports mugrpo from it trusts it
+_unwritten: set[Named] = set()  # used or approved in this process, but not remembered beyond it
+_CHECKOUT = Path(__file__).resolve().parents[3]  # whoever imports mugrpo from it trusts it
 
 
 @dataclass(frozen=True)
@@ -42,32 +44,32 @@ def theirs_in(file: Path, config: RunConfig) -> Theirs | None:
     for folder in file.resolve().parents:
         if _is_run(folder):
             return Theirs(config, f"{file} lies in the run {folder} and")
-        log = folder / ".git" / "logs" / "HEAD"
-        if folder == _CHECKOUT or not log.is_file():
-            continue
-        lines = log.read_text(errors="replace").splitlines()
-        source = lines[0].partition("\tclone: from ")[2] if lines else ""
-        if source:
-            arrivals = [line for line in lines if "\tcommit" not in line]
-            source = f"{file} lies in a clone of {source} and"
-            return Theirs(config, source, _time(arrivals[-1]))
+        if folder == _CHECKOUT:
+            return None
+        if (changed := last_arrival(folder)) is not None:
+            return Theirs(config, f"{file} lies in the git clone {folder} and", changed)
     return None
 
 
 def require_trusted(
-    config: RunConfig, theirs: Theirs | None, *, trust: bool, force: bool = False
+    config: RunConfig,
+    theirs: Theirs | None,
+    *,
+    trust: bool,
+    say: Callable[[str], None],
+    force: bool = False,
 ) -> None:
     """Refuse what `theirs` names unless it was used or approved, and remember all of `config`.
 
     What `config` names beyond that is the user's own choice. `trust` approves everything. `force`
-    accepts changed content of what was used or approved before. Raises UsageError, which lists what
-    is refused, and if the approvals cannot be written.
+    accepts changed content of what was used or approved before. `say` gets a sentence if approvals
+    cannot be written; only this process remembers them then. Raises UsageError, which lists what is
+    refused.
     """
     named = named_by(config)
     if theirs and not trust:
         _refuse_unknown(theirs, named, force)
-    for one in named:
-        _approve(one)
+    _remember(named, say)
 
 
 def _refuse_unknown(theirs: Theirs, named: Sequence[Named], force: bool) -> None:
@@ -75,7 +77,7 @@ def _refuse_unknown(theirs: Theirs, named: Sequence[Named], force: bool) -> None
     refused, changed = [], []
     for one in named_by(theirs.config):
         last_used = _last_used(one)
-        if one not in named or _approval(one).exists() or last_used > theirs.changed + 1:
+        if one not in named or _is_approved(one) or last_used > theirs.changed + 1:
             continue
         refused.append(f"{one} (changed since then)" if last_used else str(one))
         changed.append(last_used > 0)
@@ -92,27 +94,47 @@ def _approval(named: Named) -> Path:
     return _folder() / name / (named.sha256 or "none")
 
 
+def _is_approved(named: Named) -> bool:
+    return named in _unwritten or os.path.exists(_approval(named))
+
+
 def _last_used(named: Named) -> float:
     """Return when something of this name was last used or approved, or 0 for never."""
-    times = [path.stat().st_mtime for path in _approval(named).parent.glob("*")]
-    return max(times, default=0.0)
+    try:
+        return max(approval.stat().st_mtime for approval in os.scandir(_approval(named).parent))
+    except (OSError, ValueError):  # there are none, or this user can have none
+        return 0.0
+
+
+def _remember(named: Sequence[Named], say: Callable[[str], None]) -> None:
+    """Write approvals of `named`, or say that they cannot be written."""
+    pending = [one for one in named if one not in _unwritten]
+    try:
+        for one in pending:
+            _approve(one)
+    except OSError as error:
+        _unwritten.update(pending)
+        say(
+            f"{_folder()} cannot be written to ({error.strerror}), so that mugrpo cannot remember "
+            f"that you use {'; '.join(map(str, pending))}; name another folder in the environment "
+            "variable XDG_STATE_HOME"
+        )
 
 
 def _approve(named: Named) -> None:
+    """Write an approval. Raises OSError if that is impossible."""
     approval = _approval(named)
-    try:
-        for folder in (_folder().parent, _folder(), approval.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        approval.write_text(f"{named}\n", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(
-            f"{_folder()} cannot be written to ({error.strerror}), so that mugrpo cannot remember "
-            f"that you use {named}; name another folder in the environment variable XDG_STATE_HOME"
-        ) from None
+    for folder in (_folder().parent, _folder(), approval.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    approval.write_text(f"{named}\n", errors="backslashreplace")
 
 
 def _folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    """Return the folder of approvals, or one that cannot exist if this user has no home."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a name, as in some containers
+        state = os.devnull
     return Path(state) / "mugrpo" / "trusted"
 
 
@@ -121,11 +143,3 @@ def _is_run(folder: Path) -> bool:
         return "provenance" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
-
-
-def _time(line: str) -> float:
-    """Return the time of a line of git's log, or infinity if it has none."""
-    try:
-        return float(line.partition("\t")[0].split()[-2])
-    except (IndexError, ValueError):
-        return math.inf

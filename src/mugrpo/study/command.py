@@ -38,7 +38,8 @@ def run_study(
     study, cells = load_study(file)
     for cell in cells:
         for source in (file, Path(study.base)):
-            require_trusted(cell.config, theirs_in(source, cell.config), trust=trust)
+            theirs = theirs_in(source, cell.config)
+            require_trusted(cell.config, theirs, trust=trust, say=say)
     results = Results(folder_of(file) / RESULTS)
     with RunDir(work).locked():
         running = Cells(

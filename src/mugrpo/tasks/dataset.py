@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,13 @@ from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
+from mugrpo.processes.limited import LimitError, limited
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
-from mugrpo.tasks.rows import is_local, read_rows
+from mugrpo.tasks.rows import Row, is_local, read_rows
+
+# What task.answer_pattern may take: for all answers, and answers per further second of CPU time.
+_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 1000
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -98,8 +102,9 @@ class Dataset:
         rows = read_rows(data, split=split, subset=subset, revision=revision)
         problems: dict[str, tuple[int, Problem]] = {}
         repeated: list[str] = []
+        found = self._found(rows)
         for place, row in rows:
-            pair = self._problem(place, row)
+            pair = self._problem(place, row, found)
             identity = pair[1].id
             if identity in problems:
                 repeated.append(f"{identity!r} ({place})")
@@ -114,12 +119,22 @@ class Dataset:
             )
         return list(problems.values())
 
-    def _problem(self, place: str, row: dict[str, Any]) -> tuple[int, Problem]:
+    def _found(self, rows: Sequence[Row]) -> dict[str, str | None]:
+        """Return what task.answer_pattern finds in each reference answer, or None for nothing."""
+        pattern, column = self.options.answer_pattern, self.options.answer_column
+        if pattern is None or column is None:
+            return {}
+        cells = (row.get(column) for _, row in rows)
+        return _found_by(pattern, sorted({str(cell) for cell in cells if cell is not None}))
+
+    def _problem(
+        self, place: str, row: dict[str, Any], found: Mapping[str, str | None]
+    ) -> tuple[int, Problem]:
         options = self.options
         prompt = _prompt(_cell(place, row, options.prompt_column, "prompt_column"), place)
         answer = ""
         if options.answer_column is not None:
-            answer = self._answer(place, row, options.answer_column)
+            answer = self._answer(place, row, options.answer_column, found)
         if options.id_column is not None:
             cell = _cell(place, row, options.id_column, "id_column")
             identity = _text(cell, place, options.id_column)
@@ -129,16 +144,17 @@ class Dataset:
         problem = Problem(identity, self._with_template(prompt, place), answer, columns)
         return stable_hash(prompt), problem
 
-    def _answer(self, place: str, row: dict[str, Any], column: str) -> str:
+    def _answer(
+        self, place: str, row: dict[str, Any], column: str, found: Mapping[str, str | None]
+    ) -> str:
         text = _text(_cell(place, row, column, "answer_column"), place, column)
         if self.options.answer_pattern is not None:
-            match = re.search(self.options.answer_pattern, text)
-            if match is None or not match[1]:
+            if (answer := found[text]) is None:
                 raise UsageError(
                     f"{place}: task.answer_pattern = {self.options.answer_pattern!r} matches "
                     f"nothing in {_shown(text)}"
                 )
-            text = match[1].strip()
+            text = answer
         numeric = any(isinstance(reward, NumericOptions) for reward in self.options.rewards)
         if numeric and not has_number(text):
             raise UsageError(
@@ -186,6 +202,27 @@ def _cell(place: str, row: dict[str, Any], column: str, option: str) -> Any:
             f"--task.{option}"
         )
     return row[column]
+
+
+def _found_by(pattern: str, texts: Sequence[str]) -> dict[str, str | None]:
+    """Return what the first group of `pattern` matches in each text, or None if nothing.
+
+    A process with limits applies the pattern. Raises UsageError if it takes too much.
+    """
+
+    def found() -> list[str | None]:
+        matches = [re.search(pattern, text) for text in texts]
+        return [match[1].strip() if match and match[1] else None for match in matches]
+
+    seconds = _SECONDS + len(texts) // _PER_SECOND
+    try:
+        answers: list[str | None] = limited(found, seconds=seconds, megabytes=_MEGABYTES)
+    except LimitError as error:
+        raise UsageError(
+            f"task.answer_pattern = {pattern!r} {error} for {len(texts)} answers; choose one that "
+            "tries fewer ways to match"
+        ) from None
+    return dict(zip(texts, answers, strict=True))
 
 
 def _prompt(value: Any, place: str) -> str | list[Message]:

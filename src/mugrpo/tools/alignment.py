@@ -63,7 +63,7 @@ def alignment(
     `run.trust`).
     """
     stage = Stage.of(run, number)
-    configs = configs_of(run.config, methods, trust=trust) if methods else {"this run": run.config}
+    configs = configs_of(run, methods, trust=trust) if methods else {"this run": run.config}
     for name, config in configs.items():
         if not can_align(config):
             raise UsageError(f"{name} needs logprobs of other policies; leave it out")

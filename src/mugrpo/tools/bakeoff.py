@@ -54,7 +54,7 @@ def bakeoff(
     """
     configs = {
         name: _on_one_stage(run, config)
-        for name, config in configs_of(run.config, methods, trust=trust).items()
+        for name, config in configs_of(run, methods, trust=trust).items()
     }
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update

@@ -11,39 +11,44 @@ from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.run.opened import OpenRun
 from mugrpo.run.trust import require_trusted, theirs_in
 
 
 def configs_of(
-    config: RunConfig, methods: Sequence[str], *, trust: bool = False
+    run: OpenRun, methods: Sequence[str], *, trust: bool = False
 ) -> dict[str, RunConfig]:
-    """Return each method's name with `config`, changed in the parts of the update.
+    """Return each method's name with the config of `run`, changed in the parts of the update.
 
     A method is a preset's name or a TOML file. "all" stands for every preset; of presets with the
     same parts, only the first is taken. Raises UsageError for an unknown method, for two methods
     with the same name, and, unless `trust`, for someone else's code (see `run.trust`).
     """
     if list(methods) == ["all"]:
-        return _distinct({name: with_method(config, name) for name in PRESETS})
+        return _distinct({name: _with_method(run, name, trust) for name in PRESETS})
     names = list(dict.fromkeys(methods))
-    configs = {Path(name).stem: with_method(config, name, trust=trust) for name in names}
+    configs = {Path(name).stem: _with_method(run, name, trust) for name in names}
     if len(configs) < len(names):
         raise UsageError(f"{', '.join(names)}: two methods have the same name; rename a file")
     return configs
 
 
-def with_method(config: RunConfig, method: str, *, trust: bool = False) -> RunConfig:
-    """Return `config` with the parts of `method`. Raises UsageError if there is no such method."""
+def _with_method(run: OpenRun, method: str, trust: bool) -> RunConfig:
+    """Return the config of `run` with the parts of `method`.
+
+    Raises UsageError if there is no such method.
+    """
     if method.endswith(".toml"):
         source = load_config(Path(method))
-        require_trusted(source, theirs_in(Path(method), source), trust=trust)
+        theirs = theirs_in(Path(method), source)
+        require_trusted(source, theirs, trust=trust, say=run.progress.say)
     elif method in PRESETS:
         source = build_config({"preset": method}, method)
     else:
         raise UsageError(
             f"{method!r} is not a method: name presets ({', '.join(PRESETS)}), TOML files, or all"
         )
-    raw = config.model_dump(mode="json") | _parts(source) | {"preset": source.preset}
+    raw = run.config.model_dump(mode="json") | _parts(source) | {"preset": source.preset}
     raw["overlap"] = False  # everything is generated already
     return build_config(raw, method)
 
