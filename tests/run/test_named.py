@@ -98,6 +98,29 @@ def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
     assert hashes() == before
 
 
+def test_a_hash_covers_what_a_reward_imports_from_the_folder_of_another(here: Path):
+    """All rewards share a worker. A link leads to the folder whose modules its file imports."""
+    (here / "sub").mkdir()
+    (here / "sub" / "ok.py").write_text("def f(): import c\n")
+    (here / "link.py").symlink_to(here / "sub" / "ok.py")
+    (here / "sub" / "shared.py").write_text("")
+    for name in ("judge", "module"):
+        (here / f"{name}.py").write_text("import shared\n")
+
+    def hashes(*rewards: str) -> list[str]:
+        return list(names(*DATA, f"--task.rewards={list(rewards)}").values())
+
+    apart = hashes("judge.py:g") + hashes("module:h")
+    together = hashes("sub/ok.py:f", "judge.py:g", "module:h")
+    linked = hashes("link.py:f")
+    assert apart[0] not in together and apart[1] not in together
+    (here / "sub" / "shared.py").write_text("changed\n")
+    (here / "sub" / "c.py").write_text("")
+    assert apart == hashes("judge.py:g") + hashes("module:h")
+    changed = hashes("sub/ok.py:f", "judge.py:g", "module:h") + hashes("link.py:f")
+    assert not set(changed) & {*together, *linked} and len(changed) == 4
+
+
 def test_a_module_is_found_without_importing_it(here: Path):
     (here / "package").mkdir()
     for name in ("__init__", "inner"):

@@ -54,10 +54,13 @@ def load_function(function: str) -> Callable[..., Any]:
 
 @cache
 def _file_module(file: Path) -> Any:
-    """Return the module in `file`. Like a script, it can import modules from its own folder."""
+    """Return the module in `file`. It can import modules from its own folder.
+
+    Those never take the place of installed ones, which others import too.
+    """
     folder = str(file.parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
     name = f"rewards_in_{file.stem}"  # a file named math.py must not replace the module math
     specification = importlib.util.spec_from_file_location(name, file)
     assert specification is not None and specification.loader is not None, file
