@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -69,16 +70,18 @@ def test_an_interpreter_is_named_with_its_environment_and_vllms_arguments(here: 
 
 
 def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
-    """judge.py imports a, which imports b.c; d.py and the folder above are not imported."""
-    (here / "b").mkdir()
+    """judge.py imports a, which imports b.c, and x; d.py and the folder above are not imported."""
     for name, text in {
-        "judge.py": "import os, a\n",
+        "judge.py": "import os, a, x\n",
         "a.py": "def f():\n    from b import c\n",
         "b/__init__.py": "from . import e\n",
         "b/c.py": "",
-        "b/e.py": "",
+        "b/e.py": "from . import y\n",
         "d.py": "",
+        f"x{EXTENSION_SUFFIXES[0]}": "",
+        f"b/y/__init__{EXTENSION_SUFFIXES[-1]}": "",
     }.items():
+        (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(text)
 
     def hashes() -> list[str]:
@@ -89,7 +92,8 @@ def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
     assert before[0] == before[1] and len(before) == 2
     (here / "d.py").write_text("changed\n")
     assert hashes() == before
-    for name in ("a.py", "b/__init__.py", "b/c.py", "b/e.py", "judge.py"):
+    extensions = (f"x{EXTENSION_SUFFIXES[0]}", f"b/y/__init__{EXTENSION_SUFFIXES[-1]}")
+    for name in ("a.py", "b/__init__.py", "b/c.py", "b/e.py", "judge.py", *extensions):
         file = here / name
         text = file.read_text()
         file.write_text(text + "\n")
@@ -119,6 +123,15 @@ def test_a_hash_covers_what_a_reward_imports_from_the_folder_of_another(here: Pa
     assert apart == hashes("judge.py:g") + hashes("module:h")
     changed = hashes("sub/ok.py:f", "judge.py:g", "module:h") + hashes("link.py:f")
     assert not set(changed) & {*together, *linked} and len(changed) == 4
+
+
+def test_a_hash_covers_the_imports_of_a_module_in_a_folder_without_init(here: Path):
+    (here / "part").mkdir()
+    (here / "part" / "inner.py").write_text("from part import beside\n")
+    (here / "part" / "beside.py").write_text("")
+    (found,) = names(*DATA, "--task.rewards=part.inner:f").values()
+    (here / "part" / "beside.py").write_text("changed\n")
+    assert list(names(*DATA, "--task.rewards=part.inner:f").values()) != [found]
 
 
 def test_a_module_is_found_without_importing_it(here: Path):

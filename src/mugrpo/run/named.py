@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from itertools import product
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
             files.append(Path(spec.origin))
         where = list(spec.submodule_search_locations or ())
     root = Path(here)
-    if files and files[0] in (root / f"{parts[0]}.py", root / parts[0] / "__init__.py"):
+    if files and (files[0].parent == root or root / parts[0] in files[0].parents):
         files = [found for file in files for found in _with_imports(file, folders)]
     return list(dict.fromkeys(files))
 
@@ -145,5 +145,6 @@ def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
             parts = name.split(".")
             for length in range(1, len(parts) + 1):
                 place = folder.joinpath(*parts[:length])
-                yield place.parent / f"{place.name}.py"
-                yield place / "__init__.py"
+                for ending in (".py", *EXTENSION_SUFFIXES):
+                    yield place.parent / f"{place.name}{ending}"
+                    yield place / f"__init__{ending}"
