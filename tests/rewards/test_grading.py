@@ -348,6 +348,27 @@ def judged(completions, **columns):
 """
 
 
+def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named(
+    tmp_path, monkeypatch
+):
+    """Nor does it later, when something else imports a module for the first time."""
+    monkeypatch.chdir(tmp_path)
+    other = "raise SystemExit('not the one that is named')\n"
+    for name in ("plistlib", "here", "sndhdr"):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        (tmp_path / "sub" / f"{name}.py").write_text(other)
+    judges = "def {}(completions):\n    import {}\n    return [1.0]\n"
+    (tmp_path / "sub" / "ok.py").write_text(judges.format("first", "sndhdr, beside"))
+    (tmp_path / "sub" / "beside.py").write_text("")
+    (tmp_path / "here.py").write_text(judges.format("second", "this"))
+    rewards = ("sub/ok.py:first", "plistlib:loads", "here:second")
+    options = tuple(FunctionOptions(function=name) for name in rewards)
+    with Grader(options, ONE) as grader:
+        grader.start()
+    with Grader((options[0], options[2]), ONE) as grader:
+        assert [score.reward for score in grader.scores([answer("a")])] == [2.0]
+
+
 def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(MODEL)

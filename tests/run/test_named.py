@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -69,16 +70,18 @@ def test_an_interpreter_is_named_with_its_environment_and_vllms_arguments(here: 
 
 
 def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
-    """judge.py imports a, which imports b.c; d.py and the folder above are not imported."""
-    (here / "b").mkdir()
+    """judge.py imports a, which imports b.c, and x; d.py and the folder above are not imported."""
     for name, text in {
-        "judge.py": "import os, a\n",
+        "judge.py": "import os, a, x\n",
         "a.py": "def f():\n    from b import c\n",
         "b/__init__.py": "from . import e\n",
         "b/c.py": "",
-        "b/e.py": "",
+        "b/e.py": "from . import y\n",
         "d.py": "",
+        f"x{EXTENSION_SUFFIXES[0]}": "",
+        f"b/y/__init__{EXTENSION_SUFFIXES[-1]}": "",
     }.items():
+        (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text(text)
 
     def hashes() -> list[str]:
@@ -89,13 +92,46 @@ def test_a_hash_covers_the_modules_beside_a_file_that_it_imports(here: Path):
     assert before[0] == before[1] and len(before) == 2
     (here / "d.py").write_text("changed\n")
     assert hashes() == before
-    for name in ("a.py", "b/__init__.py", "b/c.py", "b/e.py", "judge.py"):
+    extensions = (f"x{EXTENSION_SUFFIXES[0]}", f"b/y/__init__{EXTENSION_SUFFIXES[-1]}")
+    for name in ("a.py", "b/__init__.py", "b/c.py", "b/e.py", "judge.py", *extensions):
         file = here / name
         text = file.read_text()
         file.write_text(text + "\n")
         assert before[0] not in hashes(), name
         file.write_text(text)
     assert hashes() == before
+
+
+def test_a_hash_covers_what_a_reward_imports_from_the_folder_of_another(here: Path):
+    """All rewards share a worker. A link leads to the folder whose modules its file imports."""
+    (here / "sub").mkdir()
+    (here / "sub" / "ok.py").write_text("def f(): import c\n")
+    (here / "link.py").symlink_to(here / "sub" / "ok.py")
+    (here / "sub" / "shared.py").write_text("")
+    for name in ("judge", "module"):
+        (here / f"{name}.py").write_text("import shared\n")
+
+    def hashes(*rewards: str) -> list[str]:
+        return list(names(*DATA, f"--task.rewards={list(rewards)}").values())
+
+    apart = hashes("judge.py:g") + hashes("module:h")
+    together = hashes("sub/ok.py:f", "judge.py:g", "module:h")
+    linked = hashes("link.py:f")
+    assert apart[0] not in together and apart[1] not in together
+    (here / "sub" / "shared.py").write_text("changed\n")
+    (here / "sub" / "c.py").write_text("")
+    assert apart == hashes("judge.py:g") + hashes("module:h")
+    changed = hashes("sub/ok.py:f", "judge.py:g", "module:h") + hashes("link.py:f")
+    assert not set(changed) & {*together, *linked} and len(changed) == 4
+
+
+def test_a_hash_covers_the_imports_of_a_module_in_a_folder_without_init(here: Path):
+    (here / "part").mkdir()
+    (here / "part" / "inner.py").write_text("from part import beside\n")
+    (here / "part" / "beside.py").write_text("")
+    (found,) = names(*DATA, "--task.rewards=part.inner:f").values()
+    (here / "part" / "beside.py").write_text("changed\n")
+    assert list(names(*DATA, "--task.rewards=part.inner:f").values()) != [found]
 
 
 def test_a_module_is_found_without_importing_it(here: Path):

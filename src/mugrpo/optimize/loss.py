@@ -19,6 +19,7 @@ from mugrpo.config.objectives import FileOptions, ObjectiveOptions
 from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOptions, VetoOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.sources import load_file
 from mugrpo.optimize import corrections, masks, reference
 from mugrpo.optimize.batching import MicroBatch
 from mugrpo.optimize.experience import Responses
@@ -156,7 +157,8 @@ def _objective(options: ObjectiveOptions) -> Objective:
     if not isinstance(options, FileOptions):
         return load_objective(options.name, needs=options.needs)
     try:
-        return load_objective(options.name, Path(options.path))
+        file = Path(options.path)
+        return load_objective(options.name, load_file(f"objective_in_{file.stem}", file))
     except Exception as error:
         raise UsageError(
             f"objective.path = {options.path!r} cannot be used ({type(error).__name__}: {error}); "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.sources import import_from_source, load_file
 from mugrpo.processes.messages import printable
 
 _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
@@ -54,22 +54,21 @@ def load_function(function: str) -> Callable[..., Any]:
 
 @cache
 def _file_module(file: Path) -> Any:
-    """Return the module in `file`. Like a script, it can import modules from its own folder."""
+    """Return the module in `file`. It can import modules from its own folder.
+
+    Those never take the place of installed ones, which others import too.
+    """
     folder = str(file.parent)
     if folder not in sys.path:
-        sys.path.insert(0, folder)
-    name = f"rewards_in_{file.stem}"  # a file named math.py must not replace the module math
-    specification = importlib.util.spec_from_file_location(name, file)
-    assert specification is not None and specification.loader is not None, file
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    return module
+        sys.path.append(folder)
+    # a file named math.py must not replace the module math
+    return load_file(f"rewards_in_{file.stem}", file)
 
 
 def _named_module(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    import_from_source(Path.cwd())
     return importlib.import_module(name)
 
 

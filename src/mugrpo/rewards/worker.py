@@ -49,15 +49,14 @@ class Judge:
 
     def __init__(self, options: Sequence[RewardOption]) -> None:
         runner = asyncio.Runner()
-        self._judges: list[tuple[str, Verifier | RewardFunction]] = [
-            (
-                option.label,
+        judges: dict[str, Verifier | RewardFunction] = {}
+        for option in sorted(options, key=_place):
+            judges[option.label] = (
                 RewardFunction(option.label, load_function(option.function), runner)
                 if isinstance(option, FunctionOptions)
-                else make_verifier(option),
+                else make_verifier(option)
             )
-            for option in options
-        ]
+        self._judges = [(option.label, judges[option.label]) for option in options]
 
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Judge `items` by all rewards and return the answer to send.
@@ -79,6 +78,11 @@ class Judge:
             except BaseException as error:
                 return _failure(label, error)
         return {"results": results}
+
+
+def _place(option: RewardOption) -> int:
+    """Return when to load a reward: files last, as their folders may have modules with any name."""
+    return 0 if not isinstance(option, FunctionOptions) else 1 if option.file is None else 2
 
 
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:

@@ -11,7 +11,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from itertools import product
 from pathlib import Path
 
 from mugrpo.config.backends import RayBackend
@@ -45,18 +46,25 @@ def named_by(config: RunConfig) -> list[Named]:
 
 def _code(config: RunConfig) -> Iterator[Named]:
     if (objective := config.objective_file) and objective.is_file():
-        yield _of("objective.path", str(objective), _with_imports(objective, objective.parent))
+        yield _of("objective.path", str(objective), _with_imports(objective, [objective.parent]))
     template = config.prompt.chat_template
     if template and Path(template).is_file():
         yield _of("prompt.chat_template", template, [Path(template)])
-    rewards = config.task.rewards if isinstance(config.task, DatasetOptions) else ()
-    for reward in rewards:
-        if reward.file is None and isinstance(reward, FunctionOptions):
-            module = reward.function.rpartition(":")[0]
-            yield _of("task.rewards", reward.function, _module_files(module))
-        elif reward.file and reward.file.is_file():
-            files = _with_imports(reward.file, reward.file.parent)
-            yield _of("task.rewards", str(reward.file), files)
+    if isinstance(config.task, DatasetOptions):
+        yield from _rewards(config.task)
+
+
+def _rewards(options: DatasetOptions) -> Iterator[Named]:
+    functions = [reward for reward in options.rewards if isinstance(reward, FunctionOptions)]
+    files = [reward.file for reward in functions if reward.file and reward.file.is_file()]
+    modules = [reward for reward in functions if reward.file is None]
+    # One worker loads all of them, so that each can import from the folders of all.
+    folders = [*(file.resolve().parent for file in files), *([Path.cwd()] if modules else [])]
+    for file in files:
+        yield _of("task.rewards", str(file), _with_imports(file.resolve(), folders))
+    for reward in modules:
+        module = reward.function.rpartition(":")[0]
+        yield _of("task.rewards", reward.function, _module_files(module, folders))
 
 
 def _commands(config: RunConfig) -> Iterator[Named]:
@@ -87,10 +95,10 @@ def _of(option: str, text: str, files: Sequence[Path]) -> Named:
     return Named(option, text, hashlib.sha256(lines.encode()).hexdigest())
 
 
-def _module_files(name: str) -> list[Path]:
+def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
     """Return the files of the module `name`, found as a reward worker does, without importing it.
 
-    For a module in the working directory, these are also those beside it that it imports.
+    For a module in the working directory, these are also those in `folders` that it imports.
     """
     here, parts = os.getcwd(), name.split(".")
     where = [*(place for place in sys.path if place not in ("", here)), here]
@@ -103,39 +111,40 @@ def _module_files(name: str) -> list[Path]:
             files.append(Path(spec.origin))
         where = list(spec.submodule_search_locations or ())
     root = Path(here)
-    if files and files[0] in (root / f"{parts[0]}.py", root / parts[0] / "__init__.py"):
-        files = [found for file in files for found in _with_imports(file, root)]
+    if files and (files[0].parent == root or root / parts[0] in files[0].parents):
+        files = [found for file in files for found in _with_imports(file, folders)]
     return list(dict.fromkeys(files))
 
 
-def _with_imports(file: Path, root: Path) -> list[Path]:
-    """Return `file` and the files below `root` that its `import` statements load, in order."""
+def _with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
+    """Return `file` and the files below `folders` that its `import` statements load, in order."""
     found = {file: None}
     pending = [file]
     while pending:
-        for path in _imported(source := pending.pop(), root):
+        for path in _imported(source := pending.pop(), folders):
             if path not in found and path != source and path.is_file():
                 found[path] = None
                 pending.append(path)
     return list(found)
 
 
-def _imported(source: Path, root: Path) -> Iterator[Path]:
+def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
     """Yield where the modules that `source` imports would lie."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it cannot be imported either
     for node in ast.walk(tree):
-        base, names = root, list[str]()
+        places, names = folders, list[str]()
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = source.parents[node.level - 1] if node.level else root
+            places = [source.parents[node.level - 1]] if node.level else folders
             names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
-        for name in names:
+        for folder, name in product(places, names):
             parts = name.split(".")
             for length in range(1, len(parts) + 1):
-                place = base.joinpath(*parts[:length])
-                yield place.parent / f"{place.name}.py"
-                yield place / "__init__.py"
+                place = folder.joinpath(*parts[:length])
+                for ending in (".py", *EXTENSION_SUFFIXES):
+                    yield place.parent / f"{place.name}{ending}"
+                    yield place / f"__init__{ending}"

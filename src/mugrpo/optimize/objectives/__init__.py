@@ -27,10 +27,8 @@ A file of your own (`objective.name = "file"`) defines the same; see docs/object
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -50,9 +48,11 @@ class Objective:
     needs: tuple[str, ...] = ()
 
 
-def load_objective(name: str, file: Path | None = None, needs: tuple[str, ...] = ()) -> Objective:
-    """Return the objective `name`, or the one in `file`. Raises whatever importing it raises."""
-    module = _module_of(file) if file else importlib.import_module(f"{__name__}.{name}")
+def load_objective(
+    name: str, module: ModuleType | None = None, needs: tuple[str, ...] = ()
+) -> Objective:
+    """Return the objective `name`, or the one in `module`. Raises whatever importing it raises."""
+    module = module or importlib.import_module(f"{__name__}.{name}")
     return Objective(
         loss=module.loss,
         metrics=tuple(getattr(module, "METRICS", ())),
@@ -61,11 +61,3 @@ def load_objective(name: str, file: Path | None = None, needs: tuple[str, ...] =
         needs_groups=getattr(module, "NEEDS_GROUPS", False),
         needs=needs,
     )
-
-
-def _module_of(file: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(f"objective_in_{file.stem}", file)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
