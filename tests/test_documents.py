@@ -77,6 +77,18 @@ def test_every_link_within_the_project_leads_somewhere(page: Path):
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_line_has_at_most_120_characters_outside_tables_and_blocks(page: Path):
+    lines = [line for line in page.read_text().splitlines() if not line.startswith(("|", "    "))]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_no_blank_line_splits_a_list_of_changes():
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    items = [n for n, line in enumerate(lines) if line.startswith("- ") and not lines[n - 1]]
+    assert [lines[n] for n in items if not lines[n - 2].startswith("#")] == []
+
+
 def test_missing_names_are_noticed():
     assert _is_there("mugrpo.disk.shards.ROLLOUT_SCHEMA") and _is_there("mugrpo.rollouts.score")
     assert _is_there("mugrpo.Rollout") and not _is_there("mugrpo.Rollouts")
