@@ -14,7 +14,7 @@ import pytest
 
 from mugrpo.disk.publishing import seal_folder
 from tests.faults.harm import flip_bit, refused, stopped, truncate
-from tests.runs import Command, assert_same, read_metrics, shards
+from tests.runs import Command, assert_same, checkpoints, read_metrics, shards
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -73,6 +73,22 @@ def test_a_config_json_that_cannot_be_read_is_restored(
     stopped(command("train", run_dir), f"{config} is not what the run wrote")
     assert "it is restored" in repaired(command, run_dir, "config.json")
     assert json.loads(config.read_text()) == own
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda config: config.write_text("[[")])
+def test_a_config_json_that_is_lost_with_its_journal_is_restored_from_a_checkpoint(
+    run_dir: Path, command: Command, reference: Path, harm: Harm
+):
+    own = json.loads((run_dir / "config.json").read_text())
+    harm(run_dir / "config.json")
+    (run_dir / "journal.jsonl").unlink()
+    first, last = (run_dir / f"checkpoints/update-{u:06d}" for u in checkpoints(run_dir)[-2:])
+    (last / "trainer.json").unlink()  # an earlier one has it as well
+    assert f"it is restored from {first}\n" in command("repair", run_dir).out
+    assert json.loads((run_dir / "config.json").read_text()) == own
+    assert command("repair", run_dir).out.endswith("no damage found\n")
+    assert command("train", run_dir).status == 0
+    assert_same(run_dir, reference)
 
 
 # ---- metrics.jsonl ----

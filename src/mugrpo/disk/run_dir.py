@@ -140,15 +140,26 @@ class RunDir:
                 return held.starts
         try:
             return tuple(int(start) for start in self._stages(update)["starts"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return (0,)  # no checkpoint yet, or a damaged one, which is never loaded
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
         try:
             return bool(self._stages(update)["temporary"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
+
+    def config_kept(self, update: int) -> Any:
+        """Return the copy of config.json that a checkpoint holds, or None."""
+        return self._stages(update).get("config")
+
+    def config_as_stored(self) -> Any:
+        """Return the content of config.json, whatever it is, or None if it cannot be read."""
+        try:
+            return json.loads(self.config.read_text())
+        except (OSError, ValueError, RecursionError):
+            return None
 
     def _stages(self, update: int) -> Any:
         return json.loads((self.checkpoint(update) / "stages.json").read_text())

@@ -64,7 +64,7 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(),
         run_dir.checkpoint(trainer.update),
-        {"starts": [*starts], "temporary": temporary},
+        {"starts": [*starts], "temporary": temporary, "config": run_dir.config_as_stored()},
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )

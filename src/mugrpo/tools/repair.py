@@ -25,12 +25,14 @@ Say = Callable[[str], None]
 def repair(run_dir: RunDir, say: Say) -> int:
     """Restore or set aside what is damaged, for `train` to make it again. Return how much was.
 
-    The journal restores config.json and the manifests of stages. A damaged file gets the ending
+    The journal restores config.json and the manifests of stages. If it is lost too, a checkpoint
+    restores config.json. A damaged file gets the ending
     `.bad`, and a damaged shard is removed from its manifest. If a rollout shard that is made again
     differs from the old one, it is also scored again. Files that nothing lists are reported and
     left alone. Raises UsageError if the folder is no run, or if its config.json is lost.
     """
-    if not any(map(os.path.lexists, (run_dir.config, run_dir.journal.path))):
+    known = any(map(os.path.lexists, (run_dir.config, run_dir.journal.path)))
+    if not (known or run_dir.checkpoint_updates()):
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
     refuse_links_out(run_dir.root)
     with run_dir.locked() as notices:
@@ -44,18 +46,20 @@ def repair(run_dir: RunDir, say: Say) -> int:
 
 def _mend_recorded(run_dir: RunDir, say: Say) -> int:
     """Mend the journal, and the files that are not as it says. Return how many were damaged."""
-    journal = run_dir.journal
+    journal, bad = run_dir.journal, 0
     try:
         if not journal.exists():
+            bad = _restore_config(run_dir, say)
             run_dir.read_config()  # raises unless the run is older than journals
-            return _mend_metrics(run_dir, None, say)
+            return bad + _mend_metrics(run_dir, None, say)
         entries, faults = journal.entries(), journal.faults()
     except RunStopped as error:
+        bad = bad or _restore_config(run_dir, say)
         if journal.exists():
             rename_aside(journal.path)
         journal.begin()
         say(f"{error}. This is done, but what was changed before cannot be told")
-        return 1 + _mend_metrics(run_dir, None, say)
+        return bad + 1 + _mend_metrics(run_dir, None, say)
     bad = _mend_metrics(run_dir, faults.pop(run_dir.metrics.name, None), say)
     for name, fault in sorted(faults.items()):
         path, last = run_dir.root / name, entries[name].last
@@ -73,6 +77,20 @@ def _mend_recorded(run_dir: RunDir, say: Say) -> int:
             outcome = "the run goes on without it"
         say(f"{path} {fault}; {outcome}")
     return bad + len(faults)
+
+
+def _restore_config(run_dir: RunDir, say: Say) -> int:
+    """Restore a config.json that cannot be read from a checkpoint, as the journal is lost too."""
+    if isinstance(run_dir.config_as_stored(), dict):
+        return 0
+    for update in reversed(run_dir.checkpoint_updates()):
+        folder = run_dir.checkpoint(update)
+        if not sealed_folder_fault(folder) and (kept := run_dir.config_kept(update)):
+            keep_copy(run_dir.config)
+            publish_json(run_dir.config, kept)
+            say(f"{run_dir.config} cannot be read; it is restored from {folder}")
+            return 1
+    return 0
 
 
 def _mend_metrics(run_dir: RunDir, fault: str | None, say: Say) -> int:
