@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_logprobs, read_rollouts, write_rollouts
-from tests.faults.harm import edited, flip_bit, stopped
+from tests.faults.harm import accepted, edited, flip_bit, stopped
 from tests.runs import (
     Command,
     Ended,
@@ -239,6 +239,7 @@ def test_logprobs_with_the_checksum_of_other_rollouts_are_made_again_to_the_same
     shards = manifest(run_dir, 1, "reference_logprobs")
     shards["2"]["rollouts_sha256"] = "another"
     edited(path, shards=shards)
+    accepted(run_dir)
     before = inodes(run_dir, "reference_logprobs", 1)
     assert ended_well(command("train", run_dir))
     after = inodes(run_dir, "reference_logprobs", 1)

@@ -17,7 +17,7 @@ import pytest
 from mugrpo.disk.publishing import seal_folder, sealed_folder_fault
 from mugrpo.report.read import read_runs
 from mugrpo.tools.bakeoff import table
-from tests.faults.harm import contents, resume_words
+from tests.faults.harm import accepted, contents, resume_words
 from tests.runs import (
     Command,
     assert_same,
@@ -180,6 +180,7 @@ def test_a_temporary_checkpoint_is_copied_because_the_run_removes_it(run: Path, 
         (folder / "stages.json").write_text(json.dumps({**stored, "temporary": True}))
         (folder / "sha256.json").unlink()
         seal_folder(folder)
+    accepted(run)
     assert command("bakeoff", run, "--stage", 1, "--objectives", "grpo").status == 0
     method = home(run, 1) / "grpo"
     assert checkpoints(method) == [3, 4, 6]  # 4 and 6 are its own
