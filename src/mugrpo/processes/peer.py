@@ -67,8 +67,10 @@ class Peer:
         self._inbox = Inbox()
         self._owner = os.getpid()
         self._ended: str | None = None
+        # The lifeline never carries data, see `child`. It is the first to close, however this
+        # process ends: a child that hears the end of its channel would leave what it has started.
+        self._lifeline, their_lifeline = socket.socketpair()
         self._channel, theirs = socket.socketpair()
-        self._lifeline, their_lifeline = socket.socketpair()  # never carries data, see `child`
         with theirs, their_lifeline:
             descriptors = theirs.fileno(), their_lifeline.fileno()
             try:
@@ -159,8 +161,8 @@ class Peer:
             time.sleep(0.01)
 
     def _hang_up(self) -> None:
-        self._channel.close()
         self._lifeline.close()
+        self._channel.close()
 
 
 def audible(peers: Sequence[P], patience: float = math.inf) -> list[P]:
