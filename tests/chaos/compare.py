@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped
@@ -22,17 +23,21 @@ _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")
 _SEALED = ("sha256.json", "stages.json")  # a checkpoint may be temporary in one run only
 
 
-def contents(root: Path, *, in_order: bool = True) -> dict[str, str]:
+def contents(root: Path, *, in_order: bool = True, without: Collection[str] = ()) -> dict[str, str]:
     """Return the checksum of every file of a run that counts, and the lines of its metrics.
 
-    `in_order` says whether the order of the metrics' lines counts. Without it, neither does the
-    reward of a stage's rollouts, which updates do not know yet if the stage is still generated.
+    The metrics `without` do not count. `in_order` says whether the order of the metrics' lines
+    counts. Without it, neither does the reward of a stage's rollouts, which updates do not know yet
+    if the stage is still generated.
     """
     found = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         name = str(path.relative_to(root))
         if path.name == _METRICS:
-            lines = read_metrics(path.parent)
+            lines = [
+                {key: value for key, value in line.items() if key not in without}
+                for line in read_metrics(path.parent)
+            ]
             if not in_order:
                 for line in lines:
                     line.pop("behavior_reward", None)
@@ -44,13 +49,17 @@ def contents(root: Path, *, in_order: bool = True) -> dict[str, str]:
     return found
 
 
-def differences(root: Path, reference: Path, *, in_order: bool = True) -> list[str]:
+def differences(
+    root: Path, reference: Path, *, in_order: bool = True, without: Collection[str] = ()
+) -> list[str]:
     """Return how the run at `root` differs from the uninterrupted one.
 
     A run may have kept other checkpoints on the way, for example because it was asked to stop. The
     last one must be there, and all those that both runs have are compared.
     """
-    ours, theirs = (contents(folder, in_order=in_order) for folder in (root, reference))
+    ours, theirs = (
+        contents(folder, in_order=in_order, without=without) for folder in (root, reference)
+    )
     last = max((update for name in theirs if (update := _update(name)) is not None), default=0)
     differing = []
     for name in sorted(ours.keys() | theirs.keys()):

@@ -44,6 +44,11 @@ class Kind:
     own_problems: bool = False
     in_order: bool = True  # whether the lines of its metrics always come in the same order
 
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The metrics that may differ: an engine's work is done again if it dies."""
+        return ("occupancy",) if "engine" in self.roles else ()
+
 
 def _words(text: str) -> tuple[str, ...]:
     """Return the options in "engine.processes=1 overlap=true" as words of a command."""

@@ -127,8 +127,10 @@ class Chaos:
             trial = _Trial(self, planned, outcome, folder, run_dir, disk)
             trial.go(begin(planned.kind, self._folder, run_dir), reference.cpu)
             if not outcome.ends:
-                in_order = KINDS[planned.kind].in_order
-                outcome.differences += differences(run_dir, reference.folder, in_order=in_order)
+                kind = KINDS[planned.kind]
+                outcome.differences += differences(
+                    run_dir, reference.folder, in_order=kind.in_order, without=kind.varying
+                )
                 outcome.differences += against_journal(run_dir)
             leftovers = abandoned(shared_memory() - before)
             outcome.leftovers += [f"shared memory {name}" for name in leftovers]

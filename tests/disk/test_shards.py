@@ -86,7 +86,9 @@ def test_scores_come_back_as_they_were_written(tmp_path):
         Score(Status.TRUNCATED, -0.25),
         Score(Status.NO_ANSWER, 0.0),
     ]
-    write_scores(ShardSet(tmp_path, "scores"), 0, sent)
+    counts = dict.fromkeys(("reward_sum", "rewarded", "groups", "zero_variance_groups"), 0)
+    notes = {**counts, "rollouts_sha256": "", "statuses": {}, "seconds": 0.0}
+    write_scores(ShardSet(tmp_path, "scores"), 0, sent, **notes)
     rows = RowReader(ShardSet(tmp_path, "scores")).rows((0, i) for i in range(6))
     assert [score_from_row(row) for row in rows] == sent
 
@@ -295,9 +297,31 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
     batches = [[(0, 3), (1, 0), (0, 2)], [(2, 7)], [(0, 3), (0, 4)]]  # uneven, a row used twice
-    write_plan(ShardSet(tmp_path, "plan"), batches)
+    write_plan(ShardSet(tmp_path, "plan"), batches, groups=[])
     assert read_plan(ShardSet(tmp_path, "plan")) == batches
     table = pd.read_parquet(tmp_path / "shard-00000.parquet")
     assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
     assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
     assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", "7"),
+        ("rows", 0),
+        ("bytes", None),
+        ("sha256", 5),
+        ("tokens", [1]),
+        ("canary_gap", "none"),
+        ("refresh_parts", {"load": "1 s"}),
+    ],
+)
+def test_a_manifest_with_an_entry_of_another_form_is_unreadable(tmp_path, name, value):
+    shards = ShardSet(tmp_path / "rollouts", "rollouts")
+    write_rollouts(shards, 0, [made(0)])
+    stored = json.loads(shards.manifest.read_text())
+    stored["shards"]["0"][name] = value
+    shards.manifest.write_text(json.dumps(stored))
+    with pytest.raises(RunStopped, match=f"{name} (is|are) .*`mugrpo repair` sets it aside"):
+        ShardSet(shards.folder, "rollouts")

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from mugrpo.disk.entries import well_formed
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json, sha256_of
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
@@ -144,9 +145,7 @@ class ShardSet:
         try:
             stored = json.loads(self.manifest.read_text())
             kind = stored["kind"]
-            entries = {int(shard): dict(entry) for shard, entry in stored["shards"].items()}
-            for entry in entries.values():
-                entry["rows"], entry["bytes"], entry["sha256"]
+            entries = {int(n): well_formed(kind, entry) for n, entry in stored["shards"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunStopped(
                 f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "

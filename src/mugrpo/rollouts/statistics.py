@@ -13,14 +13,14 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Rollouts made elsewhere may lack occupancy, canary gap and seconds. Older scores may lack the
-    counts of groups by their share of right responses. `time/refresh` is the time it takes to hand
-    the weights to the engine and check it, before the first rollout; `time/refresh/PART` is that of
-    its parts: start (a process), write, wake, load, canary.
+    Rollouts made elsewhere may lack tokens, occupancy, canary gap and seconds. Older scores may
+    lack the counts of groups by their share of right responses. `time/refresh` is the time it takes
+    to hand the weights to the engine and check it, before the first rollout; `time/refresh/PART` is
+    that of its parts: start (a process), write, wake, load, canary.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)
-    tokens = sum(entry["tokens"] for entry in shards)
+    tokens = sum(entry.get("tokens", 0) for entry in shards)
     slots = sum(entry.get("slots", 0) for entry in shards)
     rewarded = sum(entry["rewarded"] for entry in judged)
     gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
@@ -36,7 +36,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     return {
         "rollouts": rows,
         "tokens": tokens,
-        "mean_length": tokens / rows,
+        "mean_length": tokens / rows if tokens else None,
         "occupancy": tokens / slots if slots else None,
         "canary_gap": max(gaps, default=None),
         "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,

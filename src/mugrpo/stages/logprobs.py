@@ -151,5 +151,5 @@ def _of_these(rollouts: ShardSet, kept: ShardSet, shard: int, update: int) -> bo
     if shard not in kept:
         return False
     entry = kept.entry(shard)
-    same = entry["rollouts_sha256"] == rollouts.entry(shard)["sha256"]
-    return bool(same and entry["policy_step"] == update)
+    same = entry.get("rollouts_sha256") == rollouts.entry(shard)["sha256"]
+    return bool(same and entry.get("policy_step") == update)
