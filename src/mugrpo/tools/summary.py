@@ -40,8 +40,9 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         text.append(
-            f"accuracy    {_share(first['accuracy'])} before, {_share(last['accuracy'])} after "
-            f"update {last['update']} ({last['problems']} held-out problems)"
+            f"accuracy    {_share(first.get('accuracy'))} before, "
+            f"{_share(last.get('accuracy'))} after update {last['update']} "
+            f"({last.get('problems')} held-out problems)"
         )
     text.append(
         "time        "
@@ -58,15 +59,15 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
         text.append(f"            their seconds: {each}")
     if ends := of("stage_end"):
-        unused = sum(line["unused_rollouts"] for line in ends)
+        unused = sum(line.get("unused_rollouts") or 0 for line in ends)
         text.append(
             f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates "
             "that were not made"
         )
-    skipped = sum(line["skipped"] for line in updates)
+    skipped = sum(line.get("skipped") or 0 for line in updates)
     if skipped:
         text.append(f"skipped     {skipped} updates with a non-finite loss or gradient")
-    lowered = [line["micro_batch_tokens"] for line in updates if "micro_batch_tokens" in line]
+    lowered = [tokens for line in updates if (tokens := line.get("micro_batch_tokens"))]
     if lowered:
         text.append(
             f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
@@ -82,11 +83,11 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
     fine if no other one had a clearly higher reward: then the task is solved. Fewer than 16 updates
     of a run that learned say nothing.
     """
-    stages: dict[int, list[dict[str, Any]]] = {}
+    stages: dict[int | None, list[dict[str, Any]]] = {}
     for line in lines:
         if line["kind"] == "update":
-            stages.setdefault(line["stage"], []).append(line)
-    rewards = {stage: _mean(line["batch_reward"] for line in of) for stage, of in stages.items()}
+            stages.setdefault(line.get("stage"), []).append(line)
+    rewards = {stage: _reward(of) for stage, of in stages.items()}
     idle = [stage for stage, of in stages.items() if not any(map(_learned, of))]
     enough = 1
     if len(idle) < len(stages):
@@ -96,8 +97,8 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
     updates = [line for stage in idle for line in stages[stage]]
     if len(updates) < enough:
         return None
-    skipped = sum(line["skipped"] for line in updates)
-    reward = _mean(line["batch_reward"] for line in updates)
+    skipped = sum(line.get("skipped") or 0 for line in updates)
+    reward = _reward(updates)
     return (
         f"nothing was learned in stage{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}: "
         f"{skipped} of {len(updates)} updates were not applied, and the others had no gradient "
@@ -107,11 +108,12 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
 
 
 def _learned(update: dict[str, Any]) -> bool:
-    return not update["skipped"] and update["grad_norm"] != 0
+    return not update.get("skipped") and update.get("grad_norm") != 0
 
 
-def _mean(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
+def _reward(updates: Iterable[dict[str, Any]]) -> float:
+    """Return the mean reward of the updates' batches, of those that have one."""
+    known = [reward for line in updates if (reward := line.get("batch_reward")) is not None]
     return sum(known) / len(known) if known else 0.0
 
 
