@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 
 
@@ -127,5 +128,5 @@ def test_a_log_without_a_file_passes_every_line_to_its_listener():
 def test_a_line_with_a_value_that_is_no_number_is_no_metrics_line(path, value):
     with open(path, "a") as file:
         file.write(f'{{"kind": "update", "update": 6, "time/update": {value}}}\n')
-    with pytest.raises(RunStopped, match="'time/update' is no number.*`mugrpo repair"):
+    with pytest.raises(RunStopped, match=r"'time/update' is no number.*`mugrpo repair"):
         list(read_metrics(path))
