@@ -12,6 +12,7 @@ import pytest
 
 from mugrpo.run.opening import open_run
 from mugrpo.stages import trial
+from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.faults.case import Case, chains, lines
 from tests.faults.harm import accepted, refused, stopped
@@ -247,6 +248,9 @@ def test_the_least_bytes_are_those_of_the_checkpoints(reference: Path, tmp_path:
     shutil.copy(reference / "config.json", begun)
     accepted(begun)
     with open_run(begun) as run:
+        schedule = run.schedule()
+        ends = [schedule.first_update(stage + 1) for stage in range(schedule.stages)]
+        assert trial._ends(Stage.of(run, 0, schedule)) == ends
         least, _ = trial.disk_needed(run)
     assert least == 4 * CHECKPOINT  # after updates 2, 3, 4 and 6
     assert least <= sum(path.stat().st_size for path in files) < 1.01 * least

@@ -9,8 +9,10 @@ results: the same command may succeed later, when a judge's server is back or th
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
@@ -117,22 +119,35 @@ def disk_needed(run: OpenRun) -> tuple[int, int]:
     to_make = range(newest + 1, config.schedule.total_updates + 1)
     if not to_make:
         return 0, 0
-    stages = range(schedule.stage_of(newest), schedule.stages)
+    stage = Stage.of(run, schedule.stage_of(newest), schedule)
+    ends = _ends(stage)
     options = config.checkpoint
-    due = {config.schedule.total_updates}
-    due |= {schedule.first_update(s + 1) for s in stages} if options.stage_end else set()
+    due = {config.schedule.total_updates, *(ends if options.stage_end else ())}
     due |= {update for update in to_make if options.every and update % options.every == 0}
     checkpoints = len(due)
     if options.keep:  # an old one is removed once a new one is published
         room = options.keep - len(run.folder.checkpoint_updates())
         checkpoints = min(checkpoints, max(0, room) + 1)
     size = parameter_count(config.model) * _WEIGHT
-    published, needed = shards_made(current := Stage.of(run, stages[0], schedule), "rollouts")
-    groups = current.groups if published < needed else 0
-    groups += sum(Stage.of(run, s, schedule).groups for s in stages[1:])
+    published, needed = shards_made(stage, "rollouts")
+    passes = config.schedule.passes_per_batch
+    batches = sum(math.ceil((end - start) / passes) for start, end in pairwise(ends))
+    groups = batches * config.schedule.problems_per_update
+    groups += stage.groups if published < needed else 0
     trained = groups * config.schedule.group_size
     evaluations = sum(evaluation_due(config, update) for update in to_make)
     evaluated = evaluations * len(run.eval_problems) * config.evaluation.samples
     stored = trained * (_TOKEN + _LOGPROB * len(config.needs)) + evaluated * _TOKEN
     least = checkpoints * size
     return least, least + size + stored * config.rollouts.max_new_tokens
+
+
+def _ends(stage: Stage) -> list[int]:
+    """Return the update after which each stage ends, from `stage` to the run's last one.
+
+    A run may have a stage for every update, so no stage is counted from the first one.
+    """
+    options, total, ends = stage.schedule.options, stage.schedule.options.total_updates, [stage.end]
+    for later in range(stage.number + 1, stage.schedule.stages):
+        ends.append(min(ends[-1] + options.updates(later), total))
+    return ends
