@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 
 
@@ -73,11 +72,12 @@ def test_a_last_line_cut_short_by_a_kill_is_skipped_and_then_replaced(path, torn
 
 def test_numbers_that_are_not_finite_are_written_as_null(tmp_path):
     log = MetricsLog(tmp_path / "m.jsonl", 0)
-    log.append("update", 1, loss=math.nan, norm=math.inf, low=-math.inf, count=3)
+    log.append("update", 1, loss=math.nan, norm=math.inf, low=-math.inf, count=3, name="x")
     log.close()
     text = (tmp_path / "m.jsonl").read_text()
     assert text == (
-        '{"kind": "update", "update": 1, "loss": null, "norm": null, "low": null, "count": 3}\n'
+        '{"kind": "update", "update": 1, "loss": null, "norm": null, "low": null, '
+        '"count": 3, "name": "x"}\n'
     )
 
 
@@ -107,7 +107,7 @@ def test_a_reopened_log_continues_after_the_lines_of_another_process(path):
 
 
 def test_a_line_that_is_put_twice_is_written_once_whatever_its_values(path):
-    log, values = MetricsLog(path, 4), {"gap": math.nan, "rows": 12}
+    log, values = MetricsLog(path, 4), {"gap": math.nan, "shares": (1, 2)}
     assert log.put("refresh", 4, **values)
     content = path.read_bytes()
     assert not log.put("refresh", 4, **values) and path.read_bytes() == content
@@ -122,11 +122,3 @@ def test_a_log_without_a_file_passes_every_line_to_its_listener():
     assert log.put("refresh", 4, gap=1) and log.put("refresh", 4, gap=2)
     assert heard == [("refresh", 4, {"gap": 1}), ("refresh", 4, {"gap": 2})]
     log.close()
-
-
-@pytest.mark.parametrize("value", ['"7"', "[1]", "1e999", "NaN", "{}"])
-def test_a_line_with_a_value_that_is_no_number_is_no_metrics_line(path, value):
-    with open(path, "a") as file:
-        file.write(f'{{"kind": "update", "update": 6, "time/update": {value}}}\n')
-    with pytest.raises(RunStopped, match=r"'time/update' is no number.*`mugrpo repair"):
-        list(read_metrics(path))

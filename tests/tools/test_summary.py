@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mugrpo.tools.summary import standstill
+from mugrpo.tools.summary import standstill, summarize
 
 
 def stage(number: int, *updates: tuple[float, float | None, int]) -> list[dict[str, Any]]:
@@ -57,3 +57,17 @@ def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str
 def test_a_stage_without_any_gradient_is_named(lines: list[dict[str, Any]], said: str):
     sentence = standstill(lines)
     assert sentence is not None and said in sentence
+
+
+@pytest.mark.parametrize("value", ["7", [1], None, math.nan, {}])
+def test_values_that_are_no_numbers_count_as_none(value):
+    """Someone else may have written the metrics."""
+    keys = ("time/update", "skipped", "stage", "batch_reward", "grad_norm", "micro_batch_tokens")
+    lines = [
+        {"kind": "update", "update": 1, **dict.fromkeys(keys, value)},
+        {"kind": "evaluation", "update": 1, "accuracy": value},
+        {"kind": "stage_end", "update": 1, "unused_rollouts": value},
+    ]
+    text = summarize(lines)
+    assert "unknown before" in text and "0 rollouts were generated for updates" in text
+    assert standstill(lines) is None

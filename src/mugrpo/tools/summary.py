@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mugrpo.report.costs import refresh_parts
+from mugrpo.report.read import number
 from mugrpo.run.progress import clock
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
@@ -24,7 +25,7 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         return sorted(matching, key=lambda line: line["update"])
 
     def seconds(kind: str, *keys: str) -> float:
-        return sum(line.get(f"time/{key}") or 0.0 for line in of(kind) for key in keys)
+        return sum(number(line, f"time/{key}") or 0.0 for line in of(kind) for key in keys)
 
     updates, evaluations = of("update"), of("evaluation")
     refreshes = len(of("refresh"))
@@ -40,9 +41,9 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         text.append(
-            f"accuracy    {_share(first.get('accuracy'))} before, "
-            f"{_share(last.get('accuracy'))} after update {last['update']} "
-            f"({last.get('problems')} held-out problems)"
+            f"accuracy    {_share(number(first, 'accuracy'))} before, "
+            f"{_share(number(last, 'accuracy'))} after update {last['update']} "
+            f"({number(last, 'problems') or 0:.0f} held-out problems)"
         )
     text.append(
         "time        "
@@ -59,19 +60,19 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
         text.append(f"            their seconds: {each}")
     if ends := of("stage_end"):
-        unused = sum(line.get("unused_rollouts") or 0 for line in ends)
+        unused = sum(number(line, "unused_rollouts") or 0 for line in ends)
         text.append(
-            f"stages      {len(ends)} ended early; {unused} rollouts were generated for updates "
-            "that were not made"
+            f"stages      {len(ends)} ended early; {unused:.0f} rollouts were generated for "
+            "updates that were not made"
         )
-    skipped = sum(line.get("skipped") or 0 for line in updates)
+    skipped = sum(number(line, "skipped") or 0 for line in updates)
     if skipped:
-        text.append(f"skipped     {skipped} updates with a non-finite loss or gradient")
-    lowered = [tokens for line in updates if (tokens := line.get("micro_batch_tokens"))]
+        text.append(f"skipped     {skipped:.0f} updates with a non-finite loss or gradient")
+    lowered = [tokens for line in updates if (tokens := number(line, "micro_batch_tokens"))]
     if lowered:
         text.append(
             f"memory      {len(lowered)} updates with micro_batch_tokens lowered, down to "
-            f"{min(lowered)}"
+            f"{min(lowered):.0f}"
         )
     return "\n".join(text)
 
@@ -83,10 +84,10 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
     fine if no other one had a clearly higher reward: then the task is solved. Fewer than 16 updates
     of a run that learned say nothing.
     """
-    stages: dict[int | None, list[dict[str, Any]]] = {}
+    stages: dict[int, list[dict[str, Any]]] = {}
     for line in lines:
         if line["kind"] == "update":
-            stages.setdefault(line.get("stage"), []).append(line)
+            stages.setdefault(int(number(line, "stage") or 0), []).append(line)
     rewards = {stage: _reward(of) for stage, of in stages.items()}
     idle = [stage for stage, of in stages.items() if not any(map(_learned, of))]
     enough = 1
@@ -97,23 +98,23 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
     updates = [line for stage in idle for line in stages[stage]]
     if len(updates) < enough:
         return None
-    skipped = sum(line.get("skipped") or 0 for line in updates)
+    skipped = sum(number(line, "skipped") or 0 for line in updates)
     reward = _reward(updates)
     return (
         f"nothing was learned in stage{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}: "
-        f"{skipped} of {len(updates)} updates were not applied, and the others had no gradient "
+        f"{skipped:.0f} of {len(updates)} updates were not applied, and the others had no gradient "
         f"(mean reward {reward:.3f}). If all responses to a problem get the same reward, there is "
         "nothing to learn from: look at the samples, the rewards, and how hard the problems are"
     )
 
 
 def _learned(update: dict[str, Any]) -> bool:
-    return not update.get("skipped") and update.get("grad_norm") != 0
+    return not number(update, "skipped") and number(update, "grad_norm") != 0
 
 
 def _reward(updates: Iterable[dict[str, Any]]) -> float:
     """Return the mean reward of the updates' batches, of those that have one."""
-    known = [reward for line in updates if (reward := line.get("batch_reward")) is not None]
+    known = [reward for line in updates if (reward := number(line, "batch_reward")) is not None]
     return sum(known) / len(known) if known else 0.0
 
 
