@@ -86,9 +86,7 @@ def test_scores_come_back_as_they_were_written(tmp_path):
         Score(Status.TRUNCATED, -0.25),
         Score(Status.NO_ANSWER, 0.0),
     ]
-    counts = dict.fromkeys(("reward_sum", "rewarded", "groups", "zero_variance_groups"), 0)
-    notes = {**counts, "rollouts_sha256": "", "statuses": {}, "seconds": 0.0}
-    write_scores(ShardSet(tmp_path, "scores"), 0, sent, **notes)
+    write_scores(ShardSet(tmp_path, "scores"), 0, sent)
     rows = RowReader(ShardSet(tmp_path, "scores")).rows((0, i) for i in range(6))
     assert [score_from_row(row) for row in rows] == sent
 
@@ -297,7 +295,7 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
 
 def test_a_plan_comes_back_as_it_was_written(tmp_path):
     batches = [[(0, 3), (1, 0), (0, 2)], [(2, 7)], [(0, 3), (0, 4)]]  # uneven, a row used twice
-    write_plan(ShardSet(tmp_path, "plan"), batches, groups=[])
+    write_plan(ShardSet(tmp_path, "plan"), batches)
     assert read_plan(ShardSet(tmp_path, "plan")) == batches
     table = pd.read_parquet(tmp_path / "shard-00000.parquet")
     assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]

@@ -7,18 +7,6 @@ from typing import Any
 
 _NUMBER = int | float
 _ALWAYS: dict[str, Any] = {"rows": int, "bytes": int, "sha256": str}
-_OF_KIND: dict[str, dict[str, Any]] = {
-    "scores": {
-        "rollouts_sha256": str,
-        "statuses": dict,
-        "reward_sum": _NUMBER,
-        "rewarded": int,
-        "groups": int,
-        "zero_variance_groups": int,
-        "seconds": _NUMBER,
-    },
-    "plan": {"groups": list},
-}
 _OPTIONAL: dict[str, Any] = {
     "tokens": int,
     "slots": int,
@@ -26,21 +14,22 @@ _OPTIONAL: dict[str, Any] = {
     "canary_gap": _NUMBER | None,
     "refresh_seconds": _NUMBER | None,
     "refresh_parts": dict | None,
-    "groups_right": dict,
+    "rollouts_sha256": str,
     "judge": str,
-    "rests_on": list | None,
+    "statuses": dict,
+    "reward_sum": _NUMBER,
+    "rewarded": int,
+    "groups": int | list,  # a number of scores, a list of a plan
+    "zero_variance_groups": int,
+    "groups_right": dict,
     "policy_step": int,
 }
 
 
-def well_formed(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` as an entry of a manifest of this `kind`.
-
-    Raises KeyError, TypeError or ValueError if it is none.
-    """
+def well_formed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` as an entry of a manifest. Raises KeyError or TypeError if it is none."""
     entry = dict(value)
-    required = _ALWAYS | _OF_KIND.get(kind, {})
-    forms = required | {name: form for name, form in _OPTIONAL.items() if name in entry}
+    forms = _ALWAYS | {name: form for name, form in _OPTIONAL.items() if name in entry}
     for name, form in forms.items():
         if not isinstance(entry[name], form):
             raise TypeError(f"{name} is {entry[name]!r:.50}")

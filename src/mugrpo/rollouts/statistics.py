@@ -13,25 +13,24 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Rollouts made elsewhere may lack tokens, occupancy, canary gap and seconds. Older scores may
-    lack the counts of groups by their share of right responses. `time/refresh` is the time it takes
-    to hand the weights to the engine and check it, before the first rollout; `time/refresh/PART` is
-    that of its parts: start (a process), write, wake, load, canary.
+    Shards made elsewhere or by older versions may lack all but their number of rows. `time/refresh`
+    is the time it takes to hand the weights to the engine and check it, before the first rollout;
+    `time/refresh/PART` is that of its parts: start (a process), write, wake, load, canary.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)
     tokens = sum(entry.get("tokens", 0) for entry in shards)
     slots = sum(entry.get("slots", 0) for entry in shards)
-    rewarded = sum(entry["rewarded"] for entry in judged)
+    rewarded = sum(entry.get("rewarded", 0) for entry in judged)
     gaps = [gap for entry in shards if (gap := entry.get("canary_gap")) is not None]
     refreshes = [s for entry in shards if (s := entry.get("refresh_seconds")) is not None]
     parts = [p for entry in shards if (p := entry.get("refresh_parts"))]
-    groups = sum(entry["groups"] for entry in judged)
-    without_variance = sum(entry["zero_variance_groups"] for entry in judged)
+    groups = sum(n for entry in judged if isinstance(n := entry.get("groups"), int))
+    without_variance = sum(entry.get("zero_variance_groups", 0) for entry in judged)
     statuses: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for entry in judged:
-        statuses.update(entry["statuses"])
+        statuses.update(entry.get("statuses", {}))
         right.update(entry.get("groups_right", {}))
     return {
         "rollouts": rows,
@@ -39,7 +38,9 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "mean_length": tokens / rows if tokens else None,
         "occupancy": tokens / slots if slots else None,
         "canary_gap": max(gaps, default=None),
-        "behavior_reward": sum(e["reward_sum"] for e in judged) / rewarded if rewarded else None,
+        "behavior_reward": sum(e.get("reward_sum", 0.0) for e in judged) / rewarded
+        if rewarded
+        else None,
         "zero_variance_share": without_variance / groups if groups else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
@@ -49,7 +50,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
             for name in sorted({name for p in parts for name in p})
         },
         "time/generate": sum(entry.get("seconds", 0.0) for entry in shards),
-        "time/score": sum(entry["seconds"] for entry in judged),
+        "time/score": sum(entry.get("seconds", 0.0) for entry in judged),
     }
 
 
