@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
@@ -73,5 +74,6 @@ def write(page: Path, outcomes: Sequence[Outcome]) -> None:
     text = page.read_text()
     if BEGIN not in text or END not in text:
         raise ValueError(f"{page} has no lines {BEGIN} and {END}")
-    block = f"{BEGIN}\n\n{date.today()}: {summary(outcomes)}.\n\n{table(outcomes)}\n{END}"
+    sentence = textwrap.fill(f"{date.today()}: {summary(outcomes)}.", 120)
+    block = f"{BEGIN}\n\n{sentence}\n\n{table(outcomes)}\n{END}"
     page.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: block, text, flags=re.DOTALL))
