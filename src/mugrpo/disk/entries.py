@@ -7,22 +7,19 @@ from typing import Any
 
 _NUMBER = int | float
 _ALWAYS: dict[str, Any] = {"rows": int, "bytes": int, "sha256": str}
-_OPTIONAL: dict[str, Any] = {
+_OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only compared
     "tokens": int,
     "slots": int,
     "seconds": _NUMBER,
     "canary_gap": _NUMBER | None,
     "refresh_seconds": _NUMBER | None,
     "refresh_parts": dict | None,
-    "rollouts_sha256": str,
-    "judge": str,
     "statuses": dict,
     "reward_sum": _NUMBER,
     "rewarded": int,
     "groups": int | list,  # a number of scores, a list of a plan
     "zero_variance_groups": int,
     "groups_right": dict,
-    "policy_step": int,
 }
 
 
