@@ -1,4 +1,4 @@
-"""RUN/journal.jsonl: what the run has written, so that a changed or lost file is found.
+"""RUN/journal.jsonl: checksums of what the run has written, to find changed and lost files.
 
     {"path": "stages/000/plan/manifest.json", "sha256": "...", "changes": [...], "chain": "..."}
     {"path": "stages/000/plan/manifest.json", "done": true, "chain": "..."}
@@ -7,8 +7,8 @@ The first line is written before a file is published, the second one after. So a
 leaves either state of the file. Files that list checksums of others (manifests, seals) are listed
 here, and `chain` is a hash of the line and of the chain before it. A checkpoint keeps the chain's
 end, under its own seal. So everything in a run is under a checksum, except the lines of
-metrics.jsonl after the last checkpoint. The content of small files that decide numbers is kept, so
-that `mugrpo repair` can restore them.
+metrics.jsonl after the last checkpoint. `changes` say how the content of config.json or a manifest
+differs from what it was before, so that `mugrpo repair` can restore it.
 
 This finds accidents. It is no signature: whoever can write to a run can write its journal too.
 """

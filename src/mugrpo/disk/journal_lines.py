@@ -96,9 +96,9 @@ def changes(old: Any, new: Any, depth: int = 2) -> Iterator[list[Any]]:
 
 
 def changed(content: Any, made: Iterable[Sequence[Any]]) -> Any:
-    """Return `content` with the changes `made`.
+    """Return `content` with the changes `made`, which `changes` yields.
 
-    Raises KeyError, TypeError or ValueError if they are none of it.
+    Raises KeyError, TypeError or ValueError if they do not fit `content`.
     """
     for path, *value in made:
         content = _with(content, path, value)

@@ -50,7 +50,7 @@ class Patience:
 
 
 def _state(folder: Path) -> object:
-    """Return what changes if a file of the folder is written, made or removed."""
+    """Return the names and times of the folder's files, which differ after any write or removal."""
     try:
         paths = sorted(folder.iterdir())
     except OSError:  # there is no folder yet

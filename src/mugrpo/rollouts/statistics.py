@@ -13,7 +13,7 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Shards made elsewhere or by older versions may lack all but their number of rows. `time/refresh`
+    Entries of shards that were made elsewhere may have the number of rows alone. `time/refresh`
     is the time it takes to hand the weights to the engine and check it, before the first rollout;
     `time/refresh/PART` is that of its parts: start (a process), write, wake, load, canary.
     """

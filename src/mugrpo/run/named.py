@@ -96,7 +96,7 @@ def _of(option: str, text: str, files: Sequence[Path]) -> Named:
 
 
 def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
-    """Return the files of the module `name`, found as a reward worker does, without importing it.
+    """Return the files of the module `name`, which is searched for as a reward worker does.
 
     For a module in the working directory, these are also those in `folders` that it imports.
     """
@@ -129,7 +129,7 @@ def _with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
 
 
 def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield where the modules that `source` imports would lie."""
+    """Yield the places in `folders` where the modules that `source` imports can lie."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
