@@ -53,7 +53,10 @@ class Entry:
     coming: Mark | None = None
 
     def fault(self, file: Path) -> str | None:
-        """Return what is wrong with `file`, or None. Raises PermissionError, as nothing may be."""
+        """Return what is wrong with `file`, or None.
+
+        Raises PermissionError if it may not be read, because nothing may be wrong with it.
+        """
         try:
             file.lstat()
             fits = any(mark.fits(file) for mark in (self.coming, self.last) if mark)

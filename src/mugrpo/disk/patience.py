@@ -50,7 +50,7 @@ class Patience:
 
 
 def _state(folder: Path) -> object:
-    """Return the names and times of the folder's files, which differ after any write or removal."""
+    """Return the names, sizes and times of the folder's files: a write or removal shows in them."""
     try:
         paths = sorted(folder.iterdir())
     except OSError:  # there is no folder yet
