@@ -167,6 +167,15 @@ def test_a_peer_without_references_ends():
     process.wait()
 
 
+def test_a_peer_whose_channel_closes_first_leaves_nothing():
+    """The kernel may close the descriptors of a killed parent in this order."""
+    peer = started()
+    _, *pids = heard(peer)
+    peer._channel.close()
+    assert soon(lambda: not any(map(alive, pids)))
+    peer.end()
+
+
 def test_the_childs_side_needs_only_the_standard_library():
     words = f"""
         import sys

@@ -42,7 +42,7 @@ class Channel:
         self._spoke = time.monotonic()
 
     def receive(self) -> Any:
-        """Return the next message; end the process if the parent has hung up."""
+        """Return the next message; end the process, with its group, if the parent has hung up."""
         while (message := self._inbox.message()) is None:
             self._read()
         return message
@@ -61,14 +61,14 @@ class Channel:
         except ConnectionResetError:
             open_ = False
         if not open_:
-            sys.exit()
+            _kill_group()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send `message`; end the process if the parent has hung up."""
+        """Send `message`; end the process, with its group, if the parent has hung up."""
         try:
             send(self._socket, to_json(message))
         except (BrokenPipeError, ConnectionResetError):
-            sys.exit()
+            _kill_group()
         self._spoke = time.monotonic()
 
     def heartbeat(self) -> None:
@@ -121,4 +121,13 @@ def end_with(lifeline: socket.socket) -> None:
 
 def _wait_and_kill(lifeline: socket.socket) -> None:
     lifeline.recv(1)  # nothing is ever sent, so this returns when the parent's end closes
+    _kill_group()
+
+
+def _kill_group() -> None:
+    """Kill this process and its children, which may be quicker than the kernel would be.
+
+    The kernel closes the descriptors of a killed parent in no promised order. A child that ended
+    alone when its channel closed would close its end of the lifeline, and leave its children.
+    """
     os.killpg(0, signal.SIGKILL)

@@ -67,9 +67,7 @@ class Peer:
         self._inbox = Inbox()
         self._owner = os.getpid()
         self._ended: str | None = None
-        # The lifeline never carries data, see `child`. It is the first to close, however this
-        # process ends: a child that hears the end of its channel would leave what it has started.
-        self._lifeline, their_lifeline = socket.socketpair()
+        self._lifeline, their_lifeline = socket.socketpair()  # never carries data, see `child`
         self._channel, theirs = socket.socketpair()
         with theirs, their_lifeline:
             descriptors = theirs.fileno(), their_lifeline.fileno()
