@@ -192,7 +192,7 @@ def _repair(options: argparse.Namespace) -> int:
 
     damaged = repair(RunDir(options.target), _say)
     _say(
-        f"{damaged} damaged; `mugrpo train {options.target}` regenerates them"
+        f"{damaged} damaged; `mugrpo train {options.target}` goes on and makes what it needs again"
         if damaged
         else "no damage found"
     )

@@ -172,7 +172,11 @@ def test_a_run_that_cannot_be_written_to_is_refused(
 ):
     run_dir = Path(shutil.copytree(fifth_update, small_disk / "run"))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    refused(command("train", run_dir), f"{run_dir} cannot be written to", "name another --run-dir")
+    refused(
+        command("train", run_dir),
+        f"{run_dir / 'lock'} cannot be written to",
+        "name another --run-dir",
+    )
 
 
 def test_run_dir_is_refused_if_the_target_is_already_a_run(run_dir: Path, command: Command):
