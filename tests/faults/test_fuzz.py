@@ -133,7 +133,7 @@ def fuzzed(examples: int) -> settings:
 TRAIN, REPAIR = ["train"], ["repair"]
 
 
-@fuzzed(10)
+@fuzzed(4)
 @given(data=st.data())
 def test_any_content_of_any_file_ends_in_a_sentence(
     reference: Path, tmp_path: Path, command: Command, data: st.DataObject

@@ -166,6 +166,7 @@ SEVERAL = (
 )
 
 
+@pytest.mark.long
 def test_ranks_stay_for_the_run_and_compute_what_the_run_without_a_model_needs(tmp_path: Path):
     """Three stages and an evaluation within the second one, with logprobs of a reference policy.
 
