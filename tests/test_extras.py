@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def third_party(file: Path, *, outside_functions: bool = False) -> Iterator[str]
         yield from tops - sys.stdlib_module_names - OURS
 
 
+@cache
 def in_base(package: str) -> bool:
     """Return whether a package is of the base, or one that a package of the base requires."""
     names = {name.lower().replace("_", "-") for name in DISTRIBUTIONS.get(package, ())}
