@@ -155,6 +155,8 @@ def start(
     The new process calls `first`, which must be picklable, before anything else.
     """
     folder = Path(mkdtemp(prefix="mugrpo-test-"))
+    for name in ("out", "err"):  # it may be killed before it opens them
+        (folder / name).touch()
     words = [str(argument) for argument in arguments]
     process = _processes().Process(target=_child, args=(words, at, nth, act, folder, first))
     process.start()
