@@ -103,6 +103,18 @@ def test_a_crash_is_a_limit_too():
         within(lambda: 1 / 0)
 
 
+def test_work_is_done_again_if_something_kills_its_process(tmp_path: Path):
+    struck = tmp_path / "struck"
+
+    def work() -> int:
+        if not struck.exists():
+            struck.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 7
+
+    assert within(work) == 7
+
+
 def test_another_thread_does_not_disturb_it():
     over = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)])

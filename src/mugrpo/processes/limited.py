@@ -26,10 +26,25 @@ def limited(work: Callable[[], Any], *, seconds: int, megabytes: int) -> Any:
     """Return what `work` returns in a fork of this process. It must have a JSON form.
 
     The fork may take `seconds` of CPU time, and `megabytes` of memory beyond what this process has.
-    Raises LimitError if it takes more, or crashes. `work` must not raise anything but MemoryError,
-    and not wait for other threads: a fork has none. It sees the files that are open here as empty,
-    and its own output goes nowhere.
+    Raises LimitError if it takes more, or crashes. If something kills it, `work` is done once more.
+    `work` must not raise anything but MemoryError, and not wait for other threads: a fork has none.
+    It sees the files that are open here as empty, and its own output goes nowhere.
     """
+    answer, status = _forked(work, seconds, megabytes)
+    if answer is not None and status == -signal.SIGKILL:  # no limit: something else killed it
+        answer, status = _forked(work, seconds, megabytes)
+    if answer is None or status == -signal.SIGXCPU:
+        raise LimitError(f"takes more than {seconds} s of CPU time")
+    if status == _OUT_OF_MEMORY:
+        raise LimitError(f"takes more than {megabytes} MiB of memory")
+    if status:
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        raise LimitError(f"takes so much that its process ends with {how}")
+    return from_json(answer.decode("utf-8", "surrogatepass"))
+
+
+def _forked(work: Callable[[], Any], seconds: int, megabytes: int) -> tuple[bytes | None, int]:
+    """Do `work` in a fork. Return its answer, or None if that takes too long, and its exit code."""
     parent, (reader, writer) = os.getpid(), os.pipe()
     if not (pid := os.fork()):
         end_with_parent()
@@ -41,15 +56,7 @@ def limited(work: Callable[[], Any], *, seconds: int, megabytes: int) -> Any:
         answer = _all_of(pipe.fileno(), time.monotonic() + _PATIENCE * (seconds + 1))
     if answer is None:
         os.kill(pid, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if answer is None or status == -signal.SIGXCPU:
-        raise LimitError(f"takes more than {seconds} s of CPU time")
-    if status == _OUT_OF_MEMORY:
-        raise LimitError(f"takes more than {megabytes} MiB of memory")
-    if status:
-        how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        raise LimitError(f"takes so much that its process ends with {how}")
-    return from_json(answer.decode("utf-8", "surrogatepass"))
+    return answer, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 _OUT_OF_MEMORY = 3  # exit status
