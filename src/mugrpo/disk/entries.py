@@ -23,9 +23,14 @@ _OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only 
 }
 
 
-def well_formed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` as an entry of a manifest. Raises KeyError or TypeError if it is none."""
+def well_formed(value: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return `value` as an entry of a manifest of `kind`. Raises KeyError or TypeError if not one.
+
+    Shards of another program may lack what is optional, but only a run writes plans.
+    """
     entry = dict(value)
+    if kind == "plan" and not all(isinstance(n, int) and n > 0 for n in entry["groups"]):
+        raise TypeError(f"groups is {entry['groups']!r:.50}")
     forms = _ALWAYS | {name: form for name, form in _OPTIONAL.items() if name in entry}
     for name, form in forms.items():
         if not isinstance(entry[name], form):

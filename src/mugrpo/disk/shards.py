@@ -145,7 +145,7 @@ class ShardSet:
         try:
             stored = json.loads(self.manifest.read_text())
             kind = stored["kind"]
-            entries = {int(n): well_formed(entry) for n, entry in stored["shards"].items()}
+            entries = {int(n): well_formed(entry, kind) for n, entry in stored["shards"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunStopped(
                 f"{self.manifest} is unreadable ({error}); `mugrpo repair` sets it aside, so that "

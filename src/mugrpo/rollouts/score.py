@@ -147,5 +147,5 @@ def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None =
     if shard not in rollouts or shard not in scores:
         return False
     entry = scores.entry(shard)
-    same = entry["rollouts_sha256"] == rollouts.entry(shard)["sha256"]
+    same = entry.get("rollouts_sha256") == rollouts.entry(shard)["sha256"]
     return bool(same and judge in (None, entry.get("judge", judge)))
