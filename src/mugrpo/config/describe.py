@@ -111,7 +111,7 @@ def as_toml(value: Any) -> str:
 
 def _on_resume(field: FieldInfo) -> str:
     extra = field.json_schema_extra
-    return str(extra["on_resume"]) if isinstance(extra, dict) else "forced"
+    return str(extra.get("on_resume", "forced")) if isinstance(extra, dict) else "forced"
 
 
 def _kind(field: FieldInfo) -> str:
