@@ -154,7 +154,9 @@ def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[
     assert "invalid choice: 'tran'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["objectives", "train --help", "train --help all"])
+@pytest.mark.parametrize(
+    "command", ["objectives", "train --help", "train --help all", "completion bash"]
+)
 def test_output_into_a_closed_pipe_ends_quietly(command: str):
     """`head -1` reads one line and goes."""
     script = f"{sys.executable} -m mugrpo {command} | head -1"

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.describe import Option, Table, tables
+from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
@@ -156,6 +156,8 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
+    complete = add("completion", "print a script that completes commands and options in a shell")
+    complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
@@ -175,6 +177,27 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     pull = add("pull", "restore a run from its copy in an object store")
     pull.add_argument("url", help=url)
     pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
+
+
+def completion(shell: str) -> str:
+    """Return the script by which `shell` completes commands, arguments and a run's options."""
+    import shtab
+
+    root = parser()
+    values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
+    values["preset"] = [*PRESETS]
+    meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
+    [commands] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE
+        if command.get_default("takes_overrides"):
+            for name, meaning in meanings.items():
+                about = meaning.partition(". ")[0].replace("%", "%%")
+                command.add_argument(f"--{name}", choices=values.get(name), help=about)
+    script: str = shtab.complete(root, shell)
+    return script
 
 
 def options_text(*, every: bool) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.arguments import PHASES, parser
+from mugrpo.arguments import PHASES, completion, parser
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
@@ -216,6 +216,10 @@ def _objectives(options: argparse.Namespace) -> None:
     _say("\n".join(catalog()))
 
 
+def _completion(options: argparse.Namespace) -> None:
+    _say(completion(options.shell))
+
+
 def _schema(_: argparse.Namespace) -> None:
     import json
 
@@ -287,6 +291,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "report": _report,
     "study": _study,
     "objectives": _objectives,
+    "completion": _completion,
     "schema": _schema,
     "convert": _convert,
 }
