@@ -11,23 +11,26 @@ BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 SOAK_OPTIONS ?= --hours 6
 
-.PHONY: demo test lint types unit chaos soak memory smollm2 addition picture verification \
+.PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo train $(CONFIG)
 
+help:  ## these targets
+	@awk -F ':.*  ## ' '/^[a-z]/ && NF == 2 { printf "%-38s %s\n", $$1, $$2 }' Makefile
+
 test: lint types unit  ## what continuous integration runs
 
-lint: .venv/installed-test
+lint: .venv/installed-test  ## ruff's checks and its formatter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/installed-test
+types: .venv/installed-test  ## mypy, strict
 	$(BIN)/mypy
 
-unit: .venv/installed-test
+unit: .venv/installed-test  ## the tests
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
@@ -114,7 +117,7 @@ golden: .venv/installed-test  ## record the golden trace again
 wheel: .venv/installed  ## build the wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
-clean:
+clean:  ## remove the environment and what was built
 	rm -rf .venv build dist
 
 # An environment is marked only once it is complete, so the next call finishes an incomplete one.

