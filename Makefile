@@ -1,7 +1,6 @@
 # The entry point for everything. `make demo` and `make test` need Python 3.11, pip and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
-CONFIG ?= configs/demo.toml
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
@@ -16,7 +15,7 @@ SOAK_OPTIONS ?= --hours 6
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
-	$(BIN)/mugrpo train $(CONFIG)
+	$(BIN)/mugrpo demo
 
 test: lint types unit  ## what continuous integration runs
 
@@ -36,8 +35,8 @@ chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all ki
 soak: .venv/installed  ## does anything grow in six hours of short stages? docs/soak.svg
 	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
-.venv-vllm/installed: scripts/vllm_env.sh
-	PYTHON=$(PYTHON) scripts/vllm_env.sh .venv-vllm
+.venv-vllm/installed: src/mugrpo/tools/vllm_env.py | .venv/installed
+	$(BIN)/mugrpo vllm-env .venv-vllm
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
 

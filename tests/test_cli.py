@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.arguments import options_text
+from mugrpo.arguments import DEMO, options_text
 from mugrpo.cli import main
 from mugrpo.config.run import RunConfig
-from tests.faults.harm import refused
+from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import (
     ENVIRONMENT,
     Command,
@@ -23,6 +23,7 @@ from tests.runs import (
     checkpoints,
     final_weights,
     finished,
+    mugrpo,
     read_metrics,
     write_config,
 )
@@ -177,6 +178,25 @@ def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
     assert set(re.findall(r"stage (\d+)", out)) == {"0", "1"}
     for phase in ("generate", "score", "optimize"):
         assert f"stage 1 (of 0 to 1)  {phase}" in out
+
+
+def test_demo_is_train_with_the_packaged_config_and_can_be_stopped_and_resumed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = "--schedule.stages=1 --schedule.batches_per_stage=2 --schedule.problems_per_update=4"
+    words += " --task.train_problems=8 --task.eval_problems=8 --evaluation.every=0"
+    assert command("train", DEMO, "--run-dir", "trained", *words.split()).status == 0
+    told = mugrpo(
+        "demo", "--run-dir", tmp_path / "demo", *words.split(), at="gradient", act="SIGTERM"
+    )
+    stopped(told, "stopped by SIGTERM")
+    resumed = resume_words(told)
+    assert resumed == ["demo", "--run-dir", str(tmp_path / "demo"), *words.split()]
+    assert command(*resumed).status == 0
+    assert final_weights(tmp_path / "demo") == final_weights(tmp_path / "trained")
+    assert command("generate", DEMO, *words.split()).status == 0  # runs/demo is its directory, too
+    refused(command("demo", *words.split(), "--seed=1"), "runs/demo was started differently")
 
 
 def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
