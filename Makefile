@@ -12,7 +12,8 @@ SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-wheel test-long \
+  bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo demo
@@ -49,6 +50,9 @@ test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about fiv
 
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
 	$(BIN)/pytest -m ray tests/targets
+
+test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; it installs torch)
+	$(BIN)/pytest -m wheel tests/targets
 
 test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long

@@ -14,7 +14,7 @@ import pytest
 from mugrpo.arguments import DEMO, options_text
 from mugrpo.cli import main
 from mugrpo.config.run import RunConfig
-from tests.faults.harm import refused, resume_words, stopped
+from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
     ENVIRONMENT,
     Command,
@@ -180,23 +180,22 @@ def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
         assert f"stage 1 (of 0 to 1)  {phase}" in out
 
 
-def test_demo_is_train_with_the_packaged_config_and_can_be_stopped_and_resumed(
+def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resumed(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = "--schedule.stages=1 --schedule.batches_per_stage=2 --schedule.problems_per_update=4"
-    words += " --task.train_problems=8 --task.eval_problems=8 --evaluation.every=0"
-    assert command("train", DEMO, "--run-dir", "trained", *words.split()).status == 0
-    told = mugrpo(
-        "demo", "--run-dir", tmp_path / "demo", *words.split(), at="gradient", act="SIGTERM"
-    )
+    text = "--schedule.stages=1 --schedule.batches_per_stage=2 --schedule.problems_per_update=4"
+    words = f"{text} --task.train_problems=8 --task.eval_problems=8 --evaluation.every=0".split()
+    assert command("generate", DEMO, *words).status == 0
+    shards = contents(tmp_path / "runs" / "demo" / "stages" / "000" / "rollouts")
+    place = ["--run-dir", str(tmp_path / "runs" / "demo")]
+    told = mugrpo("demo", *place, *words, at="gradient", act="SIGTERM")
     stopped(told, "stopped by SIGTERM")
-    resumed = resume_words(told)
-    assert resumed == ["demo", "--run-dir", str(tmp_path / "demo"), *words.split()]
-    assert command(*resumed).status == 0
-    assert final_weights(tmp_path / "demo") == final_weights(tmp_path / "trained")
-    assert command("generate", DEMO, *words.split()).status == 0  # runs/demo is its directory, too
-    refused(command("demo", *words.split(), "--seed=1"), "runs/demo was started differently")
+    assert resume_words(told) == ["demo", *place, *words]
+    ended = command("demo", *words)  # the same place without being told
+    assert ended.status == 0 and "\n2 updates\n" in ended.out
+    assert contents(tmp_path / "runs" / "demo" / "stages" / "000" / "rollouts") == shards
+    refused(command("demo", *words, "--seed=1"), "runs/demo was started differently")
 
 
 def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
