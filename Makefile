@@ -1,7 +1,6 @@
 # The entry point for everything. `make demo` and `make test` need Python 3.11, pip and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
-CONFIG ?= configs/demo.toml
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
@@ -13,10 +12,11 @@ SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-long bench-between_stages $(ROWS) $(SCHEDULES)
+  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-wheel test-long \
+  bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
-	$(BIN)/mugrpo train $(CONFIG)
+	$(BIN)/mugrpo demo
 
 help:  ## these targets
 	@awk -F ':.*  ## ' '/^[a-z]/ && NF == 2 { printf "%-38s %s\n", $$1, $$2 }' Makefile
@@ -39,8 +39,8 @@ chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all ki
 soak: .venv/installed  ## does anything grow in six hours of short stages? docs/soak.svg
 	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
-.venv-vllm/installed: scripts/vllm_env.sh
-	PYTHON=$(PYTHON) scripts/vllm_env.sh .venv-vllm
+.venv-vllm/installed: src/mugrpo/tools/vllm_env.py | .venv/installed
+	$(BIN)/mugrpo vllm-env .venv-vllm
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
 
@@ -53,6 +53,9 @@ test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about fiv
 
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
 	$(BIN)/pytest -m ray tests/targets
+
+test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; it installs torch)
+	$(BIN)/pytest -m wheel tests/targets
 
 test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long

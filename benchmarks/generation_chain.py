@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from generation import arguments, generation_config, run
+from mugrpo.arguments import DEMO
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.tasks.chain import Chain
-from side_by_side import ROOT
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     options = arguments(__doc__, problems=256, peer_batch=256, target=3.0, argv=argv)
     if not (options.engine or options.engine_option):  # the demo's engine
-        demo = tomllib.loads((ROOT / "configs" / "demo.toml").read_text()).get("engine", {})
+        demo = tomllib.loads(DEMO.read_text()).get("engine", {})
         options.engine = demo.pop("name", None)
         options.engine_option = [f"{key}={value}" for key, value in demo.items()]
     config = generation_config(options, 8 if options.tiny else 48)

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+from mugrpo.arguments import DEMO
 from outcomes import quiet, run_process
-from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
+from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 
 OVERLAPPED, SEQUENTIAL, TOGETHER = "overlap", "one after the other", "in one process, all cores"
 POOLS = ["--engine.processes=1", "--engine.threads=1"]
@@ -29,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> Any:
     if options.tiny:
         options.stages, options.batches, options.repetitions = 1, 2, 1
     problems, size = (2, 2) if options.tiny else (16, 8)
-    config = ROOT / "configs" / "demo.toml"
     updates = options.stages * options.batches
     shard = f"--rollouts.shard_rollouts={2 * problems * size}"  # two batches
     overrides = [*quiet(updates, options.batches, problems, size), shard]
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     def side(more: Sequence[str], threads: str | None) -> Measured:
         environment = {"OMP_NUM_THREADS": threads} if threads else {}
         with mock.patch.dict(os.environ, environment):
-            outcome = run_process("mugrpo", config, [*overrides, *more])
+            outcome = run_process("mugrpo", DEMO, [*overrides, *more])
         return Measured(outcome.seconds, updates, {"phases": outcome.phases})
 
     sides = {

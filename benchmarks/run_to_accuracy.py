@@ -1,6 +1,6 @@
 """A whole run to the same accuracy, against TRL: `python benchmarks/run_to_accuracy.py`.
 
-Both sides train on the embedded task. Our side is configs/demo.toml, in four stages that grow.
+Both sides train on the embedded task. Our side is `mugrpo demo`, in four stages that grow.
 TRL's side is GRPO with mu = 4 and configs/demo_grpo.toml. Number of updates, batch, learning rate
 and held-out problems are equal. The accuracy to reach is the one at the end of TRL's run, and TRL's
 time is that of its first evaluation that reaches it. The speeds to accuracies 0.8 and 0.9 are
@@ -12,8 +12,10 @@ the accuracy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from mugrpo.arguments import DEMO
 from outcomes import Outcome, engine_overrides, run_process
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 from workloads import add_engine_options
@@ -69,18 +71,17 @@ def main(argv: Sequence[str] | None = None) -> Any:
     more += engine_overrides(options)
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
-    def side(name: str, config: str, repetition: int) -> Measured:
+    def side(name: str, config: Path, repetition: int) -> Measured:
         kind = "mugrpo" if name == OURS else "trl"
         batch = ["--trl-batch", str(options.trl_batch)] if options.trl_batch else []
-        path = ROOT / "configs" / config
         seeded = [f"--seed={repetition}", *more]
-        outcome = run_process(kind, path, seeded, batch if kind == "trl" else [])
+        outcome = run_process(kind, config, seeded, batch if kind == "trl" else [])
         outcomes[name].append(outcome)
         return Measured(outcome.seconds)
 
     sides = {
-        OURS: lambda repetition: side(OURS, "demo.toml", repetition),
-        PEER: lambda repetition: side(PEER, "demo_grpo.toml", repetition),
+        OURS: lambda repetition: side(OURS, DEMO, repetition),
+        PEER: lambda repetition: side(PEER, ROOT / "configs" / "demo_grpo.toml", repetition),
     }
     alternate(sides, options.repetitions)
     details = {"overrides": more}

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mugrpo.arguments import DEMO
 from outcomes import engine_overrides, quiet, run_process
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
 from workloads import add_engine_options
 
 MU, GRPO = "Mu-GRPO", "GRPO, mu = 4"
 MODELS = {  # config, updates, updates per stage of Mu-GRPO, problems, group size
-    "chain": ("demo.toml", 256, 64, 16, 8),
-    "smollm2": ("smollm2_addition.toml", 24, 8, 8, 8),
+    "chain": (DEMO, 256, 64, 16, 8),
+    "smollm2": (ROOT / "configs" / "smollm2_addition.toml", 24, 8, 8, 8),
 }
 NAMES = {"chain": "embedded model", "smollm2": "SmolLM2-135M"}
 
@@ -37,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> Any:
     def side(preset: str, stage: int) -> Measured:
         overrides = [f"--preset={preset}", *quiet(updates, stage, problems, size)]
         overrides += engine_overrides(options)
-        outcome = run_process("mugrpo", ROOT / "configs" / config, overrides)
+        outcome = run_process("mugrpo", config, overrides)
         return Measured(outcome.seconds, updates, {"phases": outcome.phases})
 
     sides = {MU: lambda _: side("mu-grpo", per_stage), GRPO: lambda _: side("grpo", 4)}
     results = alternate(sides, options.repetitions)
     title = f"Mu-GRPO, same updates, {NAMES[options.model]}"
-    details = {"updates": updates, "updates_per_stage": per_stage, "config": config}
+    details = {"updates": updates, "updates_per_stage": per_stage, "config": config.name}
     ratios = [Ratio(MU, GRPO, f"{title}, against our GRPO")]
     name = f"schedules_{options.model}"
     row = Row(name, title, "updates/s", results, ratios, details, options.tiny)

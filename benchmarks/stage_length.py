@@ -13,8 +13,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from mugrpo.arguments import DEMO
 from outcomes import engine_overrides, quiet, run_process
-from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
+from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import add_engine_options
 
 LONG, SHORT = "one long stage", "stages of 4 updates"
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     def side(updates: int, per_stage: int) -> Measured:
         overrides = [*quiet(updates, per_stage, problems, size), "--optimizer.lr=1e-9"]
         overrides += ["--checkpoint.stage_end=false", *engine_overrides(options)]
-        outcome = run_process("mugrpo", ROOT / "configs" / "demo.toml", overrides)
+        outcome = run_process("mugrpo", DEMO, overrides)
         return per_update(outcome.update_seconds)
 
     sides = {

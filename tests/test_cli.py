@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.arguments import DEMO
 from mugrpo.cli import main
-from tests.faults.harm import refused
+from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
     ENVIRONMENT,
     Command,
@@ -21,6 +22,7 @@ from tests.runs import (
     checkpoints,
     final_weights,
     finished,
+    mugrpo,
     read_metrics,
     write_config,
 )
@@ -145,6 +147,24 @@ def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
     assert set(re.findall(r"stage (\d+)", out)) == {"0", "1"}
     for phase in ("generate", "score", "optimize"):
         assert f"stage 1 (of 0 to 1)  {phase}" in out
+
+
+def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resumed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = "--schedule.stages=1 --schedule.batches_per_stage=2 --schedule.problems_per_update=4"
+    words = f"{text} --task.train_problems=8 --task.eval_problems=8 --evaluation.every=0".split()
+    assert command("generate", DEMO, *words).status == 0
+    shards = contents(tmp_path / "runs" / "demo" / "stages" / "000" / "rollouts")
+    place = ["--run-dir", str(tmp_path / "runs" / "demo")]
+    told = mugrpo("demo", *place, *words, at="gradient", act="SIGTERM")
+    stopped(told, "stopped by SIGTERM")
+    assert resume_words(told) == ["demo", *place, *words]
+    ended = command("demo", *words)  # the same place without being told
+    assert ended.status == 0 and "\n2 updates\n" in ended.out
+    assert contents(tmp_path / "runs" / "demo" / "stages" / "000" / "rollouts") == shards
+    refused(command("demo", *words, "--seed=1"), "runs/demo was started differently")
 
 
 def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING.md and docs: the trees match the floors, and what is named exists."""
+"""README, docs and the other pages: the trees match the floors, and what is named exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.test_layers import FLOORS, HOUSE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md", "llms.txt")
+    ),
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "log.md"),
 ]
 OF_OTHERS = "## Side by side"  # after it, architecture.md names what other projects have
@@ -87,6 +90,18 @@ def test_no_blank_line_splits_a_list_of_changes():
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     items = [n for n, line in enumerate(lines) if line.startswith("- ") and not lines[n - 1]]
     assert [lines[n] for n in items if not lines[n - 2].startswith("#")] == []
+
+
+def test_llms_txt_has_the_form_of_llmstxt_org_and_names_every_document():
+    """A title, a summary, then sections that hold nothing but links with a line on each."""
+    page = (ROOT / "llms.txt").read_text()
+    head, *sections = page.split("\n## ")
+    assert re.match(r"# mugrpo\n\n(> .+\n)+\n", head) and len(sections) >= 3
+    for section in sections:
+        listed = section.partition("\n\n")[2].strip().splitlines()
+        assert listed and all(re.fullmatch(r"- \[[^]]+\]\(\S+\): .+", line) for line in listed)
+    documents = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert documents <= set(_LINK.findall(page))
 
 
 def test_missing_names_are_noticed():

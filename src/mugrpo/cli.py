@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mugrpo.arguments import PHASES, completion, parser
+from mugrpo.arguments import PHASES, completion, parser, resume_command
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
@@ -41,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(error)
         return 2
     except RunStopped as error:
-        _complain(f"{error}. {_resume_sentence(options, overrides, str(error))}")
+        again = resume_command(options, overrides, str(error))
+        _complain(f"{error}. Nothing published is lost; resume with: {again}")
         return 3
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         if error.filename is None:  # it is not about a file
@@ -234,6 +234,19 @@ def _convert(options: argparse.Namespace) -> None:
     _say(convert(options.name, _say))
 
 
+def _vllm_env(options: argparse.Namespace) -> None:
+    from mugrpo.tools.vllm_env import make_environment
+
+    make_environment(options.target, _say, options.stop.check)
+
+
+def _doctor(_options: argparse.Namespace) -> None:
+    from mugrpo.tools.doctor import examine
+
+    if not examine(_say):
+        raise UsageError("`mugrpo demo` cannot run here; the lines above say why")
+
+
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     """Open the run that the arguments name, as a rank if torchrun started this process."""
@@ -258,26 +271,9 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
         yield run
 
 
-def _resume_sentence(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:
-    """Return the sentence with the command that resumes the run after it stopped for `reason`.
-
-    It is this command. It has --force only if the way out that `reason` names needs that.
-    """
-    targets = vars(options).get("targets") or [options.target]
-    places = [*map(str, targets), *filter(None, [options.url])]
-    if options.command == "pull":
-        places.reverse()
-    words = ["mugrpo", options.command, *options.action.split(), *places]
-    for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
-        if (value := vars(options).get(flag)) is not None:
-            words += [f"--{flag.replace('_', '-')}", str(value)]
-    words += [f"--{flag}" for flag in ("again", "keep") if vars(options).get(flag)]
-    words += ["--force"] if "force" in options and "--force" in reason else []
-    return f"Nothing published is lost; resume with: {shlex.join([*words, *overrides])}"
-
-
 # A command returns an exit status, or None for success.
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "demo": _train,
     "train": _train,
     "check": _check,
     **dict.fromkeys(PHASES, _phase),
@@ -294,4 +290,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "completion": _completion,
     "schema": _schema,
     "convert": _convert,
+    "doctor": _doctor,
+    "vllm-env": _vllm_env,
 }

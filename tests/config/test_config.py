@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.arguments import DEMO
 from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
-CONFIGS = sorted((ROOT / "configs").glob("**/*.toml"))
+CONFIGS = [DEMO, *sorted((ROOT / "configs").glob("**/*.toml"))]
 
 # ---- overrides ----
 

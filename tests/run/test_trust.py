@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mugrpo
+from mugrpo.config.load import load_config
 from mugrpo.run import trust
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused
@@ -321,6 +322,19 @@ def test_a_config_in_a_run_or_of_another_user_asks(
     monkeypatch.setattr(Path, "stat", _owned_by(Path.stat, config, 87654321))
     assert not opens(config)
     monkeypatch.undo()
+
+
+def test_the_packaged_config_does_not_ask_wherever_mugrpo_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Here another user has installed it, in the environment of a clone."""
+    config = config_in(folder)
+    as_a_clone(folder)
+    monkeypatch.setattr(Path, "stat", _owned_by(Path.stat, config, 87654321))
+    options = load_config(config)
+    assert trust.theirs_in(config, options)
+    monkeypatch.setattr(trust, "_PACKAGE", folder)
+    assert trust.theirs_in(config, options) is None
 
 
 def _owned_by(original: Callable[..., os.stat_result], path: Path, user: int) -> Callable[..., Any]:

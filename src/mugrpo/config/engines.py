@@ -84,7 +84,7 @@ class HFOptions(OwnEngineOptions):
 
 
 class VLLMOptions(EngineOptions):
-    """vLLM in processes of its own, which may have another environment (`make vllm-env`)."""
+    """vLLM in processes of its own, which may have another environment (`mugrpo vllm-env`)."""
 
     memory_option = "max_num_seqs"
     name: Literal["vllm"] = "vllm"

@@ -15,7 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, cannot_be_run
 from mugrpo.model.vocabulary import Vocabulary
 
-OLDEST = (0, 26)  # its reload_weights takes a path; scripts/vllm_env.sh has the tested version
+OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
 
 

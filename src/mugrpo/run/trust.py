@@ -21,7 +21,8 @@ from mugrpo.run.clones import last_arrival
 from mugrpo.run.named import Named, named_by
 
 _unwritten: set[Named] = set()  # used or approved in this process, but not remembered beyond it
-_CHECKOUT = Path(__file__).resolve().parents[3]  # whoever imports mugrpo from it trusts it
+_PACKAGE = Path(__file__).resolve().parents[1]  # whoever imports mugrpo trusts both of these
+_CHECKOUT = _PACKAGE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def theirs_in(file: Path, config: RunConfig) -> Theirs | None:
     Nothing says so of a file that was copied or unpacked: whoever names it on the command line
     says yes, as with a script.
     """
+    if _PACKAGE in file.resolve().parents:
+        return None
     if file.stat().st_uid not in (0, os.geteuid()):
         return Theirs(config, f"{file} belongs to another user and")
     for folder in file.resolve().parents:
@@ -91,7 +94,7 @@ def _refuse_unknown(theirs: Theirs, named: Sequence[Named], force: bool) -> None
 
 def _approval(named: Named) -> Path:
     name = hashlib.sha256(json.dumps([named.option, named.text]).encode()).hexdigest()
-    return _folder() / name / (named.sha256 or "none")
+    return approvals_folder() / name / (named.sha256 or "none")
 
 
 def _is_approved(named: Named) -> bool:
@@ -115,21 +118,21 @@ def _remember(named: Sequence[Named], say: Callable[[str], None]) -> None:
     except OSError as error:
         _unwritten.update(pending)
         say(
-            f"{_folder()} cannot be written to ({error.strerror}), so that mugrpo cannot remember "
-            f"that you use {'; '.join(map(str, pending))}; name another folder in the environment "
-            "variable XDG_STATE_HOME"
+            f"{approvals_folder()} cannot be written to ({error.strerror}), so that mugrpo cannot "
+            f"remember that you use {'; '.join(map(str, pending))}; name another folder in the "
+            "environment variable XDG_STATE_HOME"
         )
 
 
 def _approve(named: Named) -> None:
     """Write an approval. Raises OSError if that is impossible."""
     approval = _approval(named)
-    for folder in (_folder().parent, _folder(), approval.parent):
+    for folder in (approvals_folder().parent, approvals_folder(), approval.parent):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     approval.write_text(f"{named}\n", errors="backslashreplace")
 
 
-def _folder() -> Path:
+def approvals_folder() -> Path:
     """Return the folder of approvals, or one that cannot exist if this user has no home."""
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

@@ -2,7 +2,7 @@
 
     title = "Relaxed clipping"
     question = "Does a wide ratio interval learn faster from stale rollouts?"
-    base = "configs/demo.toml"
+    base = "mine.toml"
     seeds = [0, 1, 2, 3, 4]
 
     [axes.interval]

