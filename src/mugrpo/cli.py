@@ -199,17 +199,21 @@ def _repair(options: argparse.Namespace) -> int:
     return 0
 
 
-def _push(options: argparse.Namespace) -> int:
-    from mugrpo.tools.store import push
+def _copy(options: argparse.Namespace) -> int:
+    from mugrpo.tools.store import pull, push
 
-    push(RunDir(options.target), options.url, _say, options.stop.check)
+    run = RunDir(options.target)
+    if options.command == "push":
+        push(run, options.url, _say, options.stop.check)
+    else:
+        pull(options.url, run, _say, options.stop.check)
     return 0
 
 
-def _pull(options: argparse.Namespace) -> int:
-    from mugrpo.tools.store import pull
+def _merge(options: argparse.Namespace) -> int:
+    from mugrpo.tools.merge import merge
 
-    pull(options.url, RunDir(options.target), _say, options.stop.check)
+    _say(merge(options.target, options.out, options.base))
     return 0
 
 
@@ -285,8 +289,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "alignment": _alignment,
     "memory": _memory,
     "repair": _repair,
-    "push": _push,
-    "pull": _pull,
+    "push": _copy,
+    "pull": _copy,
+    "merge": _merge,
     "report": _report,
     "study": _study,
     "objectives": _objectives,

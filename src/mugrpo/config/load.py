@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -80,8 +81,11 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (dotted name, old, new) for each difference between two resolved configs.
 
-    A value that is missing is None.
+    A value that is missing is None, and a group that `old` lacks, because it is newer, has its
+    defaults.
     """
+    defaults = json.loads(RunConfig().model_dump_json())
+    old = {name: defaults[name] for name in new if name in defaults} | old
     flat_old, flat_new = dict(leaves(old)), dict(leaves(new))
     names = sorted(flat_old.keys() | flat_new.keys())
     pairs = [(name, flat_old.get(name), flat_new.get(name)) for name in names]
