@@ -81,15 +81,18 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (dotted name, old, new) for each difference between two resolved configs.
 
-    A value that is missing is None, and a group that `old` lacks, because it is newer, has its
-    defaults.
+    A value that is missing is None.
     """
-    defaults = json.loads(RunConfig().model_dump_json())
-    old = {name: defaults[name] for name in new if name in defaults} | old
     flat_old, flat_new = dict(leaves(old)), dict(leaves(new))
     names = sorted(flat_old.keys() | flat_new.keys())
     pairs = [(name, flat_old.get(name), flat_new.get(name)) for name in names]
     return [(name, a, b) for name, a, b in pairs if a != b]
+
+
+def with_newer_groups(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config with the defaults of the groups that are newer than it."""
+    defaults: dict[str, Any] = json.loads(RunConfig().model_dump_json())
+    return defaults | stored
 
 
 def on_resume(name: str) -> str:
