@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Completion, Request
@@ -202,7 +203,22 @@ def _moved(logprobs: np.ndarray, rng: np.random.Generator, spread: float) -> np.
 
 
 def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a model directory, however many files they are in."""
-    files = sorted(folder.glob("model*.safetensors"))
+    """Return the weights in a folder of a model or an adapter, however many files they are in."""
+    files = sorted(folder.glob("*model*.safetensors"))
     assert files, folder
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def adapted_policy(form: str, folder: Path, lora: LoRAOptions) -> Policy:
+    """Return a model with an adapter whose B is random. A tiny model is saved to `folder`."""
+    options = ModelOptions()
+    if form != "chain":
+        tiny_policy(form).save(folder)
+        options = ModelOptions(path=str(folder))
+    policy = load_policy(options, lora=lora)
+    assert policy.adapter is not None
+    generator = torch.Generator().manual_seed(8)
+    for name, tensor in policy.adapter.tensors().items():
+        if ".lora_B." in name:
+            tensor.normal_(std=0.02, generator=generator)
+    return policy

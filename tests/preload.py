@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import peft  # noqa: F401
 import pyarrow
 import torch
 

@@ -47,13 +47,15 @@ def main() -> None:
 
 def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str, str]) -> None:
     raw = json.loads(chosen.get("config", "{}"))
-    policy = load_policy(ModelOptions(path=model, **raw.get("model", {})), ranks=ranks)
+    config = config_of(**raw)
+    options = ModelOptions(path=model, **raw.get("model", {}))
+    policy = load_policy(options, ranks=ranks, lora=config.lora, seed=config.seed)
     if ranks.size > 1:
         distributed = DistributedOptions(
             cpu_offload=chosen.get("offload") == "true", replicas=int(chosen.get("replicas", 1))
         )
         distribute(policy, distributed)
-    trainer = Trainer(policy, config_of(**raw))
+    trainer = Trainer(policy, config)
     start = max((int(p.name) for p in folder.iterdir()), default=0)
     if start:
         trainer.load(folder / str(start))

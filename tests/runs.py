@@ -238,9 +238,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def final_weights(run_dir: Path, update: int = UPDATES) -> dict[str, str]:
-    """Return checksums of the model and of each rank's optimizer state after `update`."""
+    """Return checksums of the model (or adapter) and each rank's optimizer state after `update`."""
     folder = run_dir / "checkpoints" / f"update-{update:06d}"
-    assert any(folder.glob("model*.safetensors"))
+    assert any(folder.glob("*model*.safetensors"))
     return {file.stem: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
 
 

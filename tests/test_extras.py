@@ -23,7 +23,13 @@ EXTRAS = {
     if name not in ("test", "bench")
 }
 # Imported package -> the extra that has it. They are imported where they are used, or by name.
-OF_EXTRAS = {"math_verify": "math", "datasets": "hub", "ray": "ray", "tensorboard": "tensorboard"}
+OF_EXTRAS = {
+    "math_verify": "math",
+    "datasets": "hub",
+    "peft": "lora",
+    "ray": "ray",
+    "tensorboard": "tensorboard",
+}
 ELSEWHERE = {"vllm"}  # in the environment of another interpreter
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package
 # Imported themselves only where they are used; they need `math`.

@@ -106,7 +106,8 @@ def step(
     gradients: Gradients = {}
 
     def keep(*_: Any) -> None:
-        gradients.update({n: p.grad.clone() for n, p in policy.model.named_parameters()})
+        trained = ((n, p) for n, p in policy.model.named_parameters() if p.requires_grad)
+        gradients.update({n: p.grad.clone() for n, p in trained})
 
     trainer.optimizer.register_step_pre_hook(keep)
     return trainer.step(experience), gradients

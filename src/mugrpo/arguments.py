@@ -185,6 +185,10 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     memory.add_argument("--prompt-tokens", type=int, default=512, help=longest)
     gib = "memory of each GPU, in GiB (default: 80)"
     memory.add_argument("--gpu-memory", type=float, default=80.0, help=gib)
+    merge = add("merge", "write a model with the adapter of a run merged into it (lora.rank)")
+    merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
+    merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
+    merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
     push = add("push", "copy a run's published files to an object store")
     push.add_argument("target", type=Path, help="a run's directory")

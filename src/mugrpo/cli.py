@@ -204,6 +204,12 @@ def _pull(options: argparse.Namespace) -> None:
     pull(options.url, RunDir(options.target), _say, options.stop.check)
 
 
+def _merge(options: argparse.Namespace) -> None:
+    from mugrpo.tools.merge import merge
+
+    _say(merge(options.target, options.out, options.base))
+
+
 def _report(options: argparse.Namespace) -> None:
     from mugrpo.report import write_report
 
@@ -284,6 +290,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "repair": _repair,
     "push": _push,
     "pull": _pull,
+    "merge": _merge,
     "report": _report,
     "study": _study,
     "objectives": _objectives,

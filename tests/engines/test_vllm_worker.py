@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mugrpo.config.engines import VLLMOptions
+from mugrpo.config.lora import LoRAOptions
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.engines import _host
 from mugrpo.engines.worker import VLLM
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_path
 
 SETUP = {
     "arguments": {"dtype": "float32"},
@@ -107,6 +113,18 @@ def test_an_old_vllm_is_refused(calls: Calls):
     calls.vllm.__version__ = "0.12.1"  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"its version is 0\.12\.1, but at least 0\.26 is needed"):
         VLLM(SETUP).load("/initial", 0)
+
+
+def test_a_run_of_an_adapter_gives_its_processes_the_base_model_and_room_for_the_rank():
+    """vLLM keeps room for certain ranks only. A run without an adapter hands over models."""
+    vocabulary, options = load_policy(ModelOptions()).vocabulary, VLLMOptions(python="python")
+    rooms = []
+    for rank in (0, 1, 12, 16, 512):
+        config = RunConfig(lora=LoRAOptions(rank=rank), engine=options)
+        host = _host(vocabulary, config, Path("log"))
+        rooms.append(host.setup["adapters"])
+    base = model_path(ModelOptions())
+    assert rooms == [None, *({"base": base, "rank": rank} for rank in (1, 16, 16, 512))]
 
 
 def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Calls, tmp_path: Path):

@@ -68,6 +68,27 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     assert (found.parts["gathered"] > 0) == (ranks > 1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int, ranks: int):
+    """Two layers of 32 hidden and 48 inner dimensions, with two heads of 8 for keys and values.
+
+    q and o are 32 x 32, k and v 32 x 16, gate, up and down 32 x 48: rank x (128 + 96 + 240).
+    """
+    lora, adapter = {"rank": 8}, 8 * 2 * 464
+    found = peak(form, lora=lora, distributed={"processes": ranks})
+    assert (found.parameters, found.trained) == (parameters, adapter)
+    share = 4 * (parameters + adapter) // ranks
+    assert 0 <= found.parts["weights"] - share <= 4096
+    assert found.parts["gradients"] == 4 * adapter // ranks
+    moments = 8 * adapter // ranks
+    assert 0 <= found.parts["optimizer"] - moments <= 100 * (4 * 28 + 64)  # and a step counter each
+    on_host = _on_host(config(lora=lora, distributed={"processes": 2}), found)
+    assert on_host["checkpoint"] == 12 * adapter
+    assert on_host["asleep"] == 4 * parameters + 8 * adapter
+    lines, _ = memory_table(config(lora=lora), form=form, prompt_tokens=PROMPT, gpu_gib=80)
+    assert lines[0].endswith("billion parameters, an adapter of 0.0 million")
+
+
 def test_what_is_offloaded_is_not_on_the_gpu(form: Path):
     found = peak(form, distributed={"processes": 4})
     assert found.longest == PROMPT + RESPONSE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,6 +87,12 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, An
     names = sorted(flat_old.keys() | flat_new.keys())
     pairs = [(name, flat_old.get(name), flat_new.get(name)) for name in names]
     return [(name, a, b) for name, a, b in pairs if a != b]
+
+
+def with_newer_groups(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config with the defaults of the groups that are newer than it."""
+    defaults: dict[str, Any] = json.loads(RunConfig().model_dump_json())
+    return defaults | stored
 
 
 def on_resume(name: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from mugrpo.config import backends, engines, objectives, options, parts, stages, tasks
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.options import FIXED, HARMLESS, NamedOptions, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
@@ -115,6 +116,7 @@ class RunConfig(Options):
     seed: int = Field(0, ge=0, lt=2**63, json_schema_extra=FIXED)
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
+    lora: LoRAOptions = LoRAOptions()
     task: tasks.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
@@ -195,16 +197,13 @@ class RunConfig(Options):
 
     def _faults(self) -> Iterator[str]:
         """Yield a message for each combination of options that does not work, with the way out."""
+        yield from self._faults_with_vllm()
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
                 "needs checkpoint.stage_end"
             )
-        if isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
-            for chosen in (self.rollouts.temperature, self.evaluation.temperature):
-                if not 0.01 <= chosen <= 2:
-                    yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
         if self.proximal_period > 1 and not alone:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
         if self.overlap and self.engine_in_process:
@@ -221,6 +220,20 @@ class RunConfig(Options):
                 "overlap = true needs distributed.processes = 1 with an objective or reference "
                 "that needs logprobs of other policies"
             )
+
+    def _faults_with_vllm(self) -> Iterator[str]:
+        if not isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
+            return
+        for chosen in (self.rollouts.temperature, self.evaluation.temperature):
+            if not 0.01 <= chosen <= 2:
+                yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
+        if self.lora.rank and self.engine.name == "vllm_server":
+            yield (
+                "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
+                "or 'hf'"
+            )
+        if self.lora.rank > 512:
+            yield f"vLLM takes adapters up to rank 512, not lora.rank = {self.lora.rank}"
 
     @property
     def needs(self) -> tuple[str, ...]:

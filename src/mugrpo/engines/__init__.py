@@ -25,7 +25,7 @@ from mugrpo.engines.devices import exclusive_part, own_part
 from mugrpo.engines.hf import HFEngine
 from mugrpo.engines.process import Host, RemoteEngine, Started
 from mugrpo.engines.server import ServerEngine
-from mugrpo.engines.vllm import require_vllm, vllm_host
+from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.cluster import connected, on_gpus, require_room
@@ -93,12 +93,14 @@ def make_engines(
 def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     options = config.engine
     if isinstance(options, VLLMOptions):
-        return vllm_host(vocabulary, config.model, options, log)
+        adapters = adapters_of(config.model, config.lora)
+        return vllm_host(vocabulary, config.model, options, log, adapters)
     assert isinstance(options, OwnEngineOptions)
     threads = options.threads or _threads(config.backend, options)
     setup = {
         "backend": "own",
         "model": config.model.model_dump(mode="json"),
+        "lora": config.lora.model_dump(mode="json"),
         "engine": options.model_dump(mode="json"),
         "threads": threads,
     }

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TypedDict
 
 from mugrpo.config.engines import VLLMOptions
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.process import Host, cannot_be_run
+from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
 EXTENSION = Path(__file__).with_name("extension")  # on the PYTHONPATH of vLLM's processes
 
 
@@ -45,7 +48,13 @@ class Adapters(TypedDict):
     """The LoRA adapters that refreshes hand over instead of a model."""
 
     base: str  # directory or hub id of the model that they adapt
-    rank: int  # of the largest one
+    rank: int  # one that vLLM keeps room for
+
+
+def adapters_of(model: ModelOptions, lora: LoRAOptions) -> Adapters | None:
+    """Return what a run's engines must know of its adapters, or None if it trains the model."""
+    room = next(rank for rank in _RANKS if rank >= lora.rank)
+    return Adapters(base=model_path(model), rank=room) if lora.rank else None
 
 
 def vllm_host(

@@ -40,10 +40,12 @@ class Own:
         from pydantic import TypeAdapter
 
         from mugrpo.config.engines import Engine
+        from mugrpo.config.lora import LoRAOptions
         from mugrpo.config.run import ModelOptions
 
         torch.set_num_threads(setup["threads"])
         self._model = ModelOptions.model_validate(setup["model"])
+        self._lora = LoRAOptions.model_validate(setup["lora"])
         self._options: Engine = TypeAdapter(Engine).validate_python(setup["engine"])
         self._engine: Any = None
 
@@ -52,7 +54,10 @@ class Own:
         from mugrpo.model.policy import load_policy
 
         if self._engine is None:
-            self._engine = make_engine(load_policy(self._model), self._options, print)
+            policy = load_policy(
+                self._model, lora=self._lora
+            )  # A does not matter before it is loaded
+            self._engine = make_engine(policy, self._options, print)
         self._engine.policy.load_weights(path, update)
         return 0.0
 

@@ -50,15 +50,14 @@ class Weights:
 
 
 def weights_in_memory(
-    model: Any, files: int, *, writes: bool, copied: bool, dtype: torch.dtype | None = None
+    tensors: Tensors, files: int, *, writes: bool, copied: bool, dtype: torch.dtype | None = None
 ) -> Weights:
-    """Return the weights that this rank writes, by name and in CPU memory; tied ones once.
+    """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
     With one file, these are whole tensors, and ranks that split the model must all call this. With
     several, they are the rank's rows. If `copied`, later updates do not change them. Floating-point
     numbers are rounded to `dtype`, if it is given.
     """
-    tensors = _saved(model)
 
     def type_of(name: str) -> torch.dtype:
         own = tensors[name].dtype
@@ -126,7 +125,7 @@ def read_rows(model: nn.Module, folder: Path) -> bool:
 
     Return False, with nothing loaded, if the files have other names or shapes.
     """
-    targets = _saved(model)
+    targets = saved_tensors(model)
     files = [safe_open(file, framework="pt") for file in sorted(folder.glob("model*.safetensors"))]
     found: Mapping[str, Any] = {name: file for file in files for name in file.keys()}  # noqa: SIM118
     if found.keys() != targets.keys():
@@ -140,7 +139,7 @@ def read_rows(model: nn.Module, folder: Path) -> bool:
     return True
 
 
-def _saved(model: nn.Module) -> Tensors:
+def saved_tensors(model: nn.Module) -> Tensors:
     """Return the tensors that files of the model hold; tied ones once."""
     names = model.state_dict().keys()
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}

@@ -12,8 +12,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.model.adapter import CONFIG, put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers
 from mugrpo.model.pretrained import model_path
@@ -60,15 +62,18 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
-def parameter_count(options: ModelOptions) -> int:
-    """Return the number of the model's parameters, tied ones once, from its config alone.
+def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
+    """Return the number of parameters that are trained, tied ones once, from the config alone.
 
-    Raises UsageError if the config cannot be read.
+    Raises UsageError if the config cannot be read, or as `put_adapter` does.
     """
     config = _load_config(options)
     with _loading(f"the model {options.path}"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return sum(parameter.numel() for parameter in model.parameters())
+    if lora.rank:
+        with torch.device("meta"):
+            put_adapter(model, lora)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
@@ -162,7 +167,11 @@ def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def _refuse_absent(path: str) -> None:
-    """Raise UsageError if `path` is neither a directory nor has the form of a hub id."""
+    """Raise UsageError if `path` holds an adapter, or is neither a directory nor like a hub id."""
+    if (Path(path) / CONFIG).is_file():
+        raise UsageError(
+            f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY`"
+        )
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
         raise UsageError(
             f"there is no model directory {path}; name one in Hugging Face format, or a hub id"

@@ -11,10 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.model.adapter import Adapter
 from mugrpo.model.dtensors import fill, local, tensors_of
-from mugrpo.model.files import Weights, read_rows, weights_in_memory, write_weights
+from mugrpo.model.files import (
+    Weights,
+    read_rows,
+    saved_tensors,
+    weights_in_memory,
+    write_weights,
+)
 from mugrpo.model.loading import (
     empty_model,
     first_line,
@@ -34,11 +42,15 @@ class Policy:
 
     `update` is the number of updates that its weights have received. Weights are fp32, whatever the
     precision of the arithmetic. Dropout is always off, because the distribution that is optimized
-    must be the one that was sampled from.
+    must be the one that was sampled from. With an `adapter`, the model has it inside, and only the
+    adapter is trained, saved and loaded.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, options: ModelOptions) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, options: ModelOptions, adapter: Adapter | None = None
+    ) -> None:
         self.model = model
+        self.adapter = adapter
         self.tokenizer = tokenizer
         self.precision = options.precision
         self.update = 0
@@ -90,29 +102,37 @@ class Policy:
     def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
         writes = self.ranks.first if self.files == 1 else self.shard is not None
-        return weights_in_memory(self.model, self.files, writes=writes, copied=copied, dtype=dtype)
+        tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
+        return weights_in_memory(tensors, self.files, writes=writes, copied=copied, dtype=dtype)
 
     def save(
         self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        """Write model and tokenizer to `folder` in Hugging Face format.
+        """Write the model, or its adapter, and the tokenizer to `folder` in Hugging Face format.
 
         If ranks split the model, all must call this, and each writes its part: `weights`, by
         default those of now, rounded to `dtype`.
         """
         weights = self.weights(copied=False, dtype=dtype) if weights is None else weights
-        write_weights(self.model, weights, self.ranks, folder)
+        if self.adapter is None:
+            write_weights(self.model, weights, self.ranks, folder)
+        elif self.ranks.first:
+            self.adapter.write(weights.tensors, folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, path: str | Path, update: int) -> None:
         """Load the weights of a model of the same architecture from a directory or a hub id.
 
+        A policy with an adapter loads an adapter, or begins a new one if `path` is its base model.
+
         If ranks split the model, all of them must call this. Each reads its own rows of a model
         that a policy has saved; of others, the first rank reads all. Raises UsageError if the model
         cannot be loaded or has another architecture.
         """
-        if self.compute is None:
+        if self.adapter is not None:
+            self.adapter.load(path)
+        elif self.compute is None:
             try:
                 self.model.load_state_dict(load_model(path).state_dict())
             except RuntimeError as error:
@@ -133,14 +153,20 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def load_policy(
-    options: ModelOptions, notify: Callable[[str], None] = lambda _: None, ranks: Ranks = ALONE
+    options: ModelOptions,
+    notify: Callable[[str], None] = lambda _: None,
+    ranks: Ranks = ALONE,
+    *,
+    lora: LoRAOptions | None = None,
+    seed: int = 0,
 ) -> Policy:
-    """Return the policy at update 0.
+    """Return the policy at update 0, with an adapter drawn with `seed` if `lora` asks for one.
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
     memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Raises
-    UsageError if model or tokenizer cannot be loaded, or the device is missing.
+    UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
+    `put_adapter` does.
     """
     path = model_path(options)
     model = load_model(path) if ranks.first else None
@@ -148,6 +174,7 @@ def load_policy(
     if model is None:
         model = empty_model(path, names)
     tokenizer = load_tokenizer(options)
+    adapter = Adapter(model, lora, path, seed) if lora and lora.rank else None
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
@@ -158,7 +185,7 @@ def load_policy(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         keep_freed_memory()
-    policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options)
+    policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(device)
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")

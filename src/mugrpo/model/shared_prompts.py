@@ -8,6 +8,7 @@ pass, H hidden size, Q query heads, D head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,12 +223,12 @@ def can_share_prompts(model: Any) -> bool:
     prompt_lengths_B = torch.tensor([3, 3, 5], device=device)
     mask_BT = torch.arange(3, device=device) < torch.tensor([[3], [1], [2]], device=device)
     case = (model, ids_BL, prompt_lengths_B, mask_BT)
-    weight = next((p for p in model.parameters() if p.requires_grad), None)
+    weights = [p for p in model.parameters() if p.requires_grad][:2]  # a new adapter's A has none
     with torch.enable_grad():
-        plain = _with_gradient(plain_hidden(*case), weight)
+        plain = _with_gradient(plain_hidden(*case), weights)
         try:
             prompts_B = torch.tensor([0, 0, 1], device=device)
-            shared = _with_gradient(shared_hidden(*case, prompts_B), weight)
+            shared = _with_gradient(shared_hidden(*case, prompts_B), weights)
         except Exception:  # other kinds of models may fail in any way
             return False
     return all(
@@ -236,13 +237,13 @@ def can_share_prompts(model: Any) -> bool:
     )
 
 
-def _with_gradient(hidden_NH: torch.Tensor, weight: torch.Tensor | None) -> list[torch.Tensor]:
+def _with_gradient(hidden_NH: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return hidden states and the gradient of a weighted sum of them.
 
     A plain sum would not do, because a final layer norm may make it constant.
     """
-    if weight is None:
+    if not weights:
         return [hidden_NH]
     weights_NH = torch.linspace(-1, 2, hidden_NH.numel(), device=hidden_NH.device)
     total = (hidden_NH * weights_NH.view_as(hidden_NH)).sum()
-    return [hidden_NH.detach(), *torch.autograd.grad(total, [weight])]
+    return [hidden_NH.detach(), *torch.autograd.grad(total, weights, materialize_grads=True)]

@@ -68,7 +68,7 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
     policy.shard = (ranks.rank, shards) if ranks.rank < shards else None
     # If transformers saves other tensors than are in memory, it needs all of them at once.
     converts = bool(getattr(model, "_weight_conversions", None))
-    policy.files = ranks.from_first(1 if converts else shards)
+    policy.files = ranks.from_first(1 if converts or policy.adapter else shards)
 
 
 def cut_over(

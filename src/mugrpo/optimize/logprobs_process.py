@@ -97,7 +97,7 @@ def main() -> None:
 
 def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDArray[np.float32]]:
     config = RunConfig.model_validate(tuples(setup["config"]))
-    policy = load_policy(config.model)
+    policy = load_policy(config.model, lora=config.lora, seed=config.seed)
     if setup["path"] != model_path(config.model):
         policy.load_weights(setup["path"], 0)
     rollouts = [rollout_from_row(_arrays(row)) for row in setup["rollouts"]]

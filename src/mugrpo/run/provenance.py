@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from mugrpo.config.load import changes, on_resume
+from mugrpo.config.load import changes, on_resume, with_newer_groups
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
@@ -66,7 +66,7 @@ def settled_config(
     document = config_document(resolved, provenance, stored)
     if stored is None or folder.is_untouched():
         return document, False
-    differences = changes(stored["config"], resolved)
+    differences = changes(with_newer_groups(stored["config"]), resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
     refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
     for name, words in _MUST_AGREE.items():
@@ -119,7 +119,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     template = config.prompt.chat_template
     if template is not None and not Path(template).is_file():
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
-    packages = ("mugrpo", "torch", "transformers", "numpy")
+    packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     return {
         "problems_sha256": problems.hexdigest(),
         "model_sha256": model_fingerprint(config.model),

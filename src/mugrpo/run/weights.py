@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class Weights:
         Raises UsageError if the model has a weight that is not finite.
         """
         if self.policy is None:
-            policy = load_policy(self._config.model, self._notify, self._ranks)
+            policy = self._loaded(self._notify, self._ranks)
             if self._ranks.size > 1:
                 share = self._config.optimizer.share_prompts
                 distribute(policy, self._config.distributed, share_prompts=share)
@@ -113,12 +114,17 @@ class Weights:
         self.policy = self._frozen = None
         give_back_memory()
 
+    def _loaded(self, *how: Any) -> Policy:
+        """Return the initial policy, from the model's files."""
+        config = self._config
+        return load_policy(config.model, *how, lora=config.lora, seed=config.seed)
+
     def _frozen_at(self, update: int) -> Policy:
         """Return a policy with the weights after `update` updates. Do not train it."""
         if self._ranks.size > 1 or (self.policy is not None and self.policy.update == update):
             return self.at(update)
         if self._frozen is None or self._frozen.update != update:
-            self._frozen = self._frozen or load_policy(self._config.model)
+            self._frozen = self._frozen or self._loaded()
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
 

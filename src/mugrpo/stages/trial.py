@@ -17,7 +17,7 @@ from itertools import pairwise
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
-from mugrpo.model.loading import parameter_count
+from mugrpo.model.loading import trained_parameters
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
@@ -25,7 +25,7 @@ from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
-_WEIGHT = 12  # bytes of a parameter in a checkpoint: fp32, with AdamW's two moments
+_WEIGHT = 12  # bytes of a trained parameter in a checkpoint: fp32, with AdamW's two moments
 _TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
 _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 
@@ -128,7 +128,7 @@ def disk_needed(run: OpenRun) -> tuple[int, int]:
     if options.keep:  # an old one is removed once a new one is published
         room = options.keep - len(run.folder.checkpoint_updates())
         checkpoints = min(checkpoints, max(0, room) + 1)
-    size = parameter_count(config.model) * _WEIGHT
+    size = trained_parameters(config.model, config.lora) * _WEIGHT
     published, needed = shards_made(stage, "rollouts")
     passes = config.schedule.passes_per_batch
     batches = sum(math.ceil((end - start) / passes) for start, end in pairwise(ends))

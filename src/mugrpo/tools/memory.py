@@ -9,6 +9,7 @@ for them.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mugrpo.config.engines import OwnEngineOptions, VLLMOptions, VLLMServerOptions
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.model.adapter import put_adapter
 from mugrpo.model.logprobs import chunked_logprobs
 from mugrpo.model.policy import checkpoint_activations
 from mugrpo.model.pretrained import model_path
@@ -52,6 +56,7 @@ class UpdateMemory:
     """An update's peak memory on one rank, in bytes."""
 
     parameters: int  # number, in the whole model
+    trained: int  # number of those that are trained
     rows: int  # responses of the micro-batch
     longest: int  # tokens of each, prompt included
     parts: dict[str, int]  # kind -> bytes at the peak
@@ -77,8 +82,10 @@ def memory_table(
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
     generate, text = _generation(config, peak, gpu_gib)
     host = _on_host(config, peak)
+    part = peak.trained / 1e6
+    trained = "" if peak.trained == peak.parameters else f", an adapter of {part:.1f} million"
     lines = [
-        f"model       {peak.parameters / 1e9:.2f} billion parameters",
+        f"model       {peak.parameters / 1e9:.2f} billion parameters{trained}",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
         f"of {peak.rows} x {peak.longest} tokens",
         *(
@@ -122,8 +129,11 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
     model_config = _model_config(config, form)
     shards = config.distributed.processes // config.distributed.replicas
     with _ranks(shards) as mesh, FakeTensorMode():
-        model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
-        parameters = sum(p.numel() for p in model.parameters())
+        model = _model(model_config, config.lora)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        parameters = sum(p.numel() for p in model.parameters()) - (
+            trained if config.lora.rank else 0
+        )
         if config.model.gradient_checkpointing:
             checkpoint_activations(model)
         model.train(config.model.gradient_checkpointing)
@@ -131,20 +141,42 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         if mesh is not None:
             cut_over(mesh, full_rows, model, config.model.precision, config.distributed)
         optimizer = torch.optim.AdamW(full_rows.parameters(), fused=True)
-        for parameter in full_rows.parameters():  # from an earlier micro-batch
-            parameter.grad = torch.zeros_like(parameter)
+        for parameter in full_rows.parameters():
+            if parameter.requires_grad:  # from an earlier micro-batch
+                parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         ids_BL = torch.zeros(rows, longest, dtype=torch.int64)
         tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(full_rows, optimizer)
         if mesh is None:
             tracker.track_external(full_rows, optimizer)
+            hooked, none = tracker._param_to_grad_hook_handles, RemovableHandle(OrderedDict())
+            for parameter in full_rows.parameters():
+                if not parameter.requires_grad:  # torch would hook its gradient, and cannot
+                    hooked[parameter] = none, none
         with tracker, autocast:
             full_rows(ids_BL).sum().backward()
             optimizer.step()
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     sizes = {getattr(kind, "name", str(kind)).rpartition(".")[2]: n for kind, n in snapshot.items()}
     parts = {kind: sum(sizes.get(n, 0) for n in names) for kind, names in _KINDS.items()}
-    return UpdateMemory(parameters, rows, longest, parts)
+    return UpdateMemory(parameters, trained, rows, longest, parts)
+
+
+def _model(form: Any, lora: LoRAOptions) -> Any:
+    """Return a model of fake tensors, with an adapter if `lora` asks for one."""
+    if not lora.rank:
+        return AutoModelForCausalLM.from_config(form, dtype=torch.float32)
+    with unset_fake_temporarily(), torch.device("meta"):  # peft cannot move fake tensors
+        model = AutoModelForCausalLM.from_config(form, dtype=torch.float32)
+        put_adapter(model, lora)
+    faked: dict[torch.Tensor, torch.Tensor] = {}  # tied weights stay tied
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            fake = nn.Parameter(torch.empty(weight.shape), weight.requires_grad)
+            setattr(module, name, faked.setdefault(weight, fake))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+    return model
 
 
 class _FullRows(nn.Module):
@@ -214,9 +246,9 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, int]:
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
     elif options.processes > 1 and options.rest == "sleep":
-        sizes["asleep"] = 12 * peak.parameters * options.replicas
+        sizes["asleep"] = (4 * peak.parameters + 8 * peak.trained) * options.replicas
     if config.checkpoint.beside_training:
-        sizes["checkpoint"] = 12 * peak.parameters
+        sizes["checkpoint"] = 12 * peak.trained
     return sizes
 
 
@@ -236,7 +268,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
         own = (6 if half else 4) * parameters / GIB
         text = f"the run's copy of the model, {own:.1f}"
     if local and (ranks == 1 or config.distributed.rest != "sleep"):
-        moments = 8 * parameters / shards / GIB
+        moments = 8 * peak.trained / shards / GIB
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
     if config.engine_in_process and ranks == 1:  # the engine uses the trainer's model

@@ -1,0 +1,35 @@
+"""Options of LoRA."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from mugrpo.config.options import Options
+
+
+class LoRAOptions(Options):
+    """LoRA, by peft: train a small adapter instead of the model, which stays as it is. A layer
+    computes W x + alpha / rank B (A x), and only A and B are trained."""
+
+    rank: int = Field(0, ge=0)
+    """Rows of A and columns of B. 0 trains the whole model."""
+    alpha: int = Field(32, ge=1)
+    """The adapter's output is multiplied by alpha / rank. With the same alpha, about the same
+    learning rate is best for every rank."""
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """The layers that get an adapter: all linear ones but the output head, or those whose names end
+    like this, such as ["q_proj", "v_proj"]."""
+    dropout: float = 0.0
+    """Only 0: the policy that is trained must be the one that was sampled from."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, dropout: float) -> float:
+        if dropout:
+            raise ValueError(
+                "importance ratios compare the policy with the one that was sampled from, and "
+                "dropout would change it in between; leave it at 0"
+            )
+        return dropout

@@ -1,0 +1,165 @@
+"""The adapter inside a model: its layers, its initial values, what is refused, and merging."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from mugrpo.config.load import build_config
+from mugrpo.config.lora import LoRAOptions
+from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.loading import trained_parameters
+from mugrpo.model.policy import load_policy
+from mugrpo.model.pretrained import model_path
+from mugrpo.optimize.forward import rollout_logprobs
+from tests.builders import PROMPTS, adapted_policy, encoded, tiny_policy
+from tests.updates import config_of
+
+LORA = LoRAOptions(rank=4)
+
+
+def logits_of(model: torch.nn.Module, policy) -> torch.Tensor:
+    ids_1L = torch.from_numpy(encoded(policy, PROMPTS[0])).long()[None]
+    return model(input_ids=ids_1L).logits.detach()
+
+
+def test_the_trained_parameters_are_those_that_one_counts_by_hand():
+    """A layer of `in` to `out` has rank x (in + out).
+
+    The embedded model has three layers with q, k, v, o of 128 to 128, gate and up of 128 to 288,
+    and down of 288 to 128: 4 x 256 + 3 x 416 = 2272 for each rank and layer.
+    """
+    for rank in (1, 4):
+        policy = load_policy(ModelOptions(), lora=LoRAOptions(rank=rank))
+        trained = [p for p in policy.model.parameters() if p.requires_grad]
+        assert sum(p.numel() for p in trained) == rank * 3 * 2272
+        assert trained_parameters(ModelOptions(), LoRAOptions(rank=rank)) == rank * 3 * 2272
+    two = LoRAOptions(rank=4, targets=("q_proj", "down_proj"))
+    assert trained_parameters(ModelOptions(), two) == 4 * 3 * (256 + 416)
+    whole = sum(p.numel() for p in load_policy(ModelOptions()).model.parameters())
+    assert trained_parameters(ModelOptions(), LoRAOptions()) == whole
+
+
+def test_a_new_adapter_changes_no_bit_of_any_logprob(experience, embedded_policy):
+    policy, config = load_policy(ModelOptions(), lora=LORA), config_of()
+    ours = rollout_logprobs(policy, experience.rollouts, config)
+    theirs = rollout_logprobs(embedded_policy, experience.rollouts, config)
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_seed_alone_decides_the_initial_values_and_peft_draws_them_alike():
+    drawn = []
+    for torch_seed, seed in ((1, 5), (2, 5), (2, 6)):
+        torch.manual_seed(torch_seed)
+        policy = load_policy(ModelOptions(), lora=LORA, seed=seed)
+        assert policy.adapter is not None
+        drawn.append({name: t.clone() for name, t in policy.adapter.tensors().items()})
+    first, again, other = drawn
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for name, tensor in first.items():
+        assert torch.equal(tensor, other[name]) == (".lora_B." in name)
+        if ".lora_B." in name:
+            assert not tensor.any()
+        else:  # uniform within 1 / sqrt(in): its standard deviation is that over sqrt(3)
+            bound = tensor.shape[1] ** -0.5
+            assert 0.95 * bound < tensor.abs().max() <= bound
+            assert tensor.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("form", ["chain", "llama", "gpt2"])  # the last has transposed weights
+def test_a_saved_adapter_loads_with_peft_and_here_to_the_same_bits(form: str, tmp_path: Path):
+    policy = adapted_policy(form, tmp_path / "base", LORA)
+    policy.save(tmp_path / "adapter")
+    expected = logits_of(policy.model, policy)
+    base = str(policy.model.name_or_path)
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter"
+    )
+    assert torch.equal(logits_of(theirs, policy), expected)
+    again = load_policy(ModelOptions(path=base), lora=LORA)
+    assert not torch.allclose(logits_of(again.model, policy), expected)
+    again.load_weights(tmp_path / "adapter", 7)
+    assert torch.equal(logits_of(again.model, policy), expected)
+    again.load_weights(base, 0)  # the base model again
+    plain = load_policy(ModelOptions(path=base))
+    assert torch.equal(logits_of(again.model, policy), logits_of(plain.model, policy))
+
+
+def test_its_files_are_the_same_whatever_the_process(tmp_path: Path):
+    adapted_policy("chain", tmp_path, LORA).save(tmp_path / "adapter")
+    config = (tmp_path / "adapter" / "adapter_config.json").read_text()
+    names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    lines = ",\n".join(f'    "{name}"' for name in names)
+    assert f'"target_modules": [\n{lines}\n  ]' in config  # peft has a set of them
+
+
+@pytest.mark.parametrize("form", ["chain", "llama", "gpt2"])
+def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: str, tmp_path: Path):
+    policy = adapted_policy(form, tmp_path / "base", LORA)
+    expected, base = logits_of(policy.model, policy), policy.model.name_or_path
+    assert policy.adapter is not None
+    policy.adapter.merge()
+    plain = load_policy(ModelOptions(path=str(base))).model
+    assert policy.model.state_dict().keys() == plain.state_dict().keys()
+    merged = logits_of(policy.model, policy)
+    torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    assert (merged - logits_of(plain, policy)).abs().max() > 100 * (merged - expected).abs().max()
+
+
+@pytest.mark.parametrize(
+    "targets", [("nothing",), ("q_proj", "nothing"), ("lm_head",), ("embed_tokens",), ("norm",)]
+)
+def test_targets_that_are_not_linear_layers_inside_the_model_are_refused(targets):
+    with pytest.raises(UsageError, match=rf"lora.targets: '{targets[-1]}' names no linear layers"):
+        trained_parameters(ModelOptions(), LoRAOptions(rank=4, targets=targets))
+
+
+def test_an_adapter_of_another_form_or_none_is_refused(tmp_path: Path):
+    adapted_policy("chain", tmp_path, LoRAOptions(rank=2)).save(tmp_path / "adapter")
+    policy = load_policy(ModelOptions(), lora=LORA)
+    with pytest.raises(UsageError, match="holds an adapter of another rank or of other layers"):
+        policy.load_weights(tmp_path / "adapter", 1)
+    load_policy(ModelOptions()).save(tmp_path / "whole")
+    with pytest.raises(UsageError, match=r"whole holds no adapter, .*\(lora\.rank\)"):
+        policy.load_weights(tmp_path / "whole", 1)
+
+
+def test_an_adapter_in_place_of_a_model_is_refused_with_the_way_out(tmp_path: Path):
+    adapted_policy("chain", tmp_path, LORA).save(tmp_path / "adapter")
+    with pytest.raises(UsageError, match=r"not a model; make one with `mugrpo merge .*adapter"):
+        load_policy(ModelOptions(path=str(tmp_path / "adapter")))
+
+
+def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UsageError, match=r"needs peft .*pip install 'mugrpo\[lora\]'"):
+        load_policy(ModelOptions(), lora=LORA)
+    assert load_policy(ModelOptions(), lora=LoRAOptions()).adapter is None
+
+
+@pytest.mark.parametrize(
+    ("lora", "engine", "sentence"),
+    [
+        ({"dropout": 0.05}, {}, "lora.dropout = 0.05: importance ratios compare"),
+        ({"targets": []}, {}, "lora.targets"),
+        ({"rank": 8}, {"name": "vllm_server"}, "needs an engine that the run starts"),
+        ({"rank": 513}, {"name": "vllm"}, "vLLM takes adapters up to rank 512"),
+    ],
+)
+def test_options_that_do_not_work_are_refused(lora: dict, engine: dict, sentence: str):
+    with pytest.raises(UsageError, match=sentence):
+        build_config({"lora": lora, **({"engine": engine} if engine else {})}, "test")
+
+
+def test_the_head_is_trained_by_no_adapter_and_gets_no_gradient():
+    """Its logprobs are computed from its own weights, so an adapter on it would not count."""
+    policy = load_policy(ModelOptions(), lora=LORA)
+    assert policy.model.get_output_embeddings().weight.requires_grad is False
+    assert model_path(ModelOptions()) == str(policy.model.name_or_path)
+    assert tiny_policy("llama").adapter is None
