@@ -34,6 +34,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
@@ -139,9 +140,11 @@ class RunDir:
             if held and held.update == update:
                 return held.starts
         try:
-            return tuple(int(start) for start in self._stages(update)["starts"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return (0,)  # no checkpoint yet, or a damaged one, which is never loaded
+            starts = tuple(int(start) for start in self._stages(update)["starts"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            starts = ()
+        rising = all(one < other for one, other in pairwise(starts))
+        return starts if starts[:1] == (0,) and rising else (0,)  # no checkpoint yet, or no starts
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
