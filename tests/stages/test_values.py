@@ -243,7 +243,7 @@ def test_a_resumed_schedule_has_the_early_ends_that_a_checkpoint_stores(tmp_path
         ("[0, 1e999]", (0,)),
     ],
 )
-def test_a_checkpoint_whose_starts_are_none_tells_nothing(tmp_path: Path, stored: str, starts: Any):
+def test_stored_starts_that_begin_no_stage_are_left_out(tmp_path: Path, stored: str, starts: Any):
     run = RunDir(tmp_path)
     run.checkpoint(5).mkdir(parents=True)
     (run.checkpoint(5) / "stages.json").write_text(f'{{"starts": {stored}}}')

@@ -135,7 +135,7 @@ class RunDir:
                     self.pending = None
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
-        """Return `Schedule.starts` after `update` updates, as their checkpoint stores it."""
+        """Return `Schedule.starts` after `update` updates, or (0,) if no checkpoint stores them."""
         for held in (self.pending, self.unsaved):
             if held and held.update == update:
                 return held.starts
@@ -144,7 +144,7 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             starts = ()
         rising = all(one < other for one, other in pairwise(starts))
-        return starts if starts[:1] == (0,) and rising else (0,)  # no checkpoint yet, or no starts
+        return starts if starts[:1] == (0,) and rising else (0,)
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
