@@ -262,8 +262,8 @@ class RunDir:
             file = open(self._lock, "a+b", buffering=0, opener=_not_a_link)  # noqa: SIM115
         except OSError as error:
             raise UsageError(
-                f"{error.filename} cannot be written to ({error.strerror}); mend that, or name "
-                "another --run-dir"
+                f"{self.root} cannot be written to ({error.filename}: {error.strerror}); mend "
+                "that, or name another --run-dir"
             ) from None
         with file:
             file.seek(0)
