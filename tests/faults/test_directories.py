@@ -174,7 +174,7 @@ def test_a_run_that_cannot_be_written_to_is_refused(
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     refused(
         command("train", run_dir),
-        f"{run_dir / 'lock'} cannot be written to",
+        f"{run_dir} cannot be written to ({run_dir / 'lock'}: Read-only file system)",
         "name another --run-dir",
     )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import read_plan, read_rollouts, write_rollouts
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.stages.logprobs import StoredLogprobs
@@ -229,3 +231,20 @@ def test_a_resumed_schedule_has_the_early_ends_that_a_checkpoint_stores(tmp_path
     (folder / "stages.json").write_text(json.dumps({"starts": list(early.starts)}))
     assert stage.folder.stage_starts(stage.folder.newest_update()) == (0, 2)
     assert early.stages == 3 and early.first_update(2) == 5
+
+
+@pytest.mark.parametrize(
+    ("stored", "starts"),
+    [
+        ("[0, 2, 5]", (0, 2, 5)),
+        ("[]", (0,)),
+        ("[2]", (0,)),
+        ("[0, 5, 5]", (0,)),
+        ("[0, 1e999]", (0,)),
+    ],
+)
+def test_stored_starts_that_begin_no_stage_are_left_out(tmp_path: Path, stored: str, starts: Any):
+    run = RunDir(tmp_path)
+    run.checkpoint(5).mkdir(parents=True)
+    (run.checkpoint(5) / "stages.json").write_text(f'{{"starts": {stored}}}')
+    assert run.stage_starts(5) == starts

@@ -34,6 +34,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
@@ -134,14 +135,16 @@ class RunDir:
                     self.pending = None
 
     def stage_starts(self, update: int) -> tuple[int, ...]:
-        """Return `Schedule.starts` after `update` updates, as their checkpoint stores it."""
+        """Return `Schedule.starts` after `update` updates, or (0,) if no checkpoint stores them."""
         for held in (self.pending, self.unsaved):
             if held and held.update == update:
                 return held.starts
         try:
-            return tuple(int(start) for start in self._stages(update)["starts"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return (0,)  # no checkpoint yet, or a damaged one, which is never loaded
+            starts = tuple(int(start) for start in self._stages(update)["starts"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            starts = ()
+        rising = all(one < other for one, other in pairwise(starts))
+        return starts if starts[:1] == (0,) and rising else (0,)
 
     def is_temporary(self, update: int) -> bool:
         """Return whether a checkpoint is only there until there is a newer one."""
@@ -259,8 +262,8 @@ class RunDir:
             file = open(self._lock, "a+b", buffering=0, opener=_not_a_link)  # noqa: SIM115
         except OSError as error:
             raise UsageError(
-                f"{error.filename} cannot be written to ({error.strerror}); mend that, or name "
-                "another --run-dir"
+                f"{self.root} cannot be written to ({error.filename}: {error.strerror}); mend "
+                "that, or name another --run-dir"
             ) from None
         with file:
             file.seek(0)

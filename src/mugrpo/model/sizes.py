@@ -58,7 +58,7 @@ def refuse_absurd_sizes(path: str | Path, *, local_files_only: bool) -> None:
 
 
 def _import_model(config: Path) -> None:
-    """Import the model's class before the fork, so that the import's cost is paid only once."""
+    """Import the model's class before the fork; otherwise the fork and this process both would."""
     if config.stat().st_size < _LONGEST:
         kind = dict(json.loads(config.read_bytes())).get("model_type")
         name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(kind))

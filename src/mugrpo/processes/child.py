@@ -125,9 +125,9 @@ def _wait_and_kill(lifeline: socket.socket) -> None:
 
 
 def _kill_group() -> None:
-    """Kill this process and its children, which may be quicker than the kernel would be.
+    """Kill this process and its children, without waiting for the kernel to do it.
 
-    The kernel closes the descriptors of a killed parent in no promised order. A child that ended
-    alone when its channel closed would close its end of the lifeline, and leave its children.
+    The kernel closes the descriptors of a killed parent in any order. If this process ended alone
+    when its channel closes, its end of the lifeline would close too, and its children would stay.
     """
     os.killpg(0, signal.SIGKILL)

@@ -13,9 +13,10 @@ _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no rew
 def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
     """Return statistics of a stage's rollouts, from the manifests alone.
 
-    Entries of shards that were made elsewhere may have the number of rows alone. `time/refresh`
-    is the time it takes to hand the weights to the engine and check it, before the first rollout;
-    `time/refresh/PART` is that of its parts: start (a process), write, wake, load, canary.
+    Shards from another program may state only their number of rows; what they lack is not counted.
+    `time/refresh` is the time it takes to hand the weights to the engine and check it, before the
+    first rollout; `time/refresh/PART` is that of its parts: start (a process), write, wake, load,
+    canary.
     """
     shards, judged = rollouts.entries(), scores.entries()
     rows = sum(entry["rows"] for entry in shards)

@@ -129,7 +129,7 @@ def _with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
 
 
 def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the places in `folders` where the modules that `source` imports can lie."""
+    """Yield the paths in `folders` that the imports of `source` could load. Not all exist."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

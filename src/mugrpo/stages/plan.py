@@ -123,8 +123,7 @@ def _valid_plan(stage: Stage) -> ShardSet | None:
     if 0 not in plan:
         return None
     entry = plan.entry(0)
-    groups = entry.get("groups")
-    same = isinstance(groups, list) and entry.get("rests_on") == _rests_on(stage, len(groups))
+    same = entry.get("rests_on") == _rests_on(stage, len(entry["groups"]))
     return plan if stage.begun() or same else None
 
 
