@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mugrpo.cli import main
+from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.model import pretrained
 from mugrpo.tools import doctor, installed
@@ -37,7 +38,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
 def lines() -> tuple[bool, dict[str, str]]:
     """Return whether the demo runs, and the line of each subject."""
     said: list[str] = []
-    able = doctor.examine(said.append)
+    able = True
+    try:
+        doctor.examine(said.append)
+    except UsageError:
+        able = False
     return able, {line[:11].strip(): line[11:] for line in said}
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
+from mugrpo.disk.errors import UsageError
 from mugrpo.tools.installed import extras, unmet, vllm_build
 
 _DEMO_NEEDS = ("packages", "disk")  # if these have a way out, `mugrpo demo` cannot run
@@ -17,8 +18,8 @@ _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compu
 Finding = tuple[str, str]  # what is so, and the way out if something will not work, or ""
 
 
-def examine(say: Callable[[str], None]) -> bool:
-    """Say what works and what does not. Return whether `mugrpo demo` does. Raises nothing."""
+def examine(say: Callable[[str], None]) -> None:
+    """Say what works and what does not. Raises UsageError, at last, if `mugrpo demo` does not."""
     able = True
     for subject, check in _CHECKS.items():
         try:
@@ -27,7 +28,8 @@ def examine(say: Callable[[str], None]) -> bool:
             text, way_out = f"{type(error).__name__}: {error}", "mend this, and try again"
         say(f"{subject:<11}{text}{way_out and f'; {way_out}'}")
         able &= not (way_out and subject in _DEMO_NEEDS)
-    return able
+    if not able:
+        raise UsageError("`mugrpo demo` cannot run here; the lines above say why")
 
 
 def _packages() -> Finding:
