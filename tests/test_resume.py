@@ -92,9 +92,15 @@ KILLS = [
 ]
 
 
-# Kills that are like another one above, only later or earlier: left to `make test-long`.
+# Kills that are much like another one above: left to `make test-long`.
 LATER = {
+    ("config", 1),
+    ("canary", 2),
     ("engine batch", 9),
+    ("half a rollout shard", 2),
+    ("scoring", 15),
+    ("optimizer step", 3),
+    ("checkpoint", 3),
     ("manifest of rollouts", 3),
     ("gradient", 1),
     ("metrics line", 5),

@@ -22,6 +22,7 @@ from mugrpo.model.policy import Policy
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.tasks.chain import Chain
 from tests.builders import PROMPTS
+from tests.cases import some
 from workloads import other_copy, requests, sampled, word_problems
 
 
@@ -47,7 +48,9 @@ def test_both_sides_of_generation_count_the_same_tokens(embedded_policy):
     assert len(set(theirs)) > 1 and slots > sum(theirs)
 
 
-@pytest.mark.parametrize("command", [generation_chain, generation_smollm2, optimization_floor])
+@pytest.mark.parametrize(
+    "command", some(1, [generation_chain, generation_smollm2, optimization_floor])
+)
 def test_rows_in_this_process(command, tmp_path, capsys):
     given = ["--tiny", "--repetitions", "2", "--output", str(tmp_path / "row.json")]
     document = command.main(given)

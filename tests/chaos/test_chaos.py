@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import some
 from tests.chaos import table
 from tests.chaos.compare import differences
 from tests.chaos.disk import mountable, small_disk
@@ -25,8 +26,8 @@ from tests.runs import Ended
 
 pytest_plugins = ["tests.run_fixtures"]
 
-# Trials of seed 0 that strike early: a kill, a full disk, and a killed reward worker.
-A_FEW = (20, 25, 108)
+# Trials of seed 0 that strike early: a killed reward worker, a killed run, and a full disk.
+A_FEW = (108, 20, 25)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
 
 
 @pytest.mark.promise("chaos")
-@pytest.mark.parametrize("number", A_FEW)
+@pytest.mark.parametrize("number", some(1, A_FEW))
 def test_a_trial_ends_in_the_bits_of_an_uninterrupted_run_and_leaves_nothing(
     chaos: Chaos, number: int
 ):

@@ -136,6 +136,7 @@ def test_it_samples_from_the_weights_of_the_refresh(
     assert shared.pid == pid and shared.said == []
 
 
+@pytest.mark.long
 def test_a_process_that_is_lost_is_restarted_and_makes_the_same_responses_but_not_too_often(
     embedded_policy: Policy, requests, expected, tmp_path: Path
 ):

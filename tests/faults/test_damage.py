@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import some
 from tests.faults.harm import accepted, flip_bit, stopped, truncate
 from tests.runs import Command, assert_same, shard_path
 
@@ -18,13 +19,16 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.promise("damage")
 @pytest.mark.parametrize(
     ("harm", "kind", "sentence"),
-    [
-        (flip_bit, "rollouts", "does not match its checksum"),
-        (truncate, "rollouts", "bytes instead of"),
-        (Path.unlink, "rollouts", "is missing"),
-        (flip_bit, "scores", "does not match its checksum"),
-        (Path.unlink, "scores", "is missing"),
-    ],
+    some(
+        3,
+        [
+            (flip_bit, "rollouts", "does not match its checksum"),
+            (truncate, "rollouts", "bytes instead of"),
+            (Path.unlink, "rollouts", "is missing"),
+            (flip_bit, "scores", "does not match its checksum"),
+            (Path.unlink, "scores", "is missing"),
+        ],
+    ),
 )
 def test_a_bad_shard_is_named_marked_by_repair_and_made_again_to_the_same_bits(
     run_dir: Path,

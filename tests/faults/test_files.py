@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.publishing import seal_folder
+from tests.cases import some
 from tests.faults.harm import flip_bit, refused, stopped, truncate
 from tests.runs import Command, assert_same, checkpoints, read_metrics, shards
 
@@ -196,7 +197,7 @@ def test_a_truncated_final_model_is_found_by_train(
 
 
 @pytest.mark.parametrize("kind", ["rollouts", "scores"])
-@pytest.mark.parametrize("harm", [flip_bit, truncate, Path.unlink])
+@pytest.mark.parametrize("harm", some(1, [flip_bit, truncate, Path.unlink]))
 def test_a_damaged_evaluation_is_set_aside_and_evaluate_makes_it_again(
     whole: Path, command: Command, reference: Path, kind: str, harm: Harm
 ):
@@ -208,7 +209,7 @@ def test_a_damaged_evaluation_is_set_aside_and_evaluate_makes_it_again(
     assert shards(whole) == shards(reference)
 
 
-@pytest.mark.parametrize("harm", [flip_bit, truncate, Path.unlink])
+@pytest.mark.parametrize("harm", some(1, [flip_bit, truncate, Path.unlink]))
 def test_damaged_samples_are_found_and_the_run_goes_on_without_them(
     run_dir: Path, command: Command, reference: Path, harm: Harm
 ):
@@ -230,19 +231,22 @@ def folder_instead(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "metrics.jsonl",
-        "samples/update-000001.json",
-        "stages/001/rollouts/manifest.json",
-        "stages/001/rollouts/shard-00001.parquet",
-        "stages/001/scores/shard-00001.parquet",
-        "stages/001/plan/shard-00000.parquet",
-        "checkpoints/update-000004/sha256.json",
-        "checkpoints/update-000004/model.safetensors",
-        "checkpoints/update-000004/optimizer.safetensors",
-        "checkpoints/update-000004/stages.json",
-        "checkpoints/update-000004/trainer.json",
-    ],
+    some(
+        5,
+        [
+            "metrics.jsonl",
+            "samples/update-000001.json",
+            "stages/001/rollouts/manifest.json",
+            "stages/001/rollouts/shard-00001.parquet",
+            "stages/001/scores/shard-00001.parquet",
+            "stages/001/plan/shard-00000.parquet",
+            "checkpoints/update-000004/sha256.json",
+            "checkpoints/update-000004/model.safetensors",
+            "checkpoints/update-000004/optimizer.safetensors",
+            "checkpoints/update-000004/stages.json",
+            "checkpoints/update-000004/trainer.json",
+        ],
+    ),
 )
 def test_a_folder_in_place_of_a_file_is_named_and_repaired(
     run_dir: Path, command: Command, reference: Path, name: str
@@ -256,7 +260,7 @@ def test_a_folder_in_place_of_a_file_is_named_and_repaired(
         assert_same(run_dir, reference)
 
 
-@pytest.mark.parametrize("name", ["stages", "stages/001", "stages/001/rollouts"])
+@pytest.mark.parametrize("name", some(1, ["stages", "stages/001", "stages/001/rollouts"]))
 def test_a_file_in_place_of_a_folder_is_repaired(
     run_dir: Path, command: Command, reference: Path, name: str
 ):
@@ -290,7 +294,7 @@ def test_what_repair_cannot_mend_is_one_sentence(whole: Path, command: Command, 
         "checkpoints/update-000004",
     ],
 )
-@pytest.mark.parametrize("word", ["train", "repair", "report"])
+@pytest.mark.parametrize("word", some(2, ["train", "repair", "report"]))
 def test_a_file_without_permission_is_one_sentence(
     run_dir: Path, command: Command, name: str, word: str
 ):

@@ -19,6 +19,7 @@ from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.optimize.trainer import Experience
 from tests.builders import tiny_policy
+from tests.cases import some
 from tests.waiting import alive
 
 CHAIN = model_path(ModelOptions())
@@ -67,23 +68,26 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_the_same_words(
 
 @pytest.mark.parametrize(
     ("function", "error", "sentence"),
-    [
-        (
-            "forward.batch_logprobs",
-            "MemoryError()",
-            "memory ran out in a micro-batch of a single response",
-        ),
-        (
-            "logprobs_process.load_policy",
-            "MemoryError()",
-            "memory ran out in the trainer's model; leave more",
-        ),
-        (
-            "logprobs_process.load_policy",
-            "ValueError('a mistake')",
-            "logprobs ended with status 1; its log is",
-        ),
-    ],
+    some(
+        1,
+        [
+            (
+                "forward.batch_logprobs",
+                "MemoryError()",
+                "memory ran out in a micro-batch of a single response",
+            ),
+            (
+                "logprobs_process.load_policy",
+                "MemoryError()",
+                "memory ran out in the trainer's model; leave more",
+            ),
+            (
+                "logprobs_process.load_policy",
+                "ValueError('a mistake')",
+                "logprobs ended with status 1; its log is",
+            ),
+        ],
+    ),
 )
 def test_memory_that_runs_out_and_a_crash_stop_the_run(
     experience: Experience, tmp_path: Path, monkeypatch, function: str, error: str, sentence: str

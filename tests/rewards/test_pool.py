@@ -19,6 +19,7 @@ from mugrpo.processes.messages import to_json
 from mugrpo.processes.warden import LONGEST_LOG
 from mugrpo.rewards import pool as pool_module
 from mugrpo.rewards.pool import Pool
+from tests.cases import some
 from tests.waiting import alive, soon
 
 HERE = Path(__file__).parent
@@ -122,18 +123,21 @@ def test_a_call_that_fails_says_why_and_the_pool_goes_on(text, reason):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "DEEP",
-        "{",
-        "7",
-        "[]",
-        "{}",
-        '{"failure": "no more"}',
-        '{"results": 7}',
-        '{"results": []}',
-        '{"results": [7]}',
-        '{"results": [{"values": 7}]}',
-    ],
+    some(
+        4,
+        [
+            "DEEP",
+            "{",
+            "7",
+            "[]",
+            "{}",
+            '{"failure": "no more"}',
+            '{"results": 7}',
+            '{"results": []}',
+            '{"results": [7]}',
+            '{"results": [{"values": 7}]}',
+        ],
+    ),
 )
 def test_a_message_of_another_form_ends_the_worker_and_gives_a_reason(text):
     """A reward shares the process that sends them."""

@@ -345,6 +345,7 @@ def _owned_by(original: Callable[..., os.stat_result], path: Path, user: int) ->
     return stat
 
 
+@pytest.mark.long
 def test_ranks_and_processes_of_ones_own_run_do_not_ask(tmp_path: Path):
     """A driver has checked what they run. They may be on machines without the user's home."""
     run_dir = tmp_path / "run"

@@ -51,6 +51,7 @@ def assert_same_training(run_dir: Path, reference: Path) -> None:
         assert line == expected
 
 
+@pytest.mark.long
 @pytest.mark.promise("engines")
 def test_two_engines_give_the_same_bits(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
@@ -83,6 +84,7 @@ def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_WORKER", worker)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forgetful")
 def test_engines_that_keep_their_old_weights_are_started_again_at_each_refresh(
     tmp_path: Path, command: Command, reference: Path

@@ -96,6 +96,7 @@ def test_a_run_killed_between_shards_goes_on(tmp_path: Path, reference: Path, op
     assert_same_but_for_order(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_signal_stops_generation_and_updates_and_saves(tmp_path: Path, reference: Path):
     run_dir = tmp_path / "run"
     started = held(run_dir, SHARDS)

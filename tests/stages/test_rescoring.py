@@ -12,6 +12,7 @@ import pytest
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import Score, Status
 from mugrpo.tasks.chain import Chain
+from tests.cases import some
 from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import (
     Command,
@@ -108,13 +109,16 @@ def _update(line: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     ("place", "nth", "made"),
-    [
-        ("scoring", 1, []),
-        ("half a score shard", 1, []),
-        ("half a score shard", 2, [0]),
-        ("scoring", 20, [0, 1]),
-        ("after a publish", 4, [0, 1]),  # a shard and its manifest are two
-    ],
+    some(
+        3,
+        [
+            ("scoring", 1, []),
+            ("half a score shard", 1, []),
+            ("half a score shard", 2, [0]),
+            ("scoring", 20, [0, 1]),
+            ("after a publish", 4, [0, 1]),  # a shard and its manifest are two
+        ],
+    ),
 )
 def test_after_a_kill_the_rest_keeps_its_scores_and_another_again_makes_all(
     begun: Path, command: Command, reference: Path, place: str, nth: int, made: list[int]

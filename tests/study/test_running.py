@@ -271,6 +271,7 @@ def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypat
     assert not Results(folder_of(file) / RESULTS).rows
 
 
+@pytest.mark.long
 def test_a_study_with_the_column_alignment_measures_it_in_every_cell(tmp_path: Path, monkeypatch):
     """At the last checkpoint within the first stage, after 2 of 3 updates. With a KL term there is
     nothing to measure, and the cell has a row all the same."""
