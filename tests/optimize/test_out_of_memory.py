@@ -85,6 +85,7 @@ def test_an_update_that_ran_out_of_memory_has_the_gradient_of_one_that_did_not(
             preset=preset, optimizer={"micro_batch_tokens": budget, "share_prompts": share}
         )
 
+    Trainer(policy, config_with(BUDGET))  # tries with gradients whether prompts can be shared
     with monkeypatch.context() as patch:
         PLACES[place](patch, policy)
         metrics, gradients = step(experience, config_with(BUDGET), policy)

@@ -188,5 +188,7 @@ def _near(name: str, known: list[str]) -> str | None:
     groups = {option.partition(".")[0] for option in known}
     whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     by_group = difflib.get_close_matches(group, groups - {group}, n=1, cutoff=0.7)
-    by_leaf = [k for k in known if difflib.get_close_matches(leaf, [k.rpartition(".")[2]], 1, 0.7)]
+    leaves = {option: option.rpartition(".")[2] for option in known}
+    near = difflib.get_close_matches(leaf, leaves.values(), n=1, cutoff=0.7)
+    by_leaf = [option for option in known if leaves[option] in near]
     return next(iter([*whole, *by_group, *by_leaf]), None)
