@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from mugrpo.arguments import FIRST, completion, options_text
+from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
 from mugrpo.cli import main
 from mugrpo.config.describe import describe
 from mugrpo.config.rewards import WorkerOptions
@@ -76,6 +76,24 @@ def test_other_ways_to_ask_for_every_option(capsys: pytest.CaptureFixture[str], 
 
 def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[str]):
     assert help_of(capsys, "train", "--help", "mine.toml") == help_of(capsys, "train", "--help")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mugrpo merge runs/a merged --base b",
+        "mugrpo convert smollm2",
+        "mugrpo report runs/a runs/b --out both.html",
+        "mugrpo pull s3://bucket/a runs/a",
+        "mugrpo push runs/a s3://bucket/a",
+        "mugrpo study run a.toml --work w --keep",
+        "mugrpo score runs/a --stage 0 --again",
+        "mugrpo alignment runs/a --run-dir b --groups 4 --optimizer.lr 1",
+    ],
+)
+def test_the_command_that_resumes_has_every_argument_of_the_one_that_stopped(command: str):
+    options, overrides = parser().parse_known_args(command.split()[1:])
+    assert resume_command(options, overrides, "") == command
 
 
 def completed(line: str) -> list[str]:

@@ -27,6 +27,7 @@ PHASES = {
 }
 
 _TRUST = "approve the code and commands that a run or config of someone else's names"
+_NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -63,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         description="Reinforcement learning of language models in a few large stages.",
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
-    root.set_defaults(takes_overrides=False, action="", url="", again=False, until=None)
+    root.set_defaults(takes_overrides=False, again=False, until=None)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
@@ -203,19 +204,22 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
 
     It is this command. It has --force only if the way out that `reason` names needs that.
     """
-    targets = vars(options).get("targets") or [options.target]
-    if options.command == "demo":  # it has no other target
-        targets = []
-    places = [*map(str, targets), *filter(None, [options.url])]
-    if options.command == "pull":
-        places.reverse()
-    words = ["mugrpo", options.command, *options.action.split(), *places]
-    for flag in ("run_dir", "stage", "until", "update", "objectives", "work", "jobs"):
-        if (value := vars(options).get(flag)) is not None:
-            words += [f"--{flag.replace('_', '-')}", str(value)]
-    words += [f"--{flag}" for flag in ("again", "keep") if vars(options).get(flag)]
+    actions = [a for a in _commands(parser())[options.command]._actions if a.dest in options]
+    words = ["mugrpo", options.command]
+    for action in sorted(actions, key=lambda action: bool(action.option_strings)):
+        value = vars(options)[action.dest]
+        if value == action.default or action.dest in _NOT_REPEATED:
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [*action.option_strings, *([] if value is True else map(str, values))]
     words += ["--force"] if "force" in options and "--force" in reason else []
     return shlex.join([*words, *overrides])
+
+
+def _commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return command -> parser."""
+    [commands] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(commands.choices)
 
 
 def completion(shell: str) -> str:
@@ -226,8 +230,7 @@ def completion(shell: str) -> str:
     values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
     values["preset"] = [*PRESETS]
     meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
-    [commands] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
-    for command in commands.choices.values():
+    for command in _commands(root).values():
         for action in command._actions:
             if action.type is Path:
                 action.complete = shtab.FILE
