@@ -330,9 +330,12 @@ def test_arguments_that_change_the_distribution_are_refused(name: str):
         build_config(raw, "a file")
 
 
-def test_arguments_that_the_run_sets_are_refused():
-    raw = {"engine": {"name": "vllm", "arguments": {"logprobs_mode": "raw_logprobs"}}}
-    with pytest.raises(UsageError, match="logprobs_mode is set by the run's other options"):
+@pytest.mark.parametrize(
+    "name", ["logprobs_mode", "enable_lora", "max_loras", "max_lora_rank", "lora_dtype"]
+)
+def test_arguments_that_the_run_sets_are_refused(name: str):
+    raw = {"engine": {"name": "vllm", "arguments": {name: 1}}}
+    with pytest.raises(UsageError, match=f"{name} is set by the run's other options"):
         build_config(raw, "a file")
     assert VLLMOptions(arguments={"max_model_len": 64}).arguments == {"max_model_len": 64}
 

@@ -12,7 +12,7 @@ from mugrpo.config.options import HARMLESS, NamedOptions, PathOrName
 _SET_BY_THE_RUN = (
     "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
     "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats enable_sleep_mode "
-    "worker_extension_cls"
+    "worker_extension_cls enable_lora max_loras max_lora_rank lora_dtype"
 )
 _OTHER_DISTRIBUTION = (
     "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty min_tokens "
