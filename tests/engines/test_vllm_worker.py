@@ -26,6 +26,13 @@ SETUP = {
 }
 
 
+WITH_ADAPTERS = {
+    **SETUP,
+    "arguments": {"dtype": "bfloat16"},
+    "adapters": {"base": "/base", "rank": 8},
+}
+
+
 class Adapter(NamedTuple):
     lora_name: str
     lora_int_id: int
@@ -134,7 +141,7 @@ def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Call
         path.mkdir()
         (path / "adapter_config.json").touch()
     one, two = map(str, paths)
-    worker = VLLM({**SETUP, "adapters": {"base": "/base", "rank": 8}})
+    worker = VLLM(WITH_ADAPTERS)
     worker.load("/base", 0)
     assert [made["model"] for made in calls.made] == ["/base"]
     assert (calls.made[0]["enable_lora"], calls.made[0]["max_lora_rank"]) == (True, 8)
@@ -152,7 +159,20 @@ def test_an_adapter_replaces_the_one_before_and_the_base_model_stays(calls: Call
         ("wake", ["kv_cache"]),
         "reset",
     ]
-    again = VLLM({**SETUP, "adapters": {"base": "/base", "rank": 8}})  # after its process died
+    again = VLLM(WITH_ADAPTERS)  # after its process died
     again.load(two, 8)
     assert calls.made[1]["model"] == "/base"
     assert calls.asked[-2:] == [("add", ("update-8", 9, two)), "reset"]
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_adapters_in_fp32_are_refused_on_a_gpu(calls: Calls, cpu: bool):
+    """vLLM's kernels for them take half precision alone."""
+    calls.cpu = cpu
+    worker = VLLM({**WITH_ADAPTERS, "arguments": {"dtype": "float32"}})
+    if cpu:
+        worker.load("/base", 0)
+        return
+    with pytest.raises(ValueError, match=r"adapters on a GPU need model\.precision = 'bf16'"):
+        worker.load("/base", 0)
+    assert calls.made == []

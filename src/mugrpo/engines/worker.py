@@ -158,6 +158,8 @@ class VLLM:
         adapters = self._setup["adapters"]
         lora: dict[str, Any] = {}
         if adapters:
+            if self._setup["arguments"]["dtype"] == "float32" and not self._on_cpu():
+                raise ValueError("adapters on a GPU need model.precision = 'bf16'")
             lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": adapters["rank"]}
         return LLMEngine.from_engine_args(
             EngineArgs(
