@@ -50,7 +50,7 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: 
     able, told = lines()
     assert able
     assert list(told) == [
-        *("packages", "GPUs", "CPU", "disk", "extras", "vLLM", "sandbox", "models", "approvals")
+        *("packages", "GPUs", "CPU", "disk", "extras", "vLLM", "models", "approvals")
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
     assert told["GPUs"] == "none; choose small models, which run on the CPU"
@@ -58,7 +58,6 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: 
     assert told["disk"].endswith(f" GiB free for {tmp_path}/runs")
     assert told["extras"] == "ray; pip install 'mugrpo[hub,math]' adds the others"
     assert told["vLLM"] == "none; `mugrpo vllm-env` adds it, for big models"
-    assert told["sandbox"] == "no bwrap; model output is never run"
     adding = "`mugrpo convert smollm2` adds it"
     assert told["models"] == f"none converted in {tmp_path}/cache; {adding}"
     assert told["approvals"] == f"kept in {tmp_path}/state/mugrpo/trusted"
@@ -72,11 +71,10 @@ def test_gpus_have_name_and_memory(machine: pytest.MonkeyPatch):
     assert lines()[1]["GPUs"] == "Big One, 80.0 GiB, Big One, 80.0 GiB"
 
 
-def test_a_gpu_that_torch_does_not_see_and_a_sandbox(machine: pytest.MonkeyPatch):
+def test_a_gpu_that_torch_does_not_see_is_told(machine: pytest.MonkeyPatch):
     machine.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     told = lines()[1]
     assert told["GPUs"].startswith("torch sees none, but nvidia-smi is here; install a build")
-    assert told["sandbox"] == "/usr/bin/bwrap; model output is never run"
 
 
 @pytest.mark.parametrize(

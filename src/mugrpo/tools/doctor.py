@@ -116,7 +116,6 @@ _CHECKS = {
     "disk": _disk,
     "extras": _extras,
     "vLLM": _vllm,
-    "sandbox": lambda: (f"{shutil.which('bwrap') or 'no bwrap'}; model output is never run", ""),
     "models": _models,
     "approvals": _approvals,
 }
