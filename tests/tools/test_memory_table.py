@@ -89,6 +89,19 @@ def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int,
     assert lines[0].endswith("billion parameters, an adapter of 0.0 million")
 
 
+def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
+    """In bf16, and only if refreshes hand over adapters and it sleeps while the trainer works."""
+
+    def base(**options: object) -> int:
+        run = config(model={"precision": "bf16"}, **options)
+        return _on_host(run, UpdateMemory(10, 1, 1, 1, {})).get("vLLM's base", 0)
+
+    vllm, lora = {"name": "vllm", "processes": 3}, {"rank": 8}
+    assert base(engine=vllm, lora=lora) == 2 * 10 * 3
+    assert base(engine=vllm) == base(lora=lora) == 0
+    assert base(engine={**vllm, "rest": "stay"}, lora=lora) == 0
+
+
 def test_what_is_offloaded_is_not_on_the_gpu(form: Path):
     found = peak(form, distributed={"processes": 4})
     assert found.longest == PROMPT + RESPONSE

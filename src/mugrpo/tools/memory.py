@@ -149,10 +149,10 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(full_rows, optimizer)
         if mesh is None:
             tracker.track_external(full_rows, optimizer)
-            hooked, none = tracker._param_to_grad_hook_handles, RemovableHandle(OrderedDict())
+            hooks, none = tracker._param_to_grad_hook_handles, RemovableHandle(OrderedDict())
             for parameter in full_rows.parameters():
                 if not parameter.requires_grad:  # torch would hook its gradient, and cannot
-                    hooked[parameter] = none, none
+                    hooks[parameter] = none, none
         with tracker, autocast:
             full_rows(ids_BL).sum().backward()
             optimizer.step()
@@ -169,11 +169,11 @@ def _model(form: Any, lora: LoRAOptions) -> Any:
     with unset_fake_temporarily(), torch.device("meta"):  # peft cannot move fake tensors
         model = AutoModelForCausalLM.from_config(form, dtype=torch.float32)
         put_adapter(model, lora)
-    faked: dict[torch.Tensor, torch.Tensor] = {}  # tied weights stay tied
+    fakes: dict[torch.Tensor, torch.Tensor] = {}  # tied weights stay tied
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
             fake = nn.Parameter(torch.empty(weight.shape), weight.requires_grad)
-            setattr(module, name, faked.setdefault(weight, fake))
+            setattr(module, name, fakes.setdefault(weight, fake))
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
     return model
@@ -247,6 +247,10 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, int]:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
     elif options.processes > 1 and options.rest == "sleep":
         sizes["asleep"] = (4 * peak.parameters + 8 * peak.trained) * options.replicas
+    engine = config.engine
+    if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
+        weight = 2 if config.model.precision == "bf16" else 4  # bytes
+        sizes["vLLM's base"] = weight * peak.parameters * engine.processes
     if config.checkpoint.beside_training:
         sizes["checkpoint"] = 12 * peak.trained
     return sizes
