@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
@@ -129,6 +130,7 @@ def disk_needed(run: OpenRun) -> tuple[int, int]:
         room = options.keep - len(run.folder.checkpoint_updates())
         checkpoints = min(checkpoints, max(0, room) + 1)
     size = trained_parameters(config.model, config.lora) * _WEIGHT
+    size += _stored_bytes(run.prompts.tokenizer)
     published, needed = shards_made(stage, "rollouts")
     passes = config.schedule.passes_per_batch
     batches = sum(math.ceil((end - start) / passes) for start, end in pairwise(ends))
@@ -140,6 +142,14 @@ def disk_needed(run: OpenRun) -> tuple[int, int]:
     stored = trained * (_TOKEN + _LOGPROB * len(config.needs)) + evaluated * _TOKEN
     least = checkpoints * size
     return least, least + size + stored * config.rollouts.max_new_tokens
+
+
+def _stored_bytes(tokenizer: Any) -> int:
+    """Return the bytes of the tokenizer's largest file, which each checkpoint holds.
+
+    Tokenizers written in Python have smaller files, which do not count.
+    """
+    return len(tokenizer.backend_tokenizer.to_str(pretty=True).encode()) if tokenizer.is_fast else 0
 
 
 def _ends(stage: Stage) -> list[int]:
