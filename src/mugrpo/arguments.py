@@ -233,7 +233,7 @@ def completion(shell: str) -> str:
     for command in _commands(root).values():
         for action in command._actions:
             if action.type is Path:
-                action.complete = shtab.FILE
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
         if command.get_default("takes_overrides"):
             for name, meaning in meanings.items():
                 about = meaning.partition(". ")[0].replace("%", "%%")
