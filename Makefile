@@ -40,6 +40,7 @@ soak: .venv/installed  ## does anything grow in six hours of short stages? docs/
 	$(BIN)/python benchmarks/soak.py $(SOAK_OPTIONS)
 
 .venv-vllm/installed: src/mugrpo/tools/vllm_env.py | .venv/installed
+	rm -rf .venv-vllm
 	$(BIN)/mugrpo vllm-env .venv-vllm
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)

