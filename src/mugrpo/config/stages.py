@@ -46,6 +46,12 @@ class ScheduleOptions(Options):
         """Return the updates of a stage, the literature's mu."""
         return self.batches(stage) * self.passes_per_batch
 
+    def updates_between(self, first: int, end: int) -> int:
+        """Return the updates of the stages from `first` up to, but not including, `end`."""
+        if self.growth == 1:
+            return (end - first) * self.updates_per_stage
+        return sum(map(self.updates, range(first, end)))
+
     @property
     def updates_per_stage(self) -> int:
         """Return the updates of the first stage; without growth, of every stage."""
@@ -53,9 +59,7 @@ class ScheduleOptions(Options):
 
     @property
     def total_updates(self) -> int:
-        if self.growth == 1:
-            return self.stages * self.updates_per_stage
-        return sum(self.updates(stage) for stage in range(self.stages))
+        return self.updates_between(0, self.stages)
 
     @property
     def groups_per_stage(self) -> int:

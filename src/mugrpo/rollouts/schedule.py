@@ -61,7 +61,8 @@ class Schedule:
         per_update = self.options.problems_per_update
         batches_per_epoch = self.problems // per_update
         epoch, order = -1, np.empty(0, np.int64)
-        for batch in count(sum(map(self.options.batches, range(stage)))):
+        before = self.options.updates_between(0, stage) // self.options.passes_per_batch
+        for batch in count(before):
             if batch // batches_per_epoch != epoch:
                 epoch = batch // batches_per_epoch
                 order = np.random.default_rng((self.seed, epoch)).permutation(self.problems)
@@ -87,7 +88,7 @@ class Schedule:
     def first_update(self, stage: int) -> int:
         """Return the number of updates before `stage`. Its behavior policy has received these."""
         known = min(stage, len(self.starts) - 1)
-        further = sum(map(self.options.updates, range(known, stage)))
+        further = self.options.updates_between(known, stage)
         return min(self.starts[known] + further, self.options.total_updates)
 
     def staleness(self, update: int) -> int:
@@ -113,6 +114,8 @@ class Schedule:
     def _stage_from(self, update: int) -> int:
         """Return the stage of an update of the run, from the starts that are known."""
         stage = bisect_right(self.starts, update) - 1
+        if self.options.growth == 1:
+            return stage + (update - self.starts[stage]) // self.options.updates_per_stage
         end = self.starts[stage] + self.options.updates(stage)
         while end <= update:
             stage += 1
