@@ -159,6 +159,7 @@ def test_a_run_directory_that_cannot_be_created_is_refused(case: Case):
     ("module", "options", "line"),
     [
         ("datasets", ("--task.data", "openai/gsm8k"), "pip install 'mugrpo[hub]'"),
+        ("peft", ("--lora.rank", "4"), "pip install 'mugrpo[lora]'"),
         ("math_verify", ("--task.rewards", "math"), "pip install 'mugrpo[math]'"),
     ],
 )

@@ -90,15 +90,21 @@ class Adapter:
             local(tensor).copy_(values[name][rows_of(tensor)])
 
 
+def imported_peft() -> Any:
+    """Return the package peft. Raises UsageError if it cannot be imported."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UsageError(f"lora.rank needs peft ({error}): pip install 'mugrpo[lora]'") from None
+    return peft
+
+
 def put_adapter(model: Any, options: LoRAOptions) -> Any:
     """Put an adapter with arbitrary values into `model`, freeze the rest, and return peft's config.
 
     Raises UsageError if peft is missing, or if `options.targets` does not name linear layers.
     """
-    try:
-        from peft import LoraConfig, TaskType, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(f"lora.rank needs peft ({error}): pip install 'mugrpo[lora]'") from None
+    peft = imported_peft()
     targets, head = options.targets, model.get_output_embeddings()
     for target in targets if isinstance(targets, tuple) else ():
         layers = [m for n, m in model.named_modules() if f".{n}".endswith(f".{target}")]
@@ -107,8 +113,8 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
                 f"lora.targets: {target!r} names no linear layers, or the model's output head; "
                 'name others, such as "q_proj", or use "all-linear"'
             )
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
         r=options.rank,
         lora_alpha=options.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
@@ -116,7 +122,7 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
     )
     with warnings.catch_warnings():  # of layers whose weights are transposed, as in GPT-2
         warnings.simplefilter("ignore", UserWarning)
-        inject_adapter_in_model(config, model, low_cpu_mem_usage=True)  # values on no device
+        peft.inject_adapter_in_model(config, model, low_cpu_mem_usage=True)  # values on no device
     for name, parameter in list(model.named_parameters()):
         if parameter.requires_grad:
             module = model.get_submodule(name.rpartition(".")[0])
