@@ -120,11 +120,22 @@ def test_targets_that_are_not_linear_layers_inside_the_model_are_refused(targets
         trained_parameters(ModelOptions(), LoRAOptions(rank=4, targets=targets))
 
 
-def test_an_adapter_of_another_form_or_none_is_refused(tmp_path: Path):
-    adapted_policy("chain", tmp_path, LoRAOptions(rank=2)).save(tmp_path / "adapter")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rank": 2}, "another form .adapter_config.json has r = 2, not 4"),
+        ({"rank": 4, "alpha": 8}, "has lora_alpha = 8, not 32"),
+        ({"rank": 4, "targets": ("q_proj",)}, "another rank or of other layers"),
+    ],
+)
+def test_an_adapter_of_another_form_is_refused(options: dict, sentence: str, tmp_path: Path):
+    load_policy(ModelOptions(), lora=LoRAOptions(**options)).save(tmp_path)
+    with pytest.raises(UsageError, match=rf"holds an adapter of .*{sentence}"):
+        load_policy(ModelOptions(), lora=LORA).load_weights(tmp_path, 1)
+
+
+def test_a_model_in_place_of_an_adapter_is_refused(tmp_path: Path):
     policy = load_policy(ModelOptions(), lora=LORA)
-    with pytest.raises(UsageError, match="holds an adapter of another rank or of other layers"):
-        policy.load_weights(tmp_path / "adapter", 1)
     load_policy(ModelOptions()).save(tmp_path / "whole")
     with pytest.raises(UsageError, match=r"whole holds no adapter, .*\(lora\.rank\)"):
         policy.load_weights(tmp_path / "whole", 1)
