@@ -14,6 +14,7 @@ from mugrpo.config.load import build_config
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import seal_folder
 from mugrpo.model.loading import trained_parameters
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
@@ -143,8 +144,12 @@ def test_a_model_in_place_of_an_adapter_is_refused(tmp_path: Path):
 
 def test_an_adapter_in_place_of_a_model_is_refused_with_the_way_out(tmp_path: Path):
     adapted_policy("chain", tmp_path, LORA).save(tmp_path / "adapter")
+    options = ModelOptions(path=str(tmp_path / "adapter"))
+    with pytest.raises(UsageError, match=r"not a model; make one with peft's merge_and_unload"):
+        load_policy(options)
+    seal_folder(tmp_path / "adapter")
     with pytest.raises(UsageError, match=r"not a model; make one with `mugrpo merge .*adapter"):
-        load_policy(ModelOptions(path=str(tmp_path / "adapter")))
+        load_policy(options)
 
 
 def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch):
