@@ -128,10 +128,13 @@ def test_another_form_of_the_adapter_is_refused_even_with_force(
     refused(ended, f"{option}: {change}", f"The shards on disk depend on {option}")
 
 
-def test_a_run_whose_config_lacks_the_group_lora_resumes_unasked(command: Command, run_dir: Path):
+def test_a_run_whose_config_lacks_a_group_and_an_option_resumes_unasked(
+    command: Command, run_dir: Path
+):
+    """An option that was added later has the value of its preset."""
     path = run_dir / "config.json"
     stored = json.loads(path.read_text())
-    del stored["config"]["lora"]
+    del stored["config"]["lora"], stored["config"]["optimizer"]["eps"]
     path.write_text(json.dumps(stored))
     (run_dir / "journal.jsonl").unlink()
     stored["format"] = 1  # as runs without a journal have it

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
