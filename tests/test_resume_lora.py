@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from mugrpo.disk.publishing import seal_folder
 from tests.builders import saved_weights
+from tests.faults.harm import edited, refused
 from tests.runs import (
+    MODEL,
     Command,
     assert_same,
     final_weights,
@@ -21,7 +26,7 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-LORA = ("--lora.rank", "4", "--optimizer.lr", "3e-3")
+LORA = ("--lora.rank", "4", "--lora.alpha", "24", "--optimizer.lr", "3e-3")
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +113,28 @@ def test_two_ranks_train_an_adapter_and_one_process_goes_on(reference: Path, tmp
     assert final_weights(run_dir).keys() == {"adapter_model", "optimizer"}
 
 
-def test_another_rank_is_refused_and_a_run_of_before_lora_resumes_unasked(
-    reference: Path, tmp_path: Path, command: Command, run_dir: Path
+@pytest.mark.parametrize(
+    ("option", "value", "change"),
+    [
+        ("lora.rank", "8", "4 -> 8"),
+        ("lora.alpha", "8", "24 -> 8"),
+        ("lora.targets", '["q_proj"]', "'all-linear' -> ['q_proj']"),
+    ],
+)
+def test_another_form_of_the_adapter_is_refused_even_with_force(
+    reference: Path, command: Command, option: str, value: str, change: str
 ):
-    ended = command("train", reference, "--lora.rank", "8")
-    assert ended.status == 2 and "lora.rank: 4 -> 8" in ended.err
+    ended = command("train", reference, f"--{option}", value, "--force")
+    refused(ended, f"{option}: {change}", f"The shards on disk depend on {option}")
+
+
+def test_a_run_whose_config_lacks_a_group_and_an_option_resumes_unasked(
+    command: Command, run_dir: Path
+):
+    """An option that was added later has the value of its preset."""
     path = run_dir / "config.json"
     stored = json.loads(path.read_text())
-    del stored["config"]["lora"]
+    del stored["config"]["lora"], stored["config"]["optimizer"]["eps"]
     path.write_text(json.dumps(stored))
     (run_dir / "journal.jsonl").unlink()
     stored["format"] = 1  # as runs without a journal have it
@@ -135,7 +154,45 @@ def test_merge_writes_a_plain_model_of_a_run_or_a_checkpoint(
     one, two = (saved_weights(tmp_path / out) for out in ("one", "two"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
-    assert sum(p.numel() for p in model.parameters()) == sum(t.numel() for t in one.values())
+    ids_1L = torch.arange(2, 14)[None]
+    base, merged = (AutoModelForCausalLM.from_pretrained(at) for at in (MODEL, tmp_path / "one"))
+    before, ours = (model(ids_1L).logits for model in (base, merged))
+    theirs = PeftModel.from_pretrained(base, checkpoint)(ids_1L).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert (ours - before).abs().max() > 0.1
     ended = command("merge", reference, tmp_path / "one")
     assert ended.status == 2 and "exists already" in ended.err
+
+
+def test_merge_refuses_a_model_that_was_not_trained_on(
+    reference: Path, tmp_path: Path, model: Path, command: Command
+):
+    words = ["merge", reference, tmp_path / "out", "--base", model]
+    assert command(*words).status == 0  # a copy
+    edited(model / "generation_config.json", eos_token_id=0)
+    words[2] = tmp_path / "other"
+    refused(command(*words), f"{model} is not the model", "with --base")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"r": 10**7}, "lora.rank = 10000000"),
+        ({"r": 1 << 16}, "holds an adapter of another rank"),
+        ({"r": None}, "lora.rank = None"),
+        ({"lora_alpha": None}, "lora.alpha = None"),
+        ({"target_modules": ".*"}, "lora.targets"),
+        ({"base_model_name_or_path": None}, "model.path = None"),
+        ({"use_rslora": True}, "another form (adapter_config.json has use_rslora = True"),
+        ({"use_dora": True}, "has use_dora = True"),
+        ({"alpha_pattern": {"q_proj": 1}}, "has alpha_pattern = {'q_proj': 1}"),
+    ],
+)
+def test_merge_refuses_an_adapter_that_mugrpo_does_not_make(
+    reference: Path, tmp_path: Path, command: Command, values: dict, sentence: str
+):
+    folder = Path(shutil.copytree(reference / "checkpoints/update-000006", tmp_path / "theirs"))
+    edited(folder / "adapter_config.json", **values)
+    (folder / "sha256.json").unlink()
+    seal_folder(folder)
+    refused(command("merge", folder, tmp_path / "out"), sentence)

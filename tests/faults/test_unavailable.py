@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
 import time
@@ -90,6 +91,22 @@ def test_a_hub_model_that_cannot_be_downloaded_is_refused(
     case.starts()
 
 
+def test_a_hub_id_with_an_adapter_is_refused_even_if_there_is_a_model_too(
+    case: Case, monkeypatch: pytest.MonkeyPatch, model: Path
+):
+    """transformers would load the model that the adapter names. The hub's cache has the files."""
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/another"}')
+    repository = case.folder / "models--nobody--nothing"
+    shutil.copytree(model, repository / "snapshots" / ("0" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(case.folder))
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
+    case.data()
+    parts = ("nobody/nothing holds an adapter", "peft's merge_and_unload")
+    case.refused("--model.path", "nobody/nothing", parts=parts)
+
+
 def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest.MonkeyPatch):
     """A machine that listens answers, another does not, and a proxy may know the way."""
     answers = hub.hub_answers.__wrapped__
@@ -159,6 +176,7 @@ def test_a_run_directory_that_cannot_be_created_is_refused(case: Case):
     ("module", "options", "line"),
     [
         ("datasets", ("--task.data", "openai/gsm8k"), "pip install 'mugrpo[hub]'"),
+        ("peft", ("--lora.rank", "4"), "pip install 'mugrpo[lora]'"),
         ("math_verify", ("--task.rewards", "math"), "pip install 'mugrpo[math]'"),
     ],
 )

@@ -14,6 +14,7 @@ from mugrpo.config.load import build_config
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import seal_folder
 from mugrpo.model.loading import trained_parameters
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
@@ -120,11 +121,22 @@ def test_targets_that_are_not_linear_layers_inside_the_model_are_refused(targets
         trained_parameters(ModelOptions(), LoRAOptions(rank=4, targets=targets))
 
 
-def test_an_adapter_of_another_form_or_none_is_refused(tmp_path: Path):
-    adapted_policy("chain", tmp_path, LoRAOptions(rank=2)).save(tmp_path / "adapter")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"rank": 2}, "another form .adapter_config.json has r = 2, not 4"),
+        ({"rank": 4, "alpha": 8}, "has lora_alpha = 8, not 32"),
+        ({"rank": 4, "targets": ("q_proj",)}, "another rank or of other layers"),
+    ],
+)
+def test_an_adapter_of_another_form_is_refused(options: dict, sentence: str, tmp_path: Path):
+    load_policy(ModelOptions(), lora=LoRAOptions(**options)).save(tmp_path)
+    with pytest.raises(UsageError, match=rf"holds an adapter of .*{sentence}"):
+        load_policy(ModelOptions(), lora=LORA).load_weights(tmp_path, 1)
+
+
+def test_a_model_in_place_of_an_adapter_is_refused(tmp_path: Path):
     policy = load_policy(ModelOptions(), lora=LORA)
-    with pytest.raises(UsageError, match="holds an adapter of another rank or of other layers"):
-        policy.load_weights(tmp_path / "adapter", 1)
     load_policy(ModelOptions()).save(tmp_path / "whole")
     with pytest.raises(UsageError, match=r"whole holds no adapter, .*\(lora\.rank\)"):
         policy.load_weights(tmp_path / "whole", 1)
@@ -132,8 +144,12 @@ def test_an_adapter_of_another_form_or_none_is_refused(tmp_path: Path):
 
 def test_an_adapter_in_place_of_a_model_is_refused_with_the_way_out(tmp_path: Path):
     adapted_policy("chain", tmp_path, LORA).save(tmp_path / "adapter")
+    options = ModelOptions(path=str(tmp_path / "adapter"))
+    with pytest.raises(UsageError, match=r"not a model; make one with peft's merge_and_unload"):
+        load_policy(options)
+    seal_folder(tmp_path / "adapter")
     with pytest.raises(UsageError, match=r"not a model; make one with `mugrpo merge .*adapter"):
-        load_policy(ModelOptions(path=str(tmp_path / "adapter")))
+        load_policy(options)
 
 
 def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,15 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, An
     return [(name, a, b) for name, a, b in pairs if a != b]
 
 
-def with_newer_groups(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored config with the defaults of the groups that are newer than it."""
-    defaults: dict[str, Any] = json.loads(RunConfig().model_dump_json())
-    return defaults | stored
+def with_newer_options(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config with today's options.
+
+    An option that it lacks was added later, and has the value of its preset. If one of its options
+    no longer exists, it stays as it is.
+    """
+    with suppress(UsageError):
+        stored = build_config(stored, "a stored config").model_dump(mode="json")
+    return stored
 
 
 def on_resume(name: str) -> str:

@@ -8,13 +8,15 @@ disk it is a folder in peft's format, which other programs load on top of the sa
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -25,52 +27,49 @@ from mugrpo.model.dtensors import local, rows_of
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _LINEAR = (nn.Linear, Conv1D)
 _PREFIX = "base_model.model."  # of names in peft's files
+_FREE = {  # entries of peft's config that say nothing about the arithmetic, or that shapes show
+    "base_model_name_or_path",
+    "inference_mode",
+    "init_lora_weights",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "target_modules",
+}
 
 
 class Adapter:
     """The adapter of a model: the only parameters of it that are trained."""
 
-    def __init__(self, model: Any, options: LoRAOptions, base: str, seed: int) -> None:
-        """Put a new adapter into `model`, which was loaded from `base`. Draw its A with `seed`.
+    def __init__(
+        self, model: Any, options: LoRAOptions, base: str, seed: int, path: Path | None = None
+    ) -> None:
+        """Put the adapter in the folder `path` into `model`, which was loaded from `base`.
 
-        Raises UsageError as `put_adapter` does.
+        By default, put a new one there, and draw its A with `seed`. Raises UsageError as
+        `put_adapter` and `load` do, before memory is taken.
         """
         self._model, self._base, self._seed = model, base, seed
         self._config = put_adapter(model, options)
         self._config.base_model_name_or_path = base
-        self.begin()
+        values = self._initial() if path is None else self._saved(path)
+        for name, parameter in list(model.named_parameters()):
+            if parameter.requires_grad:
+                module = model.get_submodule(name.rpartition(".")[0])
+                module.weight = nn.Parameter(torch.empty(parameter.shape, device=model.device))
+        self._set(values)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the adapter's tensors by their names in peft's files."""
         trained = ((n, p) for n, p in self._model.named_parameters() if p.requires_grad)
         return {_PREFIX + n.replace(".default.weight", ".weight"): p.detach() for n, p in trained}
 
-    def begin(self) -> None:
-        """Set the initial values: B = 0, so that the policy is the model. A is drawn as by peft."""
-        generator = torch.Generator().manual_seed(self._seed)
-        drawn = {}
-        for name, tensor in self.tensors().items():
-            drawn[name] = torch.zeros(tensor.shape)
-            if ".lora_A." in name:
-                bound = tensor.shape[1] ** -0.5
-                drawn[name].uniform_(-bound, bound, generator=generator)
-        self._set(drawn)
-
     def load(self, path: str | Path) -> None:
         """Take the values in the folder `path`, or the initial ones if `path` is the base model.
 
         Raises UsageError if the folder has no adapter of this form.
         """
-        if str(path) == self._base:
-            return self.begin()
-        file = Path(path) / _WEIGHTS
-        if not file.is_file():
-            raise UsageError(f"{path} holds no adapter, but the run trains one (lora.rank)")
-        values = load_file(file)
-        tensors = self.tensors()
-        if {n: t.shape for n, t in values.items()} != {n: t.shape for n, t in tensors.items()}:
-            raise UsageError(f"{path} holds an adapter of another rank or of other layers")
-        self._set(values)
+        self._set(self._initial() if str(path) == self._base else self._saved(Path(path)))
 
     def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
         """Write the adapter to `folder` in peft's format; `tensors` are those of `tensors`."""
@@ -85,20 +84,68 @@ class Adapter:
                 layer.merge()
                 self._model.set_submodule(name, layer.get_base_layer())
 
+    def _initial(self) -> dict[str, torch.Tensor]:
+        """Return B = 0, so that the policy is the model, and A as peft draws it."""
+        generator = torch.Generator().manual_seed(self._seed)
+        initial = {}
+        for name, tensor in self.tensors().items():
+            initial[name] = torch.zeros(tensor.shape)
+            if ".lora_A." in name:
+                bound = tensor.shape[1] ** -0.5
+                initial[name].uniform_(-bound, bound, generator=generator)
+        return initial
+
+    def _saved(self, folder: Path) -> dict[str, torch.Tensor]:
+        """Return the values in `folder`. Of an adapter of another form, read only the shapes."""
+        file, ours = folder / _WEIGHTS, self._config.to_dict()
+        if not file.is_file():
+            raise UsageError(f"{folder} holds no adapter, but the run trains one (lora.rank)")
+        for name, value in read_config(folder).items():
+            if value and value != ours.get(name) and name not in _FREE:
+                raise UsageError(
+                    f"{folder} holds an adapter of another form ({CONFIG} has {name} = {value!r}, "
+                    f"not {ours.get(name)!r})"
+                )
+        try:
+            with safe_open(file, framework="pt") as saved:
+                names = saved.keys()
+                shapes = {name: tuple(saved.get_slice(name).get_shape()) for name in names}
+                if shapes != {name: tuple(t.shape) for name, t in self.tensors().items()}:
+                    raise UsageError(
+                        f"{folder} holds an adapter of another rank or of other layers"
+                    )
+                return {name: saved.get_tensor(name) for name in names}
+        except SafetensorError as error:
+            raise UsageError(f"{file} cannot be read ({error})") from None
+
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self.tensors().items():
             local(tensor).copy_(values[name][rows_of(tensor)])
 
 
+def imported_peft() -> Any:
+    """Return the package peft. Raises UsageError if it cannot be imported."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UsageError(f"lora.rank needs peft ({error}): pip install 'mugrpo[lora]'") from None
+    return peft
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the adapter's config in `folder`. Raises UsageError if it cannot be read."""
+    try:
+        return dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{folder / CONFIG} is not the config of an adapter ({error})") from None
+
+
 def put_adapter(model: Any, options: LoRAOptions) -> Any:
-    """Put an adapter with arbitrary values into `model`, freeze the rest, and return peft's config.
+    """Put an adapter without values into `model`, freeze the rest, and return peft's config.
 
     Raises UsageError if peft is missing, or if `options.targets` does not name linear layers.
     """
-    try:
-        from peft import LoraConfig, TaskType, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(f"lora.rank needs peft ({error}): pip install 'mugrpo[lora]'") from None
+    peft = imported_peft()
     targets, head = options.targets, model.get_output_embeddings()
     for target in targets if isinstance(targets, tuple) else ():
         layers = [m for n, m in model.named_modules() if f".{n}".endswith(f".{target}")]
@@ -107,19 +154,15 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
                 f"lora.targets: {target!r} names no linear layers, or the model's output head; "
                 'name others, such as "q_proj", or use "all-linear"'
             )
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.CAUSAL_LM,
         r=options.rank,
         lora_alpha=options.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=options.dropout,
     )
-    with warnings.catch_warnings():  # of layers whose weights are transposed, as in GPT-2
-        warnings.simplefilter("ignore", UserWarning)
-        inject_adapter_in_model(config, model, low_cpu_mem_usage=True)  # values on no device
-    for name, parameter in list(model.named_parameters()):
-        if parameter.requires_grad:
-            module = model.get_submodule(name.rpartition(".")[0])
-            module.weight = nn.Parameter(torch.empty(parameter.shape, device=model.device))
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2
+        peft.inject_adapter_in_model(config, model)
     config.target_modules = sorted(config.target_modules or ())  # a set has no order
     return config

@@ -11,11 +11,13 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.adapter import CONFIG, put_adapter
+from mugrpo.disk.publishing import SUMS
+from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers
 from mugrpo.model.pretrained import model_path
@@ -167,15 +169,20 @@ def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def _refuse_absent(path: str) -> None:
-    """Raise UsageError if `path` holds an adapter, or is neither a directory nor like a hub id."""
-    if (Path(path) / CONFIG).is_file():
-        raise UsageError(
-            f"{path} holds an adapter, not a model; make one with `mugrpo merge {path} DIRECTORY`"
-        )
+    """Raise UsageError if `path` is neither a directory nor like a hub id, or holds an adapter.
+
+    With peft, transformers would load the model that the adapter names instead.
+    """
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
         raise UsageError(
             f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
         )
+    with _loading(f"the model {path}"):
+        adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
+    if adapter is not None:
+        sealed = (Path(path) / SUMS).is_file()
+        merge = f"`mugrpo merge {path} DIRECTORY`" if sealed else "peft's merge_and_unload"
+        raise UsageError(f"{path} holds an adapter, not a model; make one with {merge}")
 
 
 def first_line(error: Exception) -> str:

@@ -33,7 +33,7 @@ from mugrpo.optimize.optimizer_state import (
 
 _LARGE_STATE = (
     "weights, gradients and AdamW's moments take 16 bytes per parameter, whatever the options; "
-    "use a smaller model or more memory, or train an adapter (--lora.rank 16)"
+    "use a smaller model or more memory, or train an adapter in a new run (--lora.rank 16)"
 )
 
 

@@ -14,6 +14,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.adapter import imported_peft
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -51,16 +52,16 @@ def open_run(
     early. The first of several `ranks` locks and checks the run, unless its driver has done so.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
-    data, model or code (unless `force`), if it names code or commands that this user has neither
-    used nor approved here (unless `trust`, see `run.trust`), and for everything that `load_config`
-    refuses.
+    data, model or code (unless `force`), if it names code or commands the user has neither used nor
+    approved here (unless `trust`, see `run.trust`), and as `load_config` and `imported_peft` do.
     """
     progress = progress or Progress(shown=ranks.first)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     if not ranks.driven:
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
-    task = make_task(config.task)
-    prompts = prompt_encoder(config)
+    if config.lora.rank:
+        imported_peft()
+    task, prompts = make_task(config.task), prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import torch
 
-from mugrpo.config.load import changes, on_resume, with_newer_groups
+from mugrpo.config.load import changes, on_resume, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
@@ -66,7 +66,7 @@ def settled_config(
     document = config_document(resolved, provenance, stored)
     if stored is None or folder.is_untouched():
         return document, False
-    differences = changes(with_newer_groups(stored["config"]), resolved)
+    differences = changes(with_newer_options(stored["config"]), resolved)
     texts = {name: f"{name}: {a!r} -> {b!r}" for name, a, b in differences}
     refused = [texts[name] for name in texts if on_resume(name) != "harmless"]
     for name, words in _MUST_AGREE.items():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mugrpo.config.load import build_config, changes
+from mugrpo.config.load import changes, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
@@ -97,18 +96,19 @@ def _threads(row: Row) -> int:
 def _current(row: Row) -> dict[str, Any]:
     """Return the row's config with today's options.
 
-    An option that the row lacks was added later, and has the value of its preset. If an option of
-    the row no longer exists, its config stays as it is, and differs from every cell's.
+    If one of its options no longer exists, it differs from every cell's.
     """
-    stored: dict[str, Any] = json.loads(row["config"])
-    with suppress(UsageError):
-        stored = json.loads(_written(build_config(stored, "a study's row")))
-    return stored
+    current: dict[str, Any] = json.loads(_relative(with_newer_options(json.loads(row["config"]))))
+    return current
 
 
 def _written(config: RunConfig) -> str:
+    return _relative(config.model_dump(mode="json"))
+
+
+def _relative(config: dict[str, Any]) -> str:
     """Return the config as JSON, with paths relative to the working directory (as in any clone)."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    text = json.dumps(config, sort_keys=True)
     return text.replace(f'"{os.getcwd()}/', '"')
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mugrpo.config.load import build_config, changes, on_resume, with_newer_groups
+from mugrpo.config.load import build_config, changes, on_resume, with_newer_options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
@@ -150,7 +150,7 @@ def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
     origin = {"rests_on": _origin(run, stage), "config": resolved}
     if folder.exists():
         stored = json.loads(RunDir(folder).origin.read_text())
-        differing = [name for name, *_ in changes(with_newer_groups(stored["config"]), resolved)]
+        differing = [name for name, *_ in changes(with_newer_options(stored["config"]), resolved)]
         if stored["rests_on"] != origin["rests_on"]:
             what = "other rollouts or scores"
         elif any(on_resume(name) != "harmless" for name in differing):

@@ -13,13 +13,13 @@ def unmet(extra: str = "") -> list[str]:
     """Return what mugrpo requires, with one of its extras, and is missing or too old."""
     from packaging.requirements import Requirement
 
-    found = []
+    missing = []
     for requirement in map(Requirement, metadata.requires("mugrpo") or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             builds = metadata.distributions(name=requirement.name)
             if not any(requirement.specifier.contains(build.version) for build in builds):
-                found.append(f"{requirement.name}{requirement.specifier}")
-    return found
+                missing.append(f"{requirement.name}{requirement.specifier}")
+    return missing
 
 
 def extras() -> list[str]:

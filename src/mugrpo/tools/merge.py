@@ -7,21 +7,23 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from mugrpo.config.lora import LoRAOptions
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.adapter import CONFIG, Adapter
+from mugrpo.model.adapter import CONFIG, Adapter, read_config
 from mugrpo.model.loading import load_model
+from mugrpo.model.pretrained import model_fingerprint, model_path
 
 
 def merge(source: Path, target: Path, base: str | None = None) -> Path:
     """Write the model of `source` to `target`, in fp32, with its adapter in its weights.
 
     `source` is a checkpoint, or a run, whose newest checkpoint is taken. `base` is the model that
-    the adapter belongs to, by default the one that it was trained on. Returns `target`. Raises
-    UsageError if there is no such checkpoint, if it is damaged or has no adapter, if the model
-    cannot be loaded, or if `target` exists.
+    the adapter belongs to, by default where it was during training. Returns `target`. Raises
+    UsageError if there is no such checkpoint, if it is damaged or has no adapter of mugrpo's, if
+    the model cannot be loaded or is not the one that was trained on, or if `target` exists.
     """
     run = RunDir(source)
     checkpoint = run.checkpoint(run.newest_update()) if run.config.exists() else source
@@ -33,15 +35,43 @@ def merge(source: Path, target: Path, base: str | None = None) -> Path:
         raise UsageError(f"{checkpoint} {fault}; use another checkpoint")
     if not (checkpoint / CONFIG).exists():
         raise UsageError(f"{checkpoint} has no adapter: it is a model directory itself")
-    config = json.loads((checkpoint / CONFIG).read_text())
-    model = load_model(base := base or config["base_model_name_or_path"])
-    targets = tuple(config["target_modules"])
-    options = LoRAOptions(rank=config["r"], alpha=config["lora_alpha"], targets=targets)
-    adapter = Adapter(model, options, base, seed=0)
-    adapter.load(checkpoint)
-    adapter.merge()
+    config = _config(checkpoint, base)
+    path = model_path(config.model)
+    _require_base(checkpoint, path, model_fingerprint(config.model))
+    model = load_model(path)
+    Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
     tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=False)
     with publish_folder(target) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return target
+
+
+def _config(checkpoint: Path, base: str | None) -> RunConfig:
+    """Return the options of the checkpoint's adapter, with `base` as the model if it is given.
+
+    Raises UsageError if peft's config of the adapter is not one of a run.
+    """
+    stored = read_config(checkpoint)
+    lora = {"rank": stored.get("r") or None, "alpha": stored.get("lora_alpha")}
+    lora["targets"] = stored.get("target_modules")
+    model = {"path": base or stored.get("base_model_name_or_path")}
+    return build_config({"model": model, "lora": lora}, str(checkpoint / CONFIG))
+
+
+def _require_base(checkpoint: Path, path: str, fingerprint: str) -> None:
+    """Raise UsageError if the model at `path` is not the one that the checkpoint was trained on.
+
+    A directory cannot be compared with a hub id, so it is accepted as its copy.
+    """
+    try:
+        stored = json.loads((checkpoint / "stages.json").read_text())
+        trained_on = str(stored["config"]["provenance"]["model_sha256"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UsageError(f"{checkpoint} does not say which model it was trained on") from None
+    copied = "/" in trained_on and Path(path).is_dir()
+    if fingerprint != trained_on and not copied:
+        raise UsageError(
+            f"{path} is not the model that {checkpoint} was trained on, or has changed since; name "
+            "that model, as it was, with --base"
+        )
