@@ -12,9 +12,14 @@ from mugrpo.config.stages import ScheduleOptions
 from mugrpo.rollouts.schedule import Schedule
 
 
-def schedule(**options: int) -> Schedule:
+def schedule(**options: float) -> Schedule:
     """2 stages of 16 batches of 2 problems out of 40, unless `options` say otherwise."""
-    given = {"stages": 2, "batches_per_stage": 16, "problems_per_update": 2, **options}
+    given: dict[str, float] = {
+        "stages": 2,
+        "batches_per_stage": 16,
+        "problems_per_update": 2,
+        **options,
+    }
     return Schedule(ScheduleOptions(**given), problems=40, seed=0)
 
 
@@ -45,6 +50,19 @@ def test_a_stage_that_ends_early_after_whole_ones_keeps_their_starts():
     assert plan.starts == (0, 8, 16, 19)
     assert [plan.first_update(stage) for stage in range(6)] == [0, 8, 16, 19, 27, 32]
     assert (plan.stages, plan.batches(4)) == (5, 5)
+
+
+@pytest.mark.parametrize("ends", [(), (8,), (16,), (8, 11, 26), (3, 19)])
+def test_equal_stages_are_computed_as_stages_that_hardly_grow_are_counted(ends):
+    equal, growing = schedule(), schedule(growth=1 + 1e-9)
+    for end in ends:
+        equal, growing = equal.ending_at(end), growing.ending_at(end)
+    assert equal.starts == growing.starts and equal.stages == growing.stages
+    for update in range(34):
+        assert equal.stage_of(update) == growing.stage_of(update)
+    for stage in range(8):
+        assert equal.first_update(stage) == growing.first_update(stage)
+        assert list(equal.groups(stage)) == list(growing.groups(stage))
 
 
 @pytest.mark.parametrize("update", [16, 32])

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -131,7 +132,7 @@ def seal_folder(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -
     found = dict(zip(unknown, _sums([folder / name for name in unknown]), strict=True))
     sums = {name: known.get(name) or found[name] for name in names}
     (folder / SUMS).write_text(json.dumps(sums, indent=1) + "\n")
-    _intact.add(_state([*files, folder / SUMS]))
+    _intact.append(_state([*files, folder / SUMS]))
 
 
 def checksums(folder: Path, names: Sequence[str]) -> dict[str, str]:
@@ -162,11 +163,12 @@ def sealed_folder_fault(folder: Path, part: int = 0, parts: int = 1) -> str | No
     for name, found in checksums(folder, names).items():
         if found != sums[name]:
             return f"has a {name} that does not match its checksum"
-    _intact.add(state)
+    _intact.append(state)
     return None
 
 
-_intact: set[tuple[tuple[int, ...], ...]] = set()  # states of sealed folders with right checksums
+# States of the sealed folders last seen with right checksums: of all, it would grow with a run.
+_intact: deque[tuple[tuple[int, ...], ...]] = deque(maxlen=64)
 
 
 def _state(files: Iterable[Path]) -> tuple[tuple[int, ...], ...]:
