@@ -31,7 +31,7 @@ types: .venv/installed-test  ## mypy, strict
 	$(BIN)/mypy
 
 unit: .venv/installed-test  ## the tests
-	$(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
+	$(BIN)/pytest --numprocesses 3 --dist worksteal --durations 10
 
 chaos: .venv/installed-test  ## 1,000 faults at random moments of runs of all kinds (hours; goes on if called again)
 	$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS)
