@@ -104,11 +104,11 @@ def test_two_ranks_train_an_adapter_and_one_process_goes_on(reference: Path, tmp
         "optimizer-00002-of-00002.safetensors",
     }
     ours, theirs = (
-        [line for line in read_metrics(run) if line["kind"] == "update"][:3]
+        [line for line in read_metrics(run) if line["kind"] == "update"][:2]
         for run in (run_dir, reference)
     )
-    for line, expected in zip(ours, theirs, strict=True):
-        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+    for line, expected in zip(ours, theirs, strict=True):  # later ones had another learning rate
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
     finished(run_dir, *LORA, "--schedule.stages", "2", "--force")
     assert final_weights(run_dir).keys() == {"adapter_model", "optimizer"}
 
