@@ -13,12 +13,6 @@ def some(number: int, cases: Iterable[Any]) -> list[Any]:
 
     Use it for cases that show the same in other places, if each takes a second or more.
     """
-    first, *_ = cases = list(cases)
-    several = isinstance(first, tuple)
-    return [
-        *cases[:number],
-        *(
-            pytest.param(*(case if several else (case,)), marks=pytest.mark.long)
-            for case in cases[number:]
-        ),
-    ]
+    cases = list(cases)
+    values = [case if isinstance(case, tuple) else (case,) for case in cases[number:]]
+    return cases[:number] + [pytest.param(*value, marks=pytest.mark.long) for value in values]

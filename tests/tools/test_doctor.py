@@ -1,4 +1,4 @@
-"""What `mugrpo doctor` says in situations made by hand, and when it says that the demo runs."""
+"""What `mugrpo doctor` says of machines made by hand, and when it says that the demo runs."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def changes(old: Any, new: Any, depth: int = 2) -> Iterator[list[Any]]:
 
 
 def changed(content: Any, made: Iterable[Sequence[Any]]) -> Any:
-    """Apply the changes `made`, in the form of `changes`, to `content`. Return the result.
+    """Return `content` after the changes `made`, which `changes` returned.
 
     Raises KeyError, TypeError or ValueError if they do not fit `content`.
     """

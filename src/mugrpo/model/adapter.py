@@ -85,7 +85,7 @@ class Adapter:
                 self._model.set_submodule(name, layer.get_base_layer())
 
     def _initial(self) -> dict[str, torch.Tensor]:
-        """Return B = 0, so that the policy is the model, and A as peft draws it."""
+        """Return zeros for B, so that the policy is the model, and for A what peft draws."""
         generator = torch.Generator().manual_seed(self._seed)
         initial = {}
         for name, tensor in self.tensors().items():

@@ -103,7 +103,7 @@ def _approvals() -> Finding:
 
 
 def _folder(folder: Path, text: str, way_out: str) -> Finding:
-    """Return `text`, with the way out if `folder` cannot be made or written to."""
+    """Return `text`. If `folder` cannot be made or written to, add that and the way out."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     fine = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
     return (text, "") if fine else (f"{text}, which cannot be written to", way_out)
