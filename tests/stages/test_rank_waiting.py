@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -122,3 +124,29 @@ def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it
     writing = Writing(snapshot, path, {"starts": (0,)}, first_pid=1, then=lambda: None)
     with pytest.raises(RunStopped, match=f"the other ranks' parts of {path}: nothing has changed"):
         writing.published(wait=True)
+
+
+def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot(tmp_path: Path):
+    """A thread that is in the middle of that when Python ends aborts the process."""
+    freed = threading.Event()
+
+    class Freed:
+        state: ClassVar = {"update": 8}
+        policy = SimpleNamespace(ranks=SimpleNamespace(first=True, rank=0, size=1))
+
+        def write_model(self, folder: Path) -> None:
+            pass
+
+        write_rest = write_model
+
+        def __del__(self) -> None:
+            time.sleep(0.2)
+            freed.set()
+
+    snapshot: Any = Freed()
+    path = RunDir(tmp_path).checkpoint(8)
+    pid = os.getpid()
+    writing = Writing(snapshot, path, {"starts": (0,)}, first_pid=pid, then=lambda: None)
+    del snapshot
+    assert writing.published(wait=True)
+    assert freed.is_set()

@@ -105,7 +105,8 @@ class Writing:
         self.folder = unfinished(path, first_pid)
         self._path, self._stages, self._then = path, stages, then
         self._ready, self._done = Event(), Future[None]()
-        Thread(target=self._run, args=[snapshot], daemon=True).start()
+        self._thread = Thread(target=self._run, args=[snapshot], daemon=True)
+        self._thread.start()
 
     def ready(self) -> None:
         self._ready.wait()
@@ -115,6 +116,7 @@ class Writing:
     def published(self, *, wait: bool) -> bool:
         if not wait and not self._done.done():
             return False
+        self._thread.join()  # as freeing tensors while Python ends aborts the process
         self._done.result()
         return True
 
