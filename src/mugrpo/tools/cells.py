@@ -1,0 +1,80 @@
+"""The values of rows that other programs have saved, checked one by one.
+
+Each check returns a value in the form of `foreign.Row`, or raises ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mugrpo.disk.records import Status
+
+
+def _text(value: Any) -> str:
+    """Return a response. TRL's are conversations with one turn if the prompt is one."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        value = value[0].get("content")
+    if not isinstance(value, str):
+        raise ValueError("its response is neither text nor one turn of the assistant")
+    return value
+
+
+def _answer(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def number(value: Any) -> float:
+    found = math.nan if isinstance(value, bool) else float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"its reward or temperature is {value!r}; it must be a finite number")
+    return found
+
+
+def _list(value: Any, kind: type | tuple[type, ...], name: str) -> list[Any]:
+    values = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(values, list) or not values:
+        raise ValueError(
+            f"its {name} are {str(value)!r:.40}; they must be a list that is not empty"
+        )
+    if not all(isinstance(v, kind) and not isinstance(v, bool) for v in values):
+        raise ValueError(f"its {name} are not all numbers of the right kind")
+    return values
+
+
+def _ids(value: Any) -> list[int]:
+    return _list(value, int, "ids")
+
+
+def _logprobs(value: Any) -> list[float]:
+    values = _list(value, (int, float), "logprobs")
+    if not all(-math.inf < v <= 0 for v in values):
+        worst = next(v for v in values if not -math.inf < v <= 0)
+        raise ValueError(
+            f"it has the logprob {worst}; a logprob is the natural logarithm of a probability: "
+            "finite and not above 0"
+        )
+    return values
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "prompt": lambda value: value,
+    "response": _text,
+    "reward": number,
+    "answer": _answer,
+    "problem_id": str,
+    "prompt_ids": _ids,
+    "response_ids": _ids,
+    "logprobs": _logprobs,
+    "finish_reason": str,
+    "temperature": number,
+    "status": lambda value: Status(value).value,
+    "parts": lambda value: json.loads(value),
+    "seed": int,
+    "policy_step": int,
+    "sample": str,
+}
