@@ -12,6 +12,9 @@ Each format has a file that its program's own code has written, or with the fiel
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +28,14 @@ import torch
 import transformers
 
 import mugrpo
+from mugrpo.cli import main
 from mugrpo.disk.records import FinishReason, Status
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.tools import importing
+from mugrpo.tools.foreign import FIELDS, FORMATS
 from tests.faults.harm import contents, refused
-from tests.runs import MODEL, Command, Ended, final_weights, read_metrics
+from tests.runs import MODEL, ROOT, Command, Ended, final_weights, read_metrics
 from tests.tools.imports import (
     CONFIG,
     EOS,
@@ -694,3 +699,37 @@ def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path
         "stages/000/rollouts/manifest.json",
         "stages/000/scores/manifest.json",
     }
+
+
+# ---- docs/exchange.md ----
+
+
+def test_the_commands_of_the_page_work(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    page = (ROOT / "docs" / "exchange.md").read_text()
+    example = page.partition("## An example")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^(?:`(\S+)`|The commands).*\n\n((?: {4}.*\n)+)", example, re.MULTILINE)
+    assert [name for name, _ in blocks] == ["rollouts.jsonl", "theirs.toml", ""]
+    texts = {name: textwrap.dedent(block) for name, block in blocks}
+    monkeypatch.chdir(tmp_path)
+    for name in ("rollouts.jsonl", "theirs.toml"):
+        Path(name).write_text(texts[name])
+    for line in texts[""].splitlines():
+        checked(command(*shlex.split(line)[1:]))
+    rewards = [score.reward for _, score in imported(tmp_path / "runs/theirs").values()]
+    assert sorted(rewards) == [0, 0, 1, 1]
+    assert final_weights(tmp_path / "runs/theirs", 2)
+    assert len(pq.read_table(tmp_path / "exported" / "data")) == 4
+
+
+def test_the_page_names_every_format_field_and_option(capsys: pytest.CaptureFixture[str]):
+    page = (ROOT / "docs" / "exchange.md").read_text()
+    for word in (*FORMATS, *FIELDS):
+        assert f"`{word}`" in page
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    own = capsys.readouterr().out.partition("options of a run")[0]
+    options = set(re.findall(r"^  (--[a-z-]+)", own, re.MULTILINE))
+    assert {"--policy", "--columns"} < options
+    assert [o for o in options - {"--run-dir", "--trust"} if o not in page] == []
