@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -228,6 +229,23 @@ def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
     assert "problems: 1\n" in checked(command("evaluate", run_dir)).out
 
 
+def test_a_data_set_on_the_hub_is_a_table_unless_it_needs_code(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table(**GIVEN))
+    checked(take(Path("someone/rollouts")))
+    assert len(imported(tmp_path / "run")) == 4
+    (tmp_path / "run").rename(tmp_path / "loaded")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Dataset scripts are no longer supported, but found rollouts.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    parts = ("someone/rollouts is a data set with code of its own", "save its rows as a JSONL or")
+    refused(take(Path("someone/rollouts")), *parts)
+    assert not (tmp_path / "run").exists()
+
+
 # ---- TRL ----
 
 
@@ -301,16 +319,26 @@ def test_a_reward_function_of_trl_may_give_no_reward(
 def test_conversations_of_trl(
     take: Any, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    """They have no answers, so a function scores them. An export has conversations, too."""
+    """They have no answers: those of data are used, or a function scores them.
+
+    An export has conversations, too.
+    """
     logs = trl_logs() | {"extra": {}}
     logs["prompt"] = [[{"role": "user", "content": text}] for text in logs["prompt"]]
     logs["completion"] = [[{"role": "assistant", "content": text}] for text in logs["completion"]]
     folder = written_by_trl(tmp_path, monkeypatch, 1, **logs)
-    (tmp_path / "rewards.py").write_text("def right(completions, **_):\n    return [1.0]\n")
+    options = ("--format", "trl", "--policy", "chain")
     config = CONFIG.replace("[task]", f"{chat(tmp_path, '')}\n[task]")
+    refused(take(folder, *options, config=config), "has no reference answer")
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    known = ("--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0)
+    checked(take(folder, *options, *known, config=config))
+    (tmp_path / "run").rename(tmp_path / "found")
+    (tmp_path / "rewards.py").write_text("def right(completions, **_):\n    return [1.0]\n")
     own = config[config.index("rewards = ") : config.index("\nworkers")]
     config = config.replace(own, f'rewards = ["{tmp_path / "rewards.py"}:right"]')
-    checked(take(folder, "--format", "trl", "--policy", "chain", config=config))
+    checked(take(folder, *options, config=config))
     assert set(by_text(tmp_path / "run", TOKENIZER)) == {
         (prompt, text) for prompt, texts in RESPONSES.items() for text in texts
     }
@@ -437,6 +465,14 @@ def test_responses_of_open_instruct_with_tools_are_refused(take: Any):
     rows = open_instruct_rows()
     rows[2]["request_info"]["tool_calleds"] = True
     refused(take(rows, "--format", "open-instruct"), "line 3 called a tool")
+
+
+def test_logprobs_that_are_not_numbers_are_refused_or_computed(take: Any):
+    """open-instruct gives a response without tokens the end's token, with the logprob NaN."""
+    rows = open_instruct_rows()
+    rows[1] |= {"response_tokens": [EOS], "logprobs": [float("nan")]}
+    refused(take(rows, "--format", "open-instruct"), "line 2: it has the logprob nan")
+    checked(take(rows, "--format", "open-instruct", "--policy", "chain"))
 
 
 def test_a_response_that_stopped_without_its_token_is_told_of(take: Any):
@@ -580,6 +616,12 @@ def changed(number: int, **values: Any) -> list[Row]:
         (changed(1, reward="high"), ("line 2", "high")),
         (changed(1, response="", response_ids=None), ("line 2", "its response is empty")),
         (changed(1, response_ids=[]), ("line 2", "not empty")),
+        (changed(1, response="3+2=\ud83d"), ("line 2", "surrogates not allowed")),
+        (changed(1, prompt="\ud83d"), ("line 2", "half a surrogate pair")),
+        (changed(1, logprobs=[-1e39] * 6), ("line 2", "logprob -1e+39", "finite")),
+        (changed(1, seed=-1), ("line 2", "seed", "-1")),
+        (changed(1, parts="[]"), ("line 2", "no JSON object")),
+        (changed(1, status="skipped"), ("line 2", "status 'skipped' has reward 0.0")),
         (changed(1, status="fine"), ("line 2", "'fine' is not a valid Status")),
         (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.temp")),
         (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; raise")),
@@ -606,6 +648,11 @@ def test_groups_of_unequal_size_are_refused_or_cut(take: Any, tmp_path: Path):
     ended = checked(take(rows, "--group-size", 2))
     assert len(imported(tmp_path / "run")) == 4
     assert "1 rows are left out; the first" in ended.out and "line 5 is left over" in ended.out
+
+
+def test_groups_of_less_than_two_are_refused(take: Any):
+    refused(take(table(**GIVEN), "--group-size", 0), "--group-size 0: a group is two or more")
+    refused(take([table(**GIVEN)[0]]), "1 of 1", "two or more responses")
 
 
 def test_rows_that_are_there_twice_are_refused_dropped_or_kept(take: Any, tmp_path: Path):

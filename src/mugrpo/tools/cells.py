@@ -12,6 +12,8 @@ from typing import Any
 
 from mugrpo.disk.records import Status
 
+_LEAST = -1e38  # of a float32
+
 
 def _text(value: Any) -> str:
     """Return a response. TRL's are conversations with one turn if the prompt is one."""
@@ -19,13 +21,17 @@ def _text(value: Any) -> str:
         value = value[0].get("content")
     if not isinstance(value, str):
         raise ValueError("its response is neither text nor one turn of the assistant")
+    value.encode()  # raises ValueError for half a surrogate pair, which no tokenizer reads
     return value
 
 
 def _answer(value: Any) -> str:
+    """Return a reference answer as text, or "" if there is none."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    return value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value)
+    text.encode()
+    return text if text.strip() else ""
 
 
 def number(value: Any) -> float:
@@ -52,13 +58,30 @@ def _ids(value: Any) -> list[int]:
 
 def _logprobs(value: Any) -> list[float]:
     values = _list(value, (int, float), "logprobs")
-    if not all(-math.inf < v <= 0 for v in values):
-        worst = next(v for v in values if not -math.inf < v <= 0)
+    if bad := [v for v in values if not _LEAST < v <= 0]:
         raise ValueError(
-            f"it has the logprob {worst}; a logprob is the natural logarithm of a probability: "
+            f"it has the logprob {bad[0]}; a logprob is the natural logarithm of a probability: "
             "finite and not above 0"
         )
     return values
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    parts = json.loads(value)
+    if not isinstance(parts, dict):
+        raise ValueError(f"its parts are {value!r:.40}, which is no JSON object")
+    return parts
+
+
+def _whole(bits: int) -> Callable[[Any], int]:
+    """Return a check for whole numbers from 0 that have so many bits."""
+
+    def whole(value: Any) -> int:
+        if not 0 <= int(value) < 2**bits:
+            raise ValueError(f"its seed or policy_step is {value!r}, not in 0 to 2^{bits} - 1")
+        return int(value)
+
+    return whole
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -73,8 +96,8 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "finish_reason": str,
     "temperature": number,
     "status": lambda value: Status(value).value,
-    "parts": lambda value: json.loads(value),
-    "seed": int,
-    "policy_step": int,
+    "parts": _parts,
+    "seed": _whole(64),
+    "policy_step": _whole(63),
     "sample": str,
 }

@@ -35,8 +35,8 @@ class Row:
     parts: dict[str, Any] | None = None
     seed: int | None = None
     policy_step: int | None = None
-    group: tuple[Any, ...] = ()  # tells groups with the same prompt apart
-    sample: Any = None  # tells the rows of a group apart
+    group: tuple[str, ...] = ()  # tells groups with the same prompt apart
+    sample: str | None = None  # tells the rows of a group apart
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -195,9 +195,8 @@ def rows_of(form: Format, place: str, cells: Cells, columns: Mapping[str, str]) 
                     )
             present = {name: _cell(name, column, parsed) for name, column in chosen.items()}
             values = {n: CHECKS[n](value) for n, value in present.items() if value is not None}
-            group = tuple(parsed.get(name) for name in form.group)
-            known = any(part is not None for part in group)
-            yield _complete(Row(place=place, group=group if known else (), **values))
+            group = tuple(str(parsed[n]) for n in form.group if parsed.get(n) is not None)
+            yield _complete(Row(place=place, group=group, **values))
     except UsageError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:

@@ -34,6 +34,8 @@ def grouped(
     becomes several problems with ids of their own. Raises UsageError for rows that are there twice,
     unless `duplicates` is "drop" or "keep", and for groups of unequal or too small size.
     """
+    if size is not None and size < 2:
+        raise UsageError(f"--group-size {size}: a group is two or more responses; raise it")
     by_draw: dict[Hashable, Group] = {}
     for one in imported:
         by_draw.setdefault((id(one.problem), one.row.group), []).append(one)

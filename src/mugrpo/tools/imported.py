@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +59,10 @@ class Importer:
         self.unended = 0  # given responses that are said to have ended, but lack the end's token
         self.dropped: list[str] = []  # sentences about rows that were left out
         self._config, self._source = config, source
-        self._form = FORMATS[source.form]
+        self._form = form = FORMATS[source.form]
+        if source.policy is not None:
+            columns = {name: c for name, c in form.columns.items() if name != "logprobs"}
+            self._form = replace(form, columns=columns)
         self._encode, self._vocabulary = encode, vocabulary
         self._own: dict[tuple[str, bytes], Problem] = {}  # problems that the rows name
         self._prompt_ids: dict[int, NDArray[np.int32]] = {}  # by the id() of the problem
@@ -121,12 +124,10 @@ class Importer:
     def _problem(self, row: Row) -> Problem:
         """Return the problem that a row answers: a known one, or one that the row itself names."""
         decode = self._encode.tokenizer.decode
-        prompt = decode(row.prompt_ids) if row.prompt is None else row.prompt
-        if row.prompt is not None and not self._form.written:
-            prompt = prompt_of(prompt, row.place)
-        texts = [prompt]
-        if row.prompt is None:
-            texts.append(decode(row.prompt_ids, skip_special_tokens=True))
+        if row.prompt is not None:
+            texts = [prompt_of(row.prompt, row.place)]
+        else:
+            texts = [decode(row.prompt_ids), decode(row.prompt_ids, skip_special_tokens=True)]
         if self._known:
             for text in texts:
                 if problem := self._known.get(_canonical(text)):
@@ -138,7 +139,7 @@ class Importer:
                 f"{row.place}: its prompt is the text that a chat template wrote; name the "
                 "problems themselves with task.data, or use --prompt.form plain"
             )
-        answer = row.answer or ""
+        prompt, answer = texts[0], row.answer or ""
         identity = row.problem_id or hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
         problem = Problem(identity, prompt if isinstance(prompt, str) else tuple(prompt), answer)
         return self._own.setdefault((identity, _canonical(prompt)), problem)
@@ -146,6 +147,8 @@ class Importer:
     def _keys(self, known: Sequence[Problem]) -> dict[bytes, Problem]:
         """Return what a row's prompt may be -> its problem."""
         keys = {_canonical(problem.prompt): problem for problem in known}
+        for problem in known if self._encode.options.form == "chat" else ():
+            keys[_canonical([{"role": "user", "content": problem.prompt}])] = problem
         for problem in known if self._form.written else ():
             keys[_canonical(self._encode.text(problem))] = problem
             ids = self._encode(problem)

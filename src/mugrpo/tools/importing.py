@@ -169,7 +169,7 @@ def _write_problems(path: Path, problems: Iterable[Problem], task: Raw) -> None:
         for problem in problems
     ]
     if rows:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
 
 
 def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Problem]]) -> Raw:
