@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,7 +193,8 @@ def test_an_imported_run_is_scored_again_compared_and_trained_on(
     """The logprobs are those of the model, so that every ratio of the first update is 1."""
     run_dir = tmp_path / "run"
     rows = [row | {"reward": 1 - row["reward"]} for row in table()]  # the wrong way round
-    checked(take(rows, "--policy", "chain", "--optimizer.lr", "1e-3"))
+    options = ("--policy", "chain", "--optimizer.lr", "1e-3", "--evaluation.every", 1)
+    assert "nothing is evaluated: no problem" in checked(take(rows, *options)).out
     before = {key: rollout.response_ids.tolist() for key, (rollout, _) in imported(run_dir).items()}
     checked(command("score", run_dir, "--stage", 0, "--again"))
     for (_, text), (_, score) in by_text(run_dir, TOKENIZER).items():
@@ -746,6 +748,21 @@ def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path
         "stages/000/rollouts/manifest.json",
         "stages/000/scores/manifest.json",
     }
+
+
+def test_an_imported_run_is_pushed_and_pulled_with_its_problems(
+    take: Any, tmp_path: Path, command: Command
+):
+    """Their new place is named once, as the config has the old one."""
+    checked(take(table(**GIVEN)))
+    checked(command("push", tmp_path / "run", tmp_path / "store"))
+    checked(command("pull", tmp_path / "store", tmp_path / "pulled"))
+    shutil.rmtree(tmp_path / "run")
+    refused(command("optimize", tmp_path / "pulled"), "there is no data file")
+    data = ("--task.data", tmp_path / "pulled" / "problems.jsonl", "--force")
+    checked(command("optimize", tmp_path / "pulled", "--until", 1, *data))
+    checked(command("optimize", tmp_path / "pulled"))
+    assert final_weights(tmp_path / "pulled", 2)
 
 
 # ---- docs/exchange.md ----

@@ -13,6 +13,8 @@ from typing import Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.cells import CHECKS, number
 
+PROBLEMS, HELD_OUT = "problems.jsonl", "held_out.jsonl"  # of an imported run, in its folder
+
 Cells = dict[str, Any]  # column -> value
 
 

@@ -18,7 +18,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Problem, Rollout
+from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts
 from mugrpo.model.loading import load_vocabulary
@@ -34,14 +34,14 @@ from mugrpo.run.trust import require_trusted, theirs_in
 from mugrpo.stages.plan import stage_shards
 from mugrpo.stages.stage import Stage
 from mugrpo.tasks.dataset import Dataset
+from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.grouping import Group
 from mugrpo.tools.imported import Importer, Source
 
 Say = Callable[[str], None]
 Raw = dict[str, Any]  # the options of a config, before its defaults
 
-PROBLEMS, HELD_OUT = "problems.jsonl", "held_out.jsonl"
-ID = "problem_id"  # their column
+ID = "problem_id"  # the column of PROBLEMS and HELD_OUT
 
 
 def import_rollouts(
@@ -92,7 +92,7 @@ def import_rollouts(
         )
         schedule = Schedule(final.schedule, len(groups), final.seed)
         stage = Stage(0, schedule, RunDir(unfinished), final, judge="")
-        _write_stage(stage, groups, source, _computed(policy, final, check))
+        _write_stage(stage, groups, source, policy, check)
         say(_begin(stage, provenance))
     return folder
 
@@ -105,7 +105,8 @@ def _raw(target: Path, folder: Path, overrides: Sequence[str]) -> Raw:
             "from a config file: name one, and a new directory with --run-dir"
         )
     raw = apply_overrides(read_toml(target), overrides)
-    if raw.get("task", {}).get("name") != "dataset":
+    task = raw.get("task")
+    if not isinstance(task, dict) or task.get("name") != "dataset":
         raise UsageError(
             f"{target}: rollouts from elsewhere need task.name = 'dataset', with task.rewards that "
             "score them again"
@@ -125,9 +126,16 @@ def _begin(stage: Stage, provenance: Raw) -> str:
 
 
 def _write_stage(
-    stage: Stage, groups: Sequence[Group], source: Source, computed: Callable[..., list[Rollout]]
+    stage: Stage,
+    groups: Sequence[Group],
+    source: Source,
+    policy: Policy | None,
+    check: Callable[[], None],
 ) -> None:
-    """Publish the rollouts and scores of a stage, shard by shard in the order of its schedule."""
+    """Publish the rollouts and scores of a stage, shard by shard in the order of its schedule.
+
+    A `policy` gives them their behavior logprobs.
+    """
     rollouts, scores = stage.shards("rollouts"), stage.shards("scores")
     notes = {"format": source.form, "logprobs": "given"}
     if source.policy is not None:
@@ -135,29 +143,18 @@ def _write_stage(
         notes["logprobs"] = f"computed by {options.path}"
         notes["logprobs_model_sha256"] = model_fingerprint(options)
     for number, draws in enumerate(stage_shards(stage)):
+        check()
         shard = [one for index, _ in draws for one in groups[index]]
         made = sum(one.row.response_ids is None for one in shard)
         ids = f"made by the tokenizer for {made} rollouts" if made else "given"
-        responses = computed([one.rollout for one in shard])
+        responses = [one.rollout for one in shard]
+        if policy is not None:
+            computed = rollout_logprobs(policy, responses, stage.config, check=check)
+            pairs = zip(responses, computed, strict=True)
+            responses = [replace(rollout, behavior_logprobs=each) for rollout, each in pairs]
         write_rollouts(rollouts, number, responses, **notes, ids=ids)
         verdicts = [one.score for one in shard]
         publish_scores(scores, rollouts, number, responses, verdicts, stage.config.rewards)
-
-
-def _computed(
-    policy: Policy | None, config: RunConfig, check: Callable[[], None]
-) -> Callable[[list[Rollout]], list[Rollout]]:
-    """Return what gives rollouts the logprobs of `policy`, or leaves theirs as they are."""
-
-    def computed(rollouts: list[Rollout]) -> list[Rollout]:
-        check()
-        if policy is None:
-            return rollouts
-        logprobs = rollout_logprobs(policy, rollouts, config, check=check)
-        pairs = zip(rollouts, logprobs, strict=True)
-        return [replace(rollout, behavior_logprobs=one) for rollout, one in pairs]
-
-    return computed
 
 
 def _write_problems(path: Path, problems: Iterable[Problem], task: Raw) -> None:
@@ -183,6 +180,8 @@ def _tell(importer: Importer, groups: Sequence[Group], options: Raw, say: Say) -
     """Say what was inferred, and what was left out."""
     size, batches = len(groups[0]), options["schedule"]["batches_per_stage"]
     say(f"{len(groups)} groups of {size} rollouts, for {batches} batches")
+    if not options["evaluation"].get("every", 1):
+        say("nothing is evaluated: no problem of task.data is held out, or evaluation.every is 0")
     if importer.made:
         say(
             f"warning: the ids of {importer.made} responses are made by the tokenizer, and may "
@@ -231,7 +230,7 @@ def _options(
         task.pop(name, None)
     if not named:
         task.pop("answer_pattern", None)
-    evaluation = {**({} if evaluated else {"every": 0}), **raw.get("evaluation", {})}
+    evaluation = {**raw.get("evaluation", {}), **({} if evaluated else {"every": 0})}
     return {**raw, "schedule": schedule, "task": task, "evaluation": evaluation}
 
 
