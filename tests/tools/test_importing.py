@@ -231,6 +231,20 @@ def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
     assert "problems: 1\n" in checked(command("evaluate", run_dir)).out
 
 
+def test_prompts_that_are_only_ids_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    rows = [
+        {"prompt_ids": [EOS, *ids_of("1=" + row["prompt"]), EOS, *ids_of("1=")], **row}
+        for row in table(**GIVEN)
+    ]
+    rows = [{k: v for k, v in row.items() if k not in ("prompt", "answer")} for row in rows]
+    known = ("--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0)
+    checked(take(rows, *known, config=CONFIG + chat(tmp_path, "<eos>1=")))
+    stored = map(json.loads, (tmp_path / "run" / "problems.jsonl").open())
+    assert {row["prompt"]: row["answer"] for row in stored} == {"3+2=": "5", "2-1=": "1"}
+
+
 def test_a_data_set_on_the_hub_is_a_table_unless_it_needs_code(
     take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,7 +67,7 @@ class Importer:
         self._encode, self._vocabulary = encode, vocabulary
         self._own: dict[tuple[str, bytes], Problem] = {}  # problems that the rows name
         self._prompt_ids: dict[int, NDArray[np.int32]] = {}  # by the id() of the problem
-        self._known = self._keys(encode.fitting(known)) if known else {}
+        self._known = encode.fitting(known) if known else []
 
     def groups(self) -> list[Group]:
         """Return the groups, each of the same size.
@@ -129,9 +130,9 @@ class Importer:
         else:
             texts = [decode(row.prompt_ids), decode(row.prompt_ids, skip_special_tokens=True)]
         if self._known:
-            for text in texts:
-                if problem := self._known.get(_canonical(text)):
-                    return problem
+            for key in map(_canonical, texts):
+                if found := self._by_prompt.get(key) or self._by_text.get(key):
+                    return found
             raise UsageError(f"{row.place}: its prompt is none of those in task.data")
         written = self._form.written or row.prompt is None
         if written and self._encode.options.form == "chat":
@@ -144,15 +145,23 @@ class Importer:
         problem = Problem(identity, prompt if isinstance(prompt, str) else tuple(prompt), answer)
         return self._own.setdefault((identity, _canonical(prompt)), problem)
 
-    def _keys(self, known: Sequence[Problem]) -> dict[bytes, Problem]:
-        """Return what a row's prompt may be -> its problem."""
-        keys = {_canonical(problem.prompt): problem for problem in known}
-        for problem in known if self._encode.options.form == "chat" else ():
-            keys[_canonical([{"role": "user", "content": problem.prompt}])] = problem
-        for problem in known if self._form.written else ():
-            keys[_canonical(self._encode.text(problem))] = problem
+    @cached_property
+    def _by_prompt(self) -> dict[bytes, Problem]:
+        """The known problems by their prompts; in the chat form, text is a turn of the user."""
+        keys = {_canonical(problem.prompt): problem for problem in self._known}
+        if self._encode.options.form == "chat":
+            turns = ([{"role": "user", "content": p.prompt}] for p in self._known)
+            keys |= dict(zip(map(_canonical, turns), self._known, strict=True))
+        return keys
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, Problem]:
+        """The known problems by what the model gets, with and without special tokens."""
+        decode, keys = self._encode.tokenizer.decode, {}
+        for problem in self._known:
             ids = self._encode(problem)
-            keys[_canonical(self._encode.tokenizer.decode(ids, skip_special_tokens=True))] = problem
+            for text in (self._encode.text(problem), decode(ids, skip_special_tokens=True)):
+                keys[_canonical(text)] = problem
         return keys
 
     def _imported(self, pair: tuple[Problem, Row]) -> Imported:
