@@ -15,6 +15,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from mugrpo.tools import importing
 from mugrpo.tools.foreign import FIELDS, FORMATS
 from tests.faults.harm import contents, refused
 from tests.runs import MODEL, ROOT, Command, Ended, final_weights, read_metrics
+from tests.runs import mugrpo as mugrpo_process
 from tests.tools.imports import (
     CONFIG,
     EOS,
@@ -751,6 +753,17 @@ def test_an_import_that_fails_midway_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         take(table(**GIVEN), "--rollouts.shard_rollouts", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "theirs.toml"]
+
+
+@pytest.mark.parametrize("place", ["half a rollout shard", "half a score shard"])
+def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
+    take: Any, tmp_path: Path, place: str
+):
+    (tmp_path / "r.jsonl").write_text(lines(table(**GIVEN)))
+    words = ("import", config_in(tmp_path), tmp_path / "r.jsonl", "--run-dir", tmp_path / "run")
+    assert mugrpo_process(*words, at=place).status == -signal.SIGKILL
+    assert not (tmp_path / "run").exists()
+    checked(take(tmp_path / "r.jsonl"))
 
 
 def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path):
