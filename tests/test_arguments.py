@@ -16,7 +16,7 @@ from mugrpo.config.run import RunConfig
 
 TAKE_OPTIONS = [
     *("train", "check", "generate", "score", "optimize"),
-    *("evaluate", "bakeoff", "alignment", "memory"),
+    *("evaluate", "bakeoff", "alignment", "export", "import", "memory"),
 ]
 
 
@@ -89,6 +89,7 @@ def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[
         "mugrpo study run a.toml --work w --keep",
         "mugrpo score runs/a --stage 0 --again",
         "mugrpo alignment runs/a --run-dir b --groups 4 --optimizer.lr 1",
+        "mugrpo import a.toml b.jsonl c --format trl --columns reward=a,answer=b --optimizer.lr 1",
     ],
 )
 def test_the_command_that_resumes_has_every_argument_of_the_one_that_stopped(command: str):

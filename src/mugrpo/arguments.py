@@ -17,6 +17,7 @@ from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
+from mugrpo.tools.exchange import add_import
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
 
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     _add_phases(add)
+    add_import(add, _takes_overrides(), _TRUST)
     _add_others(add)
     return root
 
@@ -140,6 +142,9 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     alignment.add_argument("--objectives", metavar="A,B,...", help=methods)
     groups = "most groups of unused rollouts to compare (default: 128)"
     alignment.add_argument("--groups", type=int, default=128, help=groups)
+    export = add("export", "write rollouts as a data set in the hub's layout", parents=[opens])
+    export.add_argument("out", type=Path, help="the folder, which must not exist yet")
+    export.add_argument("--stage", type=int, help="the stage, from 0 (default: all stages)")
 
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -15,6 +15,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
+from mugrpo.tools.exchange import run_import
 
 if TYPE_CHECKING:
     from mugrpo.run.opened import OpenRun
@@ -107,8 +108,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from mugrpo.pipeline import evaluate
 
     with _opened(options) as run:
-        newest = run.folder.newest_update()
-        update = newest if options.update is None else options.update
+        update = run.folder.newest_update() if options.update is None else options.update
         updates = [0, *run.folder.checkpoint_updates()]
         if update not in updates:
             raise UsageError(f"--update {update} has no checkpoint; choose one of {updates}")
@@ -135,6 +135,13 @@ def _alignment(options: argparse.Namespace) -> None:
         methods = options.objectives.split(",") if options.objectives else []
         rows = alignment(run, options.stage, methods, options.groups, trust=options.trust)
         run.progress.say(table(rows))
+
+
+def _export(options: argparse.Namespace) -> None:
+    from mugrpo.tools.exporting import export_rollouts
+
+    with _opened(options) as run:
+        run.progress.say(export_rollouts(run, options.out, options.stage))
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -171,10 +178,7 @@ def _memory(options: argparse.Namespace) -> None:
 
     config = load_config(options.target, options.overrides)
     lines, fault = memory_table(
-        config,
-        form=options.form,
-        prompt_tokens=options.prompt_tokens,
-        gpu_gib=options.gpu_memory,
+        config, form=options.form, prompt_tokens=options.prompt_tokens, gpu_gib=options.gpu_memory
     )
     _say("\n".join(lines))
     if fault:
@@ -192,16 +196,13 @@ def _repair(options: argparse.Namespace) -> None:
     )
 
 
-def _push(options: argparse.Namespace) -> None:
-    from mugrpo.tools.store import push
+def _copy(options: argparse.Namespace) -> None:
+    from mugrpo.tools.store import pull, push
 
-    push(RunDir(options.target), options.url, _say, options.stop.check)
-
-
-def _pull(options: argparse.Namespace) -> None:
-    from mugrpo.tools.store import pull
-
-    pull(options.url, RunDir(options.target), _say, options.stop.check)
+    if options.command == "push":
+        push(RunDir(options.target), options.url, _say, options.stop.check)
+    else:
+        pull(options.url, RunDir(options.target), _say, options.stop.check)
 
 
 def _merge(options: argparse.Namespace) -> None:
@@ -283,8 +284,10 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "alignment": _alignment,
     "memory": _memory,
     "repair": _repair,
-    "push": _push,
-    "pull": _pull,
+    "import": lambda options: run_import(options, _say),
+    "export": _export,
+    "push": _copy,
+    "pull": _copy,
     "merge": _merge,
     "report": _report,
     "study": _study,

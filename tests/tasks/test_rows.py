@@ -343,6 +343,19 @@ def test_without_a_network_the_sentence_suggests_a_local_file(monkeypatch):
     )
 
 
+def test_a_data_set_of_the_hub_that_needs_code_is_refused(monkeypatch):
+    """The error is that of datasets 5.2 (load.py), for a repository with a script."""
+
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Dataset scripts are no longer supported, but found rollouts.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert refusal("someone/rollouts") == (
+        "someone/rollouts is a data set with code of its own, which mugrpo never runs; save its "
+        "rows as a JSONL or parquet file, and name that"
+    )
+
+
 def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [])
     assert refusal("openai/gsm8k") == "openai/gsm8k has no rows"

@@ -67,23 +67,8 @@ class Scorer:
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
-        groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
-        counted = [[s for _, s in group if self.options.counts(s.status)] for _, group in groups]
-        rewards = [score.reward for score in verdicts if score.reward is not None]
-        write_scores(
-            scores,
-            shard,
-            verdicts,
-            rollouts_sha256=rollouts.entry(shard)["sha256"],
-            judge=self.judge,
-            statuses=dict(Counter(score.status.value for score in verdicts)),
-            reward_sum=sum(rewards),
-            rewarded=len(rewards),
-            groups=len(counted),
-            zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
-            groups_right=groups_right(counted),
-            seconds=time.monotonic() - began,
-        )
+        notes = {"judge": self.judge, "seconds": time.monotonic() - began}
+        publish_scores(scores, rollouts, shard, responses, verdicts, self.options, **notes)
 
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
         """Yield a score for every rollout, in order. The task judges only those that need it."""
@@ -104,9 +89,7 @@ class Scorer:
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
-        stopped = rollout.finish_reason is FinishReason.STOP  # the last id only marks the end
-        ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = response_text(rollout, self.tokenizer)
         problem = self.problems[rollout.problem_id]
         return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason)
 
@@ -120,6 +103,42 @@ class Scorer:
                 f"{reason}. Fix the reward, or raise --rewards.failure_limit; a stage's "
                 "rollouts are kept (add --force if a reward's file or options change)"
             )
+
+
+def publish_scores(
+    scores: ShardSet,
+    rollouts: ShardSet,
+    shard: int,
+    responses: Sequence[Rollout],
+    verdicts: Sequence[Score],
+    options: RewardOptions,
+    **notes: Any,
+) -> None:
+    """Publish the verdicts on `responses`, the rollouts of `shard`, with counts and `notes`."""
+    groups = groupby(zip(responses, verdicts, strict=True), key=lambda pair: pair[0].group)
+    counted = [[s for _, s in group if options.counts(s.status)] for _, group in groups]
+    rewards = [score.reward for score in verdicts if score.reward is not None]
+    write_scores(
+        scores,
+        shard,
+        verdicts,
+        rollouts_sha256=rollouts.entry(shard)["sha256"],
+        statuses=dict(Counter(score.status.value for score in verdicts)),
+        reward_sum=sum(rewards),
+        rewarded=len(rewards),
+        groups=len(counted),
+        zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
+        groups_right=groups_right(counted),
+        **notes,
+    )
+
+
+def response_text(rollout: Rollout, tokenizer: Any) -> str:
+    """Return a response as text, without special tokens and without the id that only ends it."""
+    stopped = rollout.finish_reason is FinishReason.STOP
+    ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text
 
 
 def overlong_penalty(length: int, longest: int, buffer: float) -> float:

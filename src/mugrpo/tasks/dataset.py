@@ -131,7 +131,7 @@ class Dataset:
         self, place: str, row: dict[str, Any], found: Mapping[str, str | None]
     ) -> tuple[int, Problem]:
         options = self.options
-        prompt = _prompt(_cell(place, row, options.prompt_column, "prompt_column"), place)
+        prompt = prompt_of(_cell(place, row, options.prompt_column, "prompt_column"), place)
         answer = ""
         if options.answer_column is not None:
             answer = self._answer(place, row, options.answer_column, found)
@@ -225,7 +225,7 @@ def _found_by(pattern: str, texts: Sequence[str]) -> dict[str, str | None]:
     return dict(zip(texts, answers, strict=True))
 
 
-def _prompt(value: Any, place: str) -> str | list[Message]:
+def prompt_of(value: Any, place: str) -> str | list[Message]:
     """Return a prompt from the data: text, or a conversation that a model can answer.
 
     Raises UsageError, naming `place`, if it is anything else.

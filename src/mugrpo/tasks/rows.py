@@ -177,6 +177,11 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         with _offline_if_the_hub_is_silent(datasets.config):
             table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
+        if "scripts are no longer supported" in str(error):
+            raise UsageError(
+                f"{data} is a data set with code of its own, which mugrpo never runs; save its "
+                "rows as a JSONL or parquet file, and name that"
+            ) from None
         raise UsageError(
             f"{data} is not a local file, and as a data set on the hub it cannot be loaded "
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "

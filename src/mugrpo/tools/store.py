@@ -21,6 +21,7 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.objects import Store, refuse_odd
 from mugrpo.tools.push_lock import only_push
 
@@ -92,7 +93,8 @@ class _Push:
     def push(self) -> None:
         """Make the copy match the run, in the order that keeps it complete."""
         self.remove_outdated()
-        for path in (self._run_dir.config, self._run_dir.origin):
+        imported = (self._root / name for name in (PROBLEMS, HELD_OUT))
+        for path in (self._run_dir.config, self._run_dir.origin, *imported):
             self.renew(path)
         for manifest, text in self.manifests.items():
             self.put_shards(manifest, text)
@@ -221,6 +223,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     if run_dir.config.name not in sizes:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
     top_level = {run_dir.config.name, run_dir.origin.name, run_dir.metrics.name}
+    top_level |= {PROBLEMS, HELD_OUT}
     plain = [n for n in sizes if n in top_level or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
     lists = [n for n in sizes if n.rpartition("/")[2] in (_MANIFEST, SUMS)]
     if large := [name for name in lists if sizes[name] > _LONGEST_LIST]:

@@ -1,0 +1,87 @@
+"""A config, rollouts in the forms of other programs, and runs that import them, for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mugrpo.disk.records import Rollout, Score
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import RowReader, ShardSet, read_rollouts, score_from_row
+
+CONFIG = """
+seed = 10
+preset = "mu-grpo"
+
+[task]
+name = "dataset"
+rewards = { name = "regex", pattern = "=([0-9])$" }
+workers = { count = 1 }
+
+[schedule]
+problems_per_update = 1
+
+[rollouts]
+shard_rollouts = 4
+max_new_tokens = 8
+"""
+
+EOS = 1  # of the embedded model
+RESPONSES = {"3+2=": ("3+2=5", "3+2=6"), "2-1=": ("2-1=1", "2-1=0")}
+Row = dict[str, Any]
+
+
+def config_in(folder: Path, text: str = CONFIG) -> Path:
+    (folder / "theirs.toml").write_text(text)
+    return folder / "theirs.toml"
+
+
+def table(**columns: Sequence[Any]) -> list[Row]:
+    """Return the four rows of RESPONSES with prompt, response, reward, answer and `columns`."""
+    pairs = [(prompt, text) for prompt, texts in RESPONSES.items() for text in texts]
+    rows = [
+        {
+            "prompt": prompt,
+            "response": text,
+            "reward": float(number % 2 == 0),
+            "answer": RESPONSES[prompt][0][-1],
+        }
+        for number, (prompt, text) in enumerate(pairs)
+    ]
+    return [
+        row | {name: values[number] for name, values in columns.items()}
+        for number, row in enumerate(rows)
+    ]
+
+
+def lines(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def imported(run_dir: Path) -> dict[tuple[str, int], tuple[Rollout, Score]]:
+    """Return (problem id, sample) -> rollout and score of a run's first stage."""
+    folder = RunDir(run_dir)
+    kinds = ("rollouts", "scores")
+    rollouts, scores = (ShardSet(folder.shards(0, kind), kind) for kind in kinds)
+    reader = RowReader(scores)
+    return {
+        (r.problem_id, r.sample): (r, score_from_row(reader.rows([(shard, row)])[0]))
+        for shard in rollouts.numbers()
+        for row, r in enumerate(read_rollouts(rollouts, shard))
+    }
+
+
+def by_text(run_dir: Path, tokenizer: Any) -> dict[tuple[str, str], tuple[Rollout, Score]]:
+    """Return (prompt, response) -> rollout and score of a run's first stage, as texts."""
+    decode = tokenizer.decode
+    return {
+        (decode(r.prompt_ids), decode(r.response_ids, skip_special_tokens=True)): (r, score)
+        for r, score in imported(run_dir).values()
+    }
+
+
+def notes(run_dir: Path) -> dict[str, Any]:
+    """Return what the manifest says of the first shard of rollouts."""
+    return ShardSet(RunDir(run_dir).shards(0, "rollouts"), "rollouts").entry(0)
