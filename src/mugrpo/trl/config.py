@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 def nearest(name: str) -> str:
     """Return a hint at the field that is most similar to `name`, or ""."""
-    near = get_close_matches(name, FIELDS, n=1, cutoff=0.8)
+    near = get_close_matches(name, FIELDS, n=1, cutoff=0.9)
     return f"; did you mean {near[0]}?" if near else ""
 
 

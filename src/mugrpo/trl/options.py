@@ -243,7 +243,10 @@ def _correction(args: Any) -> dict[str, Any]:
         interval = [low or 0.0, 1e9 if high is None else high]
         return {"correction": {"name": "masked", "interval": interval, "level": level}}
     if low is not None or high is None:
-        raise UsageError(f"{level}_truncate needs vllm_importance_sampling_clip_max alone")
+        raise UsageError(
+            f"vllm_importance_sampling_mode = '{level}_truncate' needs "
+            "vllm_importance_sampling_clip_max alone"
+        )
     return {"correction": {"name": "truncated", "cap": high, "level": level}}
 
 
