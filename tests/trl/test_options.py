@@ -15,7 +15,7 @@ from mugrpo.optimize.lr import learning_rate
 from mugrpo.trl import GRPOConfig
 from mugrpo.trl.config import changed
 from mugrpo.trl.fields import FIELDS, table
-from mugrpo.trl.options import differences, run_options
+from mugrpo.trl.options import differences, run_options, with_own
 from tests.runs import ROOT
 from tests.trl_losses import SEEDS, assert_same, ours, random_update, theirs
 
@@ -24,7 +24,7 @@ def options(gpu: bool = False, **fields: Any) -> dict[str, Any]:
     """Return the resolved config of a run with `fields`."""
     args = GRPOConfig(**{"max_steps": 8, **fields})
     raw = run_options(args, 64, evaluates=True, gpu=gpu)
-    return build_config(raw, "test").model_dump()
+    return build_config(with_own(raw, args), "test").model_dump()
 
 
 @pytest.mark.slow
@@ -158,7 +158,8 @@ WITH = {  # those that need others
 }
 CASES = [(name, value, {}, *found) for name, (value, *found) in TAKEN.items()]
 CASES += [(name, value, *found) for (name, value), found in WITH.items()]
-ELSEWHERE = {"output_dir", "optim", "reward_weights", "logging_strategy"}  # tests below or beside
+# Other tests have these.
+ELSEWHERE = {"output_dir", "optim", "reward_weights", "logging_strategy", "model_init_kwargs"}
 
 
 @pytest.mark.parametrize(("name", "value", "fields", "option", "expected"), CASES)
@@ -190,6 +191,7 @@ def test_every_field_that_is_taken_is_tested():
         ({"loss_type": "sapo"}, "write an objective of your own"),
         ({"delta": 1.1}, "at least 1 \\+ epsilon_high"),
         ({"loss_type": "cispo", "importance_sampling_level": "sequence"}, "level 'token'"),
+        ({"model_init_kwargs": {"revision": "v2"}}, "revision = 'v2' is not known here"),
         ({"max_completion_length": None}, "must be a number"),
         ({"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate",
           "vllm_importance_sampling_clip_min": 0.1}, "clip_max alone"),
@@ -223,11 +225,11 @@ def test_own_options_replace_all_others():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"steps_per_generation": 2, "num_iterations": 2}, "before the next pass"),
         ({"loss_type": "bnpo", "gradient_accumulation_steps": 2}, "not of a micro-batch"),
         ({"eval_steps": 3}, "eval_strategy is 'no'"),
         ({"beta": 0.1, "importance_sampling_level": "sequence"}, "ratio of the response"),
         ({"warmup_steps": 3}, "one update later"),
+        ({"model_init_kwargs": {"dtype": "bfloat16", "revision": "main"}}, "weights are in fp32"),
     ],
 )
 def test_what_is_not_exactly_trls_is_said(fields: dict[str, Any], words: str):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.rollouts.schedule import Schedule
 from mugrpo.trl import GRPOConfig
 from mugrpo.trl.options import run_options
 from mugrpo.trl.schedule import generation_of, schedule_options, updates_of
@@ -23,8 +25,8 @@ def sized(*sizes: int | None, **more: Any) -> Any:
     return GRPOConfig(**dict(zip(SIZES.split(), sizes, strict=True)), **more)
 
 
-def schedule(args: Any, rows: int | None = None, processes: int = 1) -> dict[str, Any]:
-    one = generation_of(args, processes)
+def schedule(args: Any, rows: int | None = None) -> dict[str, Any]:
+    one = generation_of(args)
     return schedule_options(args, one, updates_of(args, one, rows)[0])
 
 
@@ -37,9 +39,11 @@ def test_by_hand():
         "problems_per_update": 2,
         "group_size": 8,
         "passes_per_batch": 3,
+        "pass_order": "stage",
     }
     # two processes: 64 rollouts of 8 prompts, 2 batches of 32
-    assert schedule(args, processes=2)["problems_per_update"] == 4
+    args.options = {"distributed.processes": 2}
+    assert schedule(args)["problems_per_update"] == 4
     # TRL's defaults: 8 rollouts of one prompt, one update, then a refresh
     assert schedule(GRPOConfig(max_steps=7))["stages"] == 7
     # gradients accumulated over two generations of 4 rollouts each: the policy is the same
@@ -59,30 +63,37 @@ def test_epochs_by_hand():
         schedule(args)
 
 
-def trl_loop(sizes: tuple[int, ...], updates: int) -> list[int]:
-    """Return the updates made before each refresh, from a loop over micro-batches as TRL's."""
+def trl_loop(sizes: tuple[int, ...], updates: int) -> tuple[list[int], list[set[int]]]:
+    """Return the updates made before each refresh, and the slices of the buffer of each update.
+
+    This is TRL's `_prepare_inputs` over micro-batches.
+    """
     _, accumulated, steps, iterations = sizes
-    refreshes, made, micro = [], 0, 0
-    while made < updates:
+    refreshes, slices, micro = [], [set[int]()], 0
+    while len(slices) <= updates:
         if micro % (steps * iterations) == 0:
-            refreshes.append(made)
+            refreshes.append(len(slices) - 1)
+        slices[-1].add(micro % steps)
         micro += 1
-        made += micro % accumulated == 0
-    return refreshes
+        if micro % accumulated == 0:
+            slices.append(set())
+    return refreshes, slices[:-1]
 
 
 @pytest.mark.parametrize("sizes", list(itertools.product([4], [1, 2, 4], [1, 2, 4, 8], [1, 2, 3])))
-def test_refreshes_come_where_a_loop_like_trls_has_them(sizes: tuple[int, ...]):
+def test_refreshes_and_batches_are_those_of_a_loop_like_trls(sizes: tuple[int, ...]):
     args = sized(*sizes, num_generations=4, max_steps=48)
     _, accumulated, steps, iterations = sizes
     if steps % accumulated and iterations > 1:
         with pytest.raises(UsageError, match="would mix parts of generations"):
             schedule(args)
         return
-    found = schedule(args)
-    per_stage = found["batches_per_stage"] * found["passes_per_batch"]
-    ours = [stage * per_stage for stage in range(found["stages"])]
-    assert ours == sorted(set(trl_loop(sizes, 48)))
+    found = Schedule(ScheduleOptions(**schedule(args)), 64, seed=0)
+    refreshes, slices = trl_loop(sizes, 48)
+    assert [found.first_update(stage) for stage in range(found.stages)] == sorted(set(refreshes))
+    for update, trained_on in enumerate(slices):
+        first = found.batch_of(update) * accumulated
+        assert trained_on == {micro % steps for micro in range(first, first + accumulated)}
 
 
 @pytest.mark.slow

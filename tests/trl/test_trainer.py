@@ -112,9 +112,10 @@ def test_a_script_with_a_loaded_model_a_file_of_rewards_and_a_callback(
     with pytest.warns(UserWarning, match=r"mugrpo\.trl") as warned:
         names = ran("loaded.py", tmp_path, monkeypatch)
     texts = [str(one.message) for one in warned if "mugrpo.trl" in str(one.message)]
-    assert len(texts) == 2 and "use_transformers_continuous_batching" in texts[0]
-    assert "passes over a batch follow each other" in texts[1]
+    assert len(texts) == 1 and "use_transformers_continuous_batching" in texts[0]
     # 8 prompts, 4 to a generation: 2 generations x 2 epochs x (2 batches x 2 passes) = 16 updates
+    lines = read_metrics(tmp_path / "loaded-GRPO" / "run")
+    assert [line["staleness"] for line in lines if line["kind"] == "update"] == [0, 1, 2, 3] * 4
     steps = [event[1] for event in names["EVENTS"] if event[0] == "step"]
     assert steps == list(range(1, 17))
     logs = [event[1:] for event in names["EVENTS"] if event[0] == "log"]
@@ -165,6 +166,28 @@ def test_rewards_that_fail_or_break_their_contract_stop_the_run(tmp_path: Path):
         args = GRPOConfig(str(tmp_path / function.__name__), **TINY)
         with pytest.raises(Exception, match=words):
             GRPOTrainer(str(MODEL), function, args, ROWS).train()
+
+
+def test_a_script_under_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="start the script with plain python"):
+        GRPOTrainer(str(MODEL), length, GRPOConfig(**TINY), ROWS)
+
+
+def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
+    own = {"task.workers.timeout": 7, "optimizer.eps": 1e-5}
+    args = GRPOConfig(str(tmp_path / "out"), **TINY, logging_strategy="no", options=own)
+    unseen = [{"prompt": f"{a}-1="} for a in range(5, 9)]
+    trainer = GRPOTrainer(str(MODEL), length, args, ROWS, unseen)
+    trainer.train()
+    stored = json.loads((tmp_path / "out" / "run" / "config.json").read_text())["config"]
+    workers = stored["task"]["workers"]  # a generation is 4 rollouts
+    assert (workers["timeout"], workers["batch_size"]) == (7, 4)
+    assert stored["optimizer"]["eps"] == 1e-5
+    # every response has at most 3 characters, and their number is the reward
+    found = trainer.evaluate()
+    assert found["eval_problems"] == 4 and 0 < found["eval_reward"] <= 3
+    assert trainer.state.log_history == []
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ class Callbacks:
     def begin(self, run: OpenRun, stop: StopFlag) -> None:
         """Begin with what `run` has already. `stop` is set if a callback wants to end it."""
         self._run, self._stop = run, stop
+        if self._callbacks and run.config.distributed.processes > 1:
+            warn(["ranks of their own make the updates, and callbacks are not told of them"])
         self._saved = set(run.folder.checkpoint_updates())
         self.state.max_steps = run.config.schedule.total_updates
         self.state.global_step = run.folder.newest_update()

@@ -43,7 +43,7 @@ def refuse(args: Any) -> None:
 def warn(sentences: Iterator[str] | list[str]) -> None:
     """Warn of each sentence, as of the script's own line."""
     for sentence in sentences:
-        warnings.warn(f"mugrpo.trl: {sentence}", UserWarning, stacklevel=4)
+        warnings.warn(f"mugrpo.trl: {sentence}", UserWarning, stacklevel=3)
 
 
 def plain(value: Any) -> Any:

@@ -36,6 +36,7 @@ _TYPES = {  # of fields whose default does not tell
     **dict.fromkeys(("steps_per_generation", "generation_batch_size", "data_seed"), "int"),
     **dict.fromkeys(("num_generations_eval", "save_total_limit", "vllm_max_model_length"), "int"),
     "bf16": "bool",
+    "model_init_kwargs": "dict",
     "reward_weights": "list[float]",
     "include_for_metrics": "list[str]",
 }
@@ -71,6 +72,7 @@ _TAKEN: dict[str, tuple[Any, str]] = {
     "save_strategy": ("steps", '`checkpoint.every`: "no", "steps" or "epoch"'),
     "save_steps": (500, "`checkpoint.every`"),
     "save_total_limit": (None, "`checkpoint.keep`"),
+    "model_init_kwargs": (None, "dtype, attention and device have no effect; others are refused"),
     "seed": (42, "`seed`: every sampled token, and the order of problems"),
     "max_completion_length": (512, "`rollouts.max_new_tokens`"),
     "temperature": (1.0, "`rollouts.temperature`, and that of evaluations"),
@@ -227,7 +229,7 @@ _OTHERS: list[tuple[Kind, str, dict[str, Any]]] = [
     (
         "refused",
         "the model is loaded in fp32 as its directory says; save it as you want it",
-        {"model_init_kwargs": None, "cast_lm_head_to_fp32": False, "router_aux_loss_coef": None},
+        {"cast_lm_head_to_fp32": False, "router_aux_loss_coef": None},
     ),
     ("refused", "a model's own code is never run", {"trust_remote_code": False}),
     (

@@ -24,17 +24,20 @@ _LOSS = (  # what `method` replaces
     *("loss_type", "scale_rewards", "importance_sampling_level", "epsilon", "epsilon_high"),
     *("delta", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
+_CHOSEN_HERE = ("attn_implementation", "device_map", "dtype", "torch_dtype", "use_cache")
 _SCALES = {True: "group", False: "none", "True": "group", "False": "none"}
 
 
 def run_options(args: Any, rows: int | None, *, evaluates: bool, gpu: bool) -> dict[str, Any]:
     """Return the options of a run with `args` on `rows` prompts, as nested tables without the task.
 
+    The user's own `options` are not laid over them yet: see `with_own`.
+
     `evaluates` says whether there is an eval_dataset, `gpu` whether there is a GPU. Raises
     UsageError for values that cannot be carried over, and as `schedule` does.
     """
-    processes = (args.options or {}).get("distributed.processes", 1)
-    one = generation_of(args, processes)
+    one = generation_of(args)
+    _require_known_model(args)
     updates, epoch = updates_of(args, one, rows)
     longest = args.max_completion_length
     if longest is None:
@@ -61,17 +64,16 @@ def run_options(args: Any, rows: int | None, *, evaluates: bool, gpu: bool) -> d
         **_penalties(args),
         **_engine(args),
     }
-    return lay_over({name: table for name, table in raw.items() if table != {}}, _more(args))
+    return {name: table for name, table in raw.items() if table != {}}
+
+
+def with_own(raw: dict[str, Any], args: Any) -> dict[str, Any]:
+    """Return `raw` with the user's own options laid over it, which are by dotted names."""
+    return lay_over(raw, list((args.options or {}).items()))
 
 
 def differences(args: Any) -> Iterator[str]:
     """Yield a sentence for each field that is carried over, but not exactly as TRL takes it."""
-    one = generation_of(args, (args.options or {}).get("distributed.processes", 1))
-    if one.passes > 1 and one.batches > 1 and args.stages is None and args.method is None:
-        yield (
-            f"num_iterations = {one.passes}: passes over a batch follow each other; TRL goes over "
-            f"all {one.batches} batches of a generation before the next pass"
-        )
     micro_batches = args.gradient_accumulation_steps
     if args.loss_type == "bnpo" and args.method is None and micro_batches > 1:
         yield "loss_type = 'bnpo': the tokens of an update divide its loss, not of a micro-batch"
@@ -83,15 +85,31 @@ def differences(args: Any) -> Iterator[str]:
             "beta: the KL term of a token is corrected by the ratio of that token; TRL takes the "
             "ratio of the response"
         )
-    kind, longest = plain(args.lr_scheduler_type), "warmup_steps: the first rate is not 0 but that "
-    if args.warmup_steps and kind != "constant":
-        yield longest + "which TRL has one update later"
+    if args.warmup_steps and plain(args.lr_scheduler_type) != "constant":
+        yield "warmup_steps: the first rate is not 0, but that which TRL has one update later"
+    for name, value in (args.model_init_kwargs or {}).items():
+        if value is not None and name in _CHOSEN_HERE:
+            yield (
+                f"model_init_kwargs: {name} = {value!r} has no effect; weights are in fp32, and "
+                "device and attention are chosen here"
+            )
 
 
 def _model(args: Any, gpu: bool) -> dict[str, Any]:
     use_bf16 = (gpu and not args.use_cpu) if args.bf16 is None else args.bf16
     device = {"device": "cpu"} if args.use_cpu else {}
     return {"precision": "bf16" if use_bf16 else "fp32", **device}
+
+
+def _require_known_model(args: Any) -> None:
+    """Raise UsageError if model_init_kwargs ask for another model than the path alone does."""
+    for name, value in (args.model_init_kwargs or {}).items():
+        usual = value is None or value is False or (name, value) == ("revision", "main")
+        if not usual and name not in _CHOSEN_HERE:
+            raise UsageError(
+                f"model_init_kwargs: {name} = {value!r} is not known here; save the model as you "
+                "want it, and name that directory"
+            )
 
 
 def _optimizer(args: Any, updates: int) -> dict[str, Any]:
@@ -135,8 +153,6 @@ def _evaluation(args: Any, updates: int, epoch: int, evaluates: bool) -> dict[st
     every = _every(args, "eval", updates, epoch)
     if every and not evaluates:
         raise UsageError(f"eval_strategy = {plain(args.eval_strategy)!r} needs an eval_dataset")
-    if not every:
-        return {"every": 0}
     samples = args.num_generations_eval or args.num_generations
     return {"every": every, "samples": samples, "temperature": args.temperature}
 
@@ -248,8 +264,3 @@ def _correction(args: Any) -> dict[str, Any]:
             "vllm_importance_sampling_clip_max alone"
         )
     return {"correction": {"name": "truncated", "cap": high, "level": level}}
-
-
-def _more(args: Any) -> list[tuple[str, Any]]:
-    """Return the user's own options, which replace all others."""
-    return list((args.options or {}).items())

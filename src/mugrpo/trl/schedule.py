@@ -34,12 +34,13 @@ class Generation:
         return self.batches * self.passes
 
 
-def generation_of(args: Any, processes: int = 1) -> Generation:
-    """Return the arithmetic of `args` with that many training processes.
+def generation_of(args: Any) -> Generation:
+    """Return the arithmetic of `args`. Processes are an option here, `distributed.processes`.
 
     Raises UsageError as TRL does, and if an update would not hold whole groups or whole batches.
     """
     group, accumulated = args.num_generations, args.gradient_accumulation_steps
+    processes = (args.options or {}).get("distributed.processes", 1)
     micro = args.per_device_train_batch_size * processes
     steps = args.steps_per_generation or accumulated
     if args.generation_batch_size is not None:
@@ -109,8 +110,12 @@ def schedule_options(args: Any, one: Generation, updates: int) -> dict[str, Any]
 
     Raises UsageError, which names the nearest possible numbers, if stages cannot be cut like that.
     """
-    sized = {"problems_per_update": one.problems_per_update, "group_size": args.num_generations}
-    sized["passes_per_batch"] = one.passes
+    sized: dict[str, Any] = {
+        "problems_per_update": one.problems_per_update,
+        "group_size": args.num_generations,
+        "passes_per_batch": one.passes,
+        **({"pass_order": "stage"} if one.passes > 1 else {}),
+    }
     if args.method is None and args.stages is None:
         if updates % one.updates:
             below = updates - updates % one.updates

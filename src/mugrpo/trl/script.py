@@ -15,7 +15,7 @@ from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.trl.config import GRPOConfig, changed, nearest
 from mugrpo.trl.fields import FIELDS
-from mugrpo.trl.options import differences, run_options
+from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
 from mugrpo.trl.syntax import LORA, REWARDS_FILE, Found, of_script
 from mugrpo.trl.toml import as_document
@@ -78,6 +78,7 @@ def _document(found: Found) -> str:
         comments.append("task.rewards: name the reward functions; none could be carried over")
     comments.append("without reference answers in the data, add: --task.answer_column none")
     raw["task"] = {"name": "dataset", **found.task, "eval_share": 0.0, "rewards": rewards}
+    raw = with_own(raw, GRPOConfig(options=found.fields.get("options")))
     build_config(raw, "the printed config")
     return as_document(raw, comments)
 

@@ -8,6 +8,7 @@ output_dir/         the final model, or adapter
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,7 @@ from mugrpo.run.opening import open_run
 from mugrpo.trl import data
 from mugrpo.trl.callbacks import Callbacks
 from mugrpo.trl.config import GRPOConfig, changed, refuse, warn
-from mugrpo.trl.options import differences, run_options
+from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
 from mugrpo.trl.toml import as_document
 
@@ -75,6 +76,11 @@ class GRPOTrainer:
         for name, reason in _NOT_HERE.items():
             if given[name] is not None:
                 raise UsageError(f"GRPOTrainer takes no {name}: {reason}")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "start the script with plain python, not with accelerate or torchrun; "
+                'GRPOConfig(options={"distributed.processes": N}) has the run start N ranks'
+            )
         if any(optimizers):
             raise UsageError("GRPOTrainer takes no optimizers: AdamW's options are in GRPOConfig")
         if train_dataset is None:
@@ -168,15 +174,15 @@ class GRPOTrainer:
         held_out = [] if self._eval is None else data.read(self._eval, None)
         raw = run_options(args, len(train), evaluates=bool(held_out), gpu=torch.cuda.is_available())
         files = {"data": (folder / "train.jsonl", train)}
-        if held_out and raw["evaluation"]["every"]:
+        if held_out:
             files["eval_data"] = (folder / "eval.jsonl", held_out)
         for file, rows in files.values():
             data.write(rows, file)
-        chat = data.is_chat(chain(train, held_out))
-        raw["prompt"] = {"form": "chat" if chat else "plain", **raw.get("prompt", {})}
         model = data.model_options(self._model, self._processing_class, folder)
-        if (template := model.pop("chat_template", None)) and chat:
-            raw["prompt"].setdefault("chat_template", template)
+        template = model.pop("chat_template", None)
+        raw["prompt"] = {"form": "plain"}
+        if data.is_chat(chain(train, held_out)):
+            raw["prompt"] = {"form": "chat", **({"chat_template": template} if template else {})}
         raw["model"] = {**model, **raw["model"]}
         if self._peft is not None:
             raw["lora"] = data.lora_options(self._peft, model["path"])
@@ -196,8 +202,8 @@ class GRPOTrainer:
                 "patience": 60.0 * size,
                 "memory_mb": 0,
             },
-            **raw.get("task", {}),
         }
+        raw = with_own(raw, args)
         build_config(raw, "GRPOTrainer")
         return raw
 
