@@ -153,6 +153,11 @@ def test_a_callback_can_end_the_run_and_training_goes_on_from_there(tmp_path: Pa
         trainer = GRPOTrainer(str(MODEL), length, args, ROWS, callbacks=[Ender()])
     assert trainer.train().global_step == 2
     assert GRPOTrainer(str(MODEL), length, args, ROWS).train().global_step == 4
+    whole = GRPOConfig(str(tmp_path / "whole"), **{**TINY, "max_steps": 4})
+    GRPOTrainer(str(MODEL), length, whole, ROWS).train()
+    at_once = weights(tmp_path / "whole")
+    for name, tensor in weights(tmp_path / "out").items():
+        assert torch.equal(tensor, at_once[name])  # to the same bits
 
 
 def test_rewards_that_fail_or_break_their_contract_stop_the_run(tmp_path: Path):
