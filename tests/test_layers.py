@@ -23,7 +23,7 @@ FLOORS = (
     "run",
     "stages",
     "pipeline",
-    "tools",
+    "tools trl",
     "study arguments",
     "cli",
     "__init__ __main__",

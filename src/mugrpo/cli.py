@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(f"{options.target}: loading PyTorch, then the problems and the tokenizer")
         with stop_on_signals(patient=rank) as stop:
             options.stop = stop
-            status = _COMMANDS[options.command](options) or 0
+            return _COMMANDS[options.command](options) or 0
     except UsageError as error:
         _complain(error)
         return 2
@@ -49,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _complain(f"{error.filename} cannot be used ({error.strerror}); mend it, and try again")
         return 2
-    return status
 
 
 def _say(text: object) -> None:
@@ -231,6 +230,12 @@ def _schema(_: argparse.Namespace) -> None:
     _say(json.dumps(schema(), indent=2))
 
 
+def _from_trl(options: argparse.Namespace) -> None:
+    from mugrpo.trl.script import from_trl
+
+    _say(from_trl(options.target).rstrip("\n"))
+
+
 def _convert(options: argparse.Namespace) -> None:
     from mugrpo.model.pretrained import convert
 
@@ -295,6 +300,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "completion": lambda options: _say(completion(options.shell)),
     "schema": _schema,
     "convert": _convert,
+    "from-trl": _from_trl,
     "doctor": _doctor,
     "vllm-env": _vllm_env,
 }

@@ -66,6 +66,12 @@ def test_staleness_counts_updates_since_the_refresh():
     assert [plan.staleness(u) for u in updates] == [0, 1, 2, 3, 4, 5] * 2
     assert [plan.batch_of(u) for u in updates] == [0, 0, 0, 1, 1, 1] * 2
     assert [plan.stage_of(u) for u in updates] == [0] * 6 + [1] * 6
+    in_turn = schedule(
+        problems=16, stages=2, batches_per_stage=2, passes_per_batch=3, pass_order="stage"
+    )
+    assert [in_turn.batch_of(u) for u in updates] == [0, 1, 0, 1, 0, 1] * 2
+    # after the fourth update of the second stage
+    assert (plan.used(1, 10), in_turn.used(1, 7), in_turn.used(1, 10)) == ({0, 1}, {0}, {0, 1})
     assert [plan.first_update(stage) for stage in range(3)] == [0, 6, 12]
 
 

@@ -85,7 +85,8 @@ class FunctionOptions(RewardOption):
 
     name: Literal["function"] = "function"
     function: str
-    """Where to find the function: "module:function" or "path/to/file.py:function"."""
+    """Where to find the function: "module:function" or "path/to/file.py:function". "<...>:function"
+    is one that only the process of a script has (docs/trl.md)."""
 
     @field_validator("function")
     @classmethod
@@ -94,6 +95,11 @@ class FunctionOptions(RewardOption):
         if not place.strip() or not name.isidentifier():
             raise ValueError('write "module:function" or "path/to/file.py:function"')
         return f"{absolute(place)}:{name}" if place.endswith(".py") else function
+
+    @property
+    def held(self) -> bool:
+        """Return whether only the process that began the run has the function."""
+        return self.function.startswith("<")
 
     @property
     def file(self) -> Path | None:

@@ -23,7 +23,10 @@ class ScheduleOptions(Options):
     """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
     long. batches_per_stage is that of the first."""
     passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
-    """Consecutive updates on each batch."""
+    """Updates on each batch."""
+    pass_order: Literal["batch", "stage"] = Field("batch", json_schema_extra=FIXED)
+    """Make all updates on a batch before the next batch, or one on every batch of the stage before
+    the next pass over them."""
     problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
     """Problems per batch; each has one group of responses."""
     group_size: int = Field(8, ge=2, json_schema_extra=FIXED)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
@@ -19,6 +20,10 @@ from mugrpo.processes.messages import printable
 _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
 _OURS = ("prompts", "completions", "completion_ids")
 _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
+
+# Functions that only this process has, by what `FunctionOptions.function` calls them.
+Held = Mapping[str, Callable[..., Any]]
+NONE_HELD: Held = MappingProxyType({})
 
 
 class BrokenContractError(Exception):

@@ -21,7 +21,13 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable
 from mugrpo.processes.warden import guard
-from mugrpo.rewards.functions import BrokenContractError, RewardFunction, load_function
+from mugrpo.rewards.functions import (
+    NONE_HELD,
+    BrokenContractError,
+    Held,
+    RewardFunction,
+    load_function,
+)
 from mugrpo.rewards.verdict import Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
@@ -45,14 +51,18 @@ def main() -> None:
 
 
 class Judge:
-    """The loaded rewards of a run."""
+    """The loaded rewards of a run. Functions in `held` are there already."""
 
-    def __init__(self, options: Sequence[RewardOption]) -> None:
+    def __init__(self, options: Sequence[RewardOption], held: Held = NONE_HELD) -> None:
         runner = asyncio.Runner()
         judges: dict[str, Verifier | RewardFunction] = {}
         for option in sorted(options, key=_place):
             judges[option.label] = (
-                RewardFunction(option.label, load_function(option.function), runner)
+                RewardFunction(
+                    option.label,
+                    held.get(option.function) or load_function(option.function),
+                    runner,
+                )
                 if isinstance(option, FunctionOptions)
                 else make_verifier(option)
             )

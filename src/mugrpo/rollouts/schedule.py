@@ -97,7 +97,14 @@ class Schedule:
 
     def batch_of(self, update: int) -> int:
         """Return the batch, within its stage, that update number `update` (from 0) trains on."""
-        return self.staleness(update) // self.options.passes_per_batch
+        staleness = self.staleness(update)
+        if self.options.pass_order == "stage":
+            return staleness % self.batches(self.stage_of(update))
+        return staleness // self.options.passes_per_batch
+
+    def used(self, stage: int, update: int) -> set[int]:
+        """Return the batches of `stage` that the updates before `update` trained on."""
+        return set(map(self.batch_of, range(self.first_update(stage), update)))
 
     def ending_at(self, update: int) -> Schedule:
         """Return the schedule in which the current stage ends after `update` updates.

@@ -57,7 +57,7 @@ def _code(config: RunConfig) -> Iterator[Named]:
 def _rewards(options: DatasetOptions) -> Iterator[Named]:
     functions = [reward for reward in options.rewards if isinstance(reward, FunctionOptions)]
     files = [reward.file for reward in functions if reward.file and reward.file.is_file()]
-    modules = [reward for reward in functions if reward.file is None]
+    modules = [reward for reward in functions if reward.file is None and not reward.held]
     # One worker loads all of them, so that each can import from the folders of all.
     folders = [*(file.resolve().parent for file in files), *([Path.cwd()] if modules else [])]
     for file in files:

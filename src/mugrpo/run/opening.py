@@ -19,6 +19,7 @@ from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
+from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
@@ -42,14 +43,16 @@ def open_run(
     progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
+    held: Held = NONE_HELD,
 ) -> Iterator[OpenRun]:
     """Open the run that `target` names: a config file, or the directory of a run.
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
     checkpoint is complete when it ends. `overrides` are command-line words, such as
-    ["--optimizer.lr", "2e-4"]. By default, `progress` prints to stdout. `stop` can end the work
-    early. The first of several `ranks` locks and checks the run, unless its driver has done so.
+    ["--optimizer.lr", "2e-4"]; `held` has functions that only this process has. By default,
+    `progress` prints to stdout. `stop` can end the work early. The first of several `ranks` locks
+    and checks the run, unless its driver has done so.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if it names code or commands the user has neither used nor
@@ -61,16 +64,14 @@ def open_run(
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
     if config.lora.rank:
         imported_peft()
-    task, prompts = make_task(config.task), prompt_encoder(config)
+    task, prompts = make_task(config.task, held), prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)
     schedule = Schedule(config.schedule, len(problems), config.seed, starts)
     _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
-    with _held(folder) if locks else nullcontext(()) as notices:
-        for notice in notices:
-            progress.say(notice)
+    with _locked(folder, progress) if locks else nullcontext():
         if locks:
             provenance = provenance_of(config, problems, eval_problems)
             _settle(folder, config, provenance, force, progress, schedule.stage_of(newest))
@@ -111,10 +112,12 @@ def _problems(
 
 
 @contextmanager
-def _held(folder: RunDir) -> Iterator[list[str]]:
-    """Lock the run, limit the logs of what it starts, and yield notices of an earlier crash."""
+def _locked(folder: RunDir, progress: Progress) -> Iterator[None]:
+    """Lock the run, limit the logs of what it starts, and tell notices of an earlier crash."""
     with folder.locked() as notices, limited_logs(folder.rank_logs().parent):
-        yield notices
+        for notice in notices:
+            progress.say(notice)
+        yield
 
 
 def _refuse_overrun(folder: RunDir, newest: int, total: int) -> None:

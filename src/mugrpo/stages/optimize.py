@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -95,8 +94,7 @@ def ends_early(stage: Stage, update: int, line: Metrics) -> Metrics | None:
     updates, planned = update - stage.first_update, schedule.planned_updates(stage.number)
     if updates == planned or measured is None or not measured > rule.limit:
         return None
-    batches = schedule.batches(stage.number)
-    unused = batches - math.ceil(updates / schedule.options.passes_per_batch)
+    unused = schedule.batches(stage.number) - len(schedule.used(stage.number, update))
     return {
         "stage": stage.number,
         "updates": updates,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
+from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.tasks.base import Task
 
 
-def make_task(options: NamedOptions) -> Task:
-    """Return the task that `options` describes."""
+def make_task(options: NamedOptions, held: Held = NONE_HELD) -> Task:
+    """Return the task that `options` describes.
+
+    `held` has the reward functions that only this process has, by their names in the options.
+    """
     if isinstance(options, DatasetOptions):
         from mugrpo.tasks.dataset import Dataset  # embedded tasks do not need pyarrow
 
-        return Dataset(options)
+        return Dataset(options, held)
     if isinstance(options, LettersOptions):
         from mugrpo.tasks.letters import Letters
 

@@ -18,6 +18,7 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
 from mugrpo.processes.limited import LimitError, limited
+from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.rows import Row, is_local, read_rows
@@ -29,16 +30,16 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 class Dataset:
-    """A task with the problems of a data set under `options`.
+    """A task with the problems of a data set under `options`. `held` is as in `Grader`.
 
     The data set is read at the first use. Reading raises UsageError, naming file and line, if a row
     is not a valid problem.
     """
 
-    def __init__(self, options: DatasetOptions) -> None:
+    def __init__(self, options: DatasetOptions, held: Held = NONE_HELD) -> None:
         self.options = options
         self._places: dict[str, str] = {}  # of the rows, by the problem's id
-        self.grader = Grader(options.rewards, options.workers, right_at=options.right_at)
+        self.grader = Grader(options.rewards, options.workers, right_at=options.right_at, held=held)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._split[0]

@@ -123,9 +123,14 @@ def _number(value: float | None) -> str:
 
 def _unused(stage: Stage, reader: StageReader, update: int, groups: int) -> Experience:
     """Return the rollouts of the batches that no update before `update` used, up to `groups`."""
-    options = stage.config.schedule
-    later = range(update, stage.end, options.passes_per_batch)
-    parts = [reader.of_update(u) for u in later[: math.ceil(groups / options.problems_per_update)]]
+    options, schedule = stage.config.schedule, stage.schedule
+    used = schedule.used(stage.number, update)
+    first: dict[int, int] = {}  # batch -> the first update on it
+    for later in range(update, stage.end):
+        if (batch := schedule.batch_of(later)) not in used:
+            first.setdefault(batch, later)
+    count = math.ceil(groups / options.problems_per_update)
+    parts = [reader.of_update(one) for one in [*first.values()][:count]]
     most = groups * options.group_size
     return Experience(
         [rollout for part in parts for rollout in part.rollouts][:most],
