@@ -100,9 +100,8 @@ def test_refreshes_and_batches_are_those_of_a_loop_like_trls(sizes: tuple[int, .
 @pytest.mark.parametrize("sizes", [(8, 2, 4, 3), (4, 4, None, 1), (2, 8, 16, 2), (8, 1, None, 2)])
 @pytest.mark.parametrize("rows", [16, 37])
 def test_trls_own_config_and_sampler_give_the_same_numbers(sizes: Any, rows: int):
-    from trl.trainer.utils import RepeatSampler
-
     from trl import GRPOConfig as TRLConfig
+    from trl.trainer.utils import RepeatSampler
 
     given = dict(zip(SIZES.split(), sizes, strict=True))
     trl = TRLConfig("nowhere", **given, num_generations=4, bf16=False, use_cpu=True)

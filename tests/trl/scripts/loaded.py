@@ -1,7 +1,6 @@
 # A script for TRL: a loaded model, a reward function from another file, and a callback.
 import letter_rewards
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
 from trl import GRPOConfig, GRPOTrainer
 
 EVENTS = []

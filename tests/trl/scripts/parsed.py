@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, HfArgumentParser
-
 from trl import GRPOConfig, GRPOTrainer
 
 

@@ -1,6 +1,5 @@
 # A script for TRL: text prompts, and a reward function of the script's own.
 from datasets import Dataset
-
 from trl import GRPOConfig, GRPOTrainer
 
 CALLS = []
