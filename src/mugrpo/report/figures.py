@@ -183,15 +183,15 @@ def reward_figure(runs: Sequence[RunData]) -> Markup | None:
     return drawn("Behavior reward", note + batches, picture)
 
 
-def reward_steps(run: RunData) -> tuple[list[float], Values]:
-    """Return (xs, ys) of each stage's behavior reward, from its refresh to the next.
+def reward_steps(run: RunData, key: str = "behavior_reward") -> tuple[list[float], Values]:
+    """Return (xs, ys) of the refresh lines' `key`, each from its refresh to the next.
 
     The last stage extends to the last update.
     """
     begins = [float(update) for update in run.refresh_updates]
     last = float(run.updates[-1]["update"]) if run.updates else 0.0
     ends = [*begins[1:], max(last, *begins[-1:])] if begins else []
-    rewards = column(run.refreshes, "behavior_reward")
+    rewards = column(run.refreshes, key)
     xs = [at for begin, end in zip(begins, ends, strict=True) for at in (begin, end)]
     return xs, [reward for reward in rewards for _ in range(2)]
 

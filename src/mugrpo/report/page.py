@@ -14,6 +14,7 @@ from mugrpo.report.figures import (
     staleness_figure,
     update_figure,
 )
+from mugrpo.report.logged import logged_figures
 from mugrpo.report.markup import Content, Markup, join, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
@@ -59,6 +60,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
         _section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
+        _section("Rewards", _grid(logged_figures(runs))),
         _section(
             "Where the time went",
             None if alone else totals,

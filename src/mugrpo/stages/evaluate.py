@@ -20,6 +20,7 @@ from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.rollouts.statistics import logged_means
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
@@ -56,9 +57,10 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 sampled = _sample(run, engines, draws, update, k, temperature)
             sampled.publish(rollouts, shard)
             passing("half an evaluation")
-            run.scorer(run.eval_problems).make_shard(rollouts, scores, shard)
+            run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
             places = ((shard, row) for row in range(scores.entry(shard)["rows"]))
             found = accuracy(RowReader(scores).rows(places), k)
+            found |= logged_means([scores.entry(shard)])
             measured |= {f"{prefix}{name}": value for name, value in found.items()}
             if not shard:
                 measured["entropy"] = _entropy(sampled.rollouts)
