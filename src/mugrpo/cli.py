@@ -64,12 +64,13 @@ def _complain(error: object) -> None:
 def _train(options: argparse.Namespace) -> int:
     from mugrpo.disk.metrics import read_metrics
     from mugrpo.pipeline import train
-    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize
+    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
     with _opened(options) as run:
         train(run)
         lines = list(read_metrics(run.folder.metrics))
-        run.progress.say(summarize(lines))
+        run.progress.say(summarize(lines, run.config.preset))
+        run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
     if sentence := standstill(lines):
         _complain(sentence)
         return LEARNED_NOTHING

@@ -84,6 +84,15 @@ def number(line: Line, key: str) -> float | None:
     return finite(value)
 
 
+def accuracy_text(line: Line) -> str:
+    """Return an evaluation's accuracy, with its 95 % interval if the line has one."""
+    share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
+    if share is None:
+        return "unknown"
+    around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
+    return f"{share:.3f}{around}"
+
+
 def column(lines: Sequence[Line], key: str) -> list[float | None]:
     """Return the number at `key` of each line."""
     return [number(line, key) for line in lines]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Rollout, Status
+from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import RowReader, ShardSet
 from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.rollouts.accuracy import accuracy
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import logged_means
@@ -65,28 +65,6 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             if not shard:
                 measured["entropy"] = _entropy(sampled.rollouts)
     return {**measured, "time/evaluate": time.monotonic() - began}
-
-
-def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
-    """Return the metrics of `verdicts`, in which the `k` samples of a problem are consecutive.
-
-    `accuracy` is avg@k, the share of right samples. `reward` is the mean reward. Both leave out
-    samples that could not be judged. `pass@k` is the share of problems with at least one right
-    sample among k.
-    """
-    rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
-    right = [v["status"] == Status.RIGHT for v in verdicts]
-    problems = len(verdicts) // k
-    passed = sum(any(right[i : i + k]) for i in range(0, len(right), k))
-    statuses = Counter(v["status"] for v in verdicts)
-    return {
-        "accuracy": sum(right) / len(rewards) if rewards else None,
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        f"pass@{k}": passed / problems,
-        "problems": problems,
-        "samples": k,
-        **{f"status/{status}": statuses[status] for status in Status},
-    }
 
 
 def _entropy(rollouts: Sequence[Rollout]) -> float:
