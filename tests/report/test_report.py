@@ -16,6 +16,7 @@ from mugrpo.report.markup import visible
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
+    answered,
     evaluation,
     plausible_run,
     refresh,
@@ -137,8 +138,11 @@ def hostile_run(root) -> None:
         "status": HOSTILE,
         "finish_reason": HOSTILE,
         "marks": {HOSTILE: [0], "vetoed": [1]},
+        "reference": HOSTILE,
+        "group": [answered(HOSTILE, parts={HOSTILE: HOSTILE})],
     }
     write_samples(root, 1, [sample([HOSTILE, "x" * 100_000, "\n"], [0.5, 2.0, 1.0], **texts)])
+    write_samples(root, 2, [texts], kind="evaluation")
 
 
 def test_hostile_text_stays_text_everywhere(tmp_path):

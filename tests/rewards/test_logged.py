@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,11 @@ def test_a_run_logs_the_same_however_often_it_is_killed(tmp_path, options):
     killed(again, "score shard without manifest", 3, *options)
     finished(again, *options)
     assert_same(again, whole)
+    for file in sorted((whole / "samples").iterdir()):
+        for sample in json.loads(file.read_text())["samples"]:
+            assert sample["reference"] in list("0123456789")
+            for response in sample["group"]:
+                assert response["parts"]["extra/length"] == len(response["text"])
     lines = [line for line in read_metrics(whole) if "logged/step" in line]
     found = [[line[f"logged/{name}"] for name in ("step", "share", "stage")] for line in lines]
     # Evaluation, stage 0; evaluation, stage 1; evaluation. Six updates in all.

@@ -12,11 +12,12 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_folder
+from mugrpo.disk.publishing import publish_folder, publish_json
 from mugrpo.disk.records import Rollout
-from mugrpo.disk.shards import RowReader, ShardSet
+from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.optimize.samples import response
 from mugrpo.rollouts.accuracy import accuracy
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
@@ -64,7 +65,33 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             measured |= {f"{prefix}{name}": value for name, value in found.items()}
             if not shard:
                 measured["entropy"] = _entropy(sampled.rollouts)
+                shown = _shown(run, sampled.rollouts[: k * run.config.samples.count], scores)
+    if run.config.samples.every:
+        publish_json(run.folder.samples(update, "evaluation"), {"update": update, "samples": shown})
     return {**measured, "time/evaluate": time.monotonic() - began}
+
+
+def _shown(run: OpenRun, rollouts: Sequence[Rollout], scores: ShardSet) -> list[dict[str, Any]]:
+    """Return these rollouts, the first of shard 0, for people to read: an entry per problem.
+
+    They are of the same problems at every evaluation.
+    """
+    tokenizer, rows = (
+        run.prompts.tokenizer,
+        RowReader(scores).rows((0, n) for n in range(len(rollouts))),
+    )
+    shown: dict[str, dict[str, Any]] = {}
+    references = {problem.id: problem.answer for problem in run.eval_problems}
+    for rollout, row in zip(rollouts, rows, strict=True):
+        about = {
+            "problem_id": rollout.problem_id,
+            "prompt": tokenizer.decode(rollout.prompt_ids),
+            "reference": references[rollout.problem_id],
+            "group": [],
+        }
+        group = shown.setdefault(rollout.problem_id, about)["group"]
+        group.append(response(rollout, score_from_row(row), tokenizer))
+    return list(shown.values())
 
 
 def _entropy(rollouts: Sequence[Rollout]) -> float:
