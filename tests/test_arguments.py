@@ -10,7 +10,10 @@ import pytest
 
 from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
 from mugrpo.cli import main
-from mugrpo.config.describe import describe
+from mugrpo.config.by_preset import other_defaults
+from mugrpo.config.describe import describe, tables
+from mugrpo.config.load import leaves, load_config
+from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.config.run import RunConfig
 
@@ -58,7 +61,7 @@ def test_help_all_lists_every_option_with_its_default(
     assert text.startswith(f"usage: mugrpo {command} ") and "`--help all`" not in text
     names = [option.name for option in describe() if "[]" not in option.name]
     assert sorted(options_in(text)) == sorted(names)
-    assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate.\n" in text
+    assert "  --optimizer.lr  float > 0  (default 0.0001)\n      Peak learning rate. Its" in text
     assert "  --veto.kappa  float >= 0  (default 0.01)\n      for veto.name negative" in text
     assert (
         "  --objective.taper  response|prefix|smallest|mean|block|token  (default prefix)" in text
@@ -171,3 +174,21 @@ def test_help_says_which_choices_have_an_option():
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
     assert found["task.workers.count"] == {"task.name dataset"}
     assert "seed" not in found and "optimizer.lr" not in found
+
+
+def test_help_names_the_presets_whose_defaults_differ_and_shows_no_internals():
+    text = " ".join(options_text(every=True).split())
+    assert " default reinforce with preset asymre;" in text
+    assert " default 10 with preset sample-reuse --" in text
+    assert "; 4 with preset grpo; 10 with preset off-policy-grpo;" in text
+    assert "Undefined" not in text and "Its default is 1e-5 for every model.path but" in text
+    entries = {
+        option.name: (option, t)
+        for t in tables({"": RunConfig}, values=RunConfig())
+        for option in t.options
+    }
+    for preset in PRESETS:
+        resolved = dict(leaves(load_config(None, [f"--preset={preset}"]).model_dump()))
+        option, table = entries["schedule.growth"]
+        words = other_defaults(option, table)
+        assert (preset in re.split("[ ,;]+", words)) == (resolved["schedule.growth"] != 2.0)

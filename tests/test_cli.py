@@ -88,6 +88,25 @@ def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(command: s
     assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
 
 
+def test_few_modules_are_imported_before_the_first_line_and_no_heavy_ones():
+    """Those that take seconds wait. 423 modules were counted, most of them small parts of a few."""
+    code = """
+import sys
+from mugrpo.run import progress
+class Counted(progress.Progress):
+    def say(self, sentence):
+        print(len(sys.modules), *sys.modules)
+        sys.exit(0)
+progress.Progress = Counted
+from mugrpo.cli import main
+main(["train", "mine.toml"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, *names = done.stdout.split()
+    heavy = {"torch", "transformers", "pyarrow", "scipy", "altair", "datasets", "peft", "sympy"}
+    assert heavy.isdisjoint(names) and int(count) < 600
+
+
 @pytest.mark.parametrize("words", [["--version"], ["objectives"]])
 def test_python_m_mugrpo_is_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]):
     done = subprocess.run([sys.executable, "-m", "mugrpo", *words], capture_output=True, text=True)

@@ -94,6 +94,10 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path
         summary = first.out[first.out.index("6 updates\n") :]
         assert again.out.endswith(summary)
         assert "accuracy" in summary and "refreshes" in summary
+        assert summary.splitlines()[-2:] == [
+            f"checkpoint  {run_dir / 'checkpoints' / 'update-000006'}",
+            f"report      mugrpo report {run_dir}",
+        ]
 
 
 @pytest.mark.promise("checkpoints")

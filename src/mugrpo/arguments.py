@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
@@ -29,7 +30,6 @@ PHASES = {
 
 _TRUST = "approve the code and commands that a run or config of someone else's names"
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
-
 
 # The options of a run that --help shows; `--help all` shows all.
 FIRST = (
@@ -265,7 +265,8 @@ def options_text(*, every: bool) -> str:
     sets = ", ".join(name for name, _ in leaves(PRESETS[config.preset]))
     lines = _wrapped(
         f"options of a run, {places}. The defaults are those of a config without `preset`. It gets "
-        f"{config.preset}, which sets {sets}; `mugrpo objectives` lists all presets.",
+        f"{config.preset}, which sets {sets}. Other presets' defaults are named where they differ; "
+        "`mugrpo objectives` lists all presets.",
         indent="",
     )
     for table in described:
@@ -280,14 +281,16 @@ def options_text(*, every: bool) -> str:
 def _entry(option: Option, table: Table) -> list[str]:
     """Return the help lines for one option of `table`."""
     lines = _wrapped(f"  {'' if '[]' in option.name else '--'}{option.head}")
+    others = other_defaults(option, table)
+    differing = _wrapped(f"      default {others}") if others else []
     if option.name == table.chooser:
         for choice, options in table.members.items():
             meaning = (inspect.getdoc(options) or "").split("\n\n")[0]
             lines += _wrapped(f"      {choice}: {meaning}", "          ")
-        return lines
+        return lines + differing
     if table.chooser:
         lines += _wrapped(f"      for {table.chooser} {', '.join(option.defaults)}")
-    return lines + _wrapped(f"      {option.meaning}")
+    return lines + _wrapped(f"      {option.meaning}") + differing
 
 
 def _wrapped(text: str, indent: str = "      ") -> list[str]:

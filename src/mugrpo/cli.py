@@ -64,29 +64,26 @@ def _complain(error: object) -> None:
 def _train(options: argparse.Namespace) -> int:
     from mugrpo.disk.metrics import read_metrics
     from mugrpo.pipeline import train
-    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize
+    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
     with _opened(options) as run:
         train(run)
         lines = list(read_metrics(run.folder.metrics))
-        run.progress.say(summarize(lines))
+        run.progress.say(summarize(lines, run.config.preset))
+        run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
     if sentence := standstill(lines):
         _complain(sentence)
         return LEARNED_NOTHING
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    from mugrpo.pipeline import check
-
-    with _opened(options) as run:
-        check(run)
-
-
 def _phase(options: argparse.Namespace) -> None:
     from mugrpo import pipeline
 
     with _opened(options) as run:
+        if options.command == "check":
+            pipeline.check(run)
+            return
         if vars(options).get("follow"):
             pipeline.follow(run)
             return
@@ -150,14 +147,9 @@ def _study(options: argparse.Namespace) -> int:
         _say(show_study(options.target))
         return 0
     work = options.work or Path("runs") / "studies" / options.target.stem
+    keep, trust = options.keep, options.trust
     page, failed = run_study(
-        options.target,
-        work,
-        options.jobs,
-        keep=options.keep,
-        trust=options.trust,
-        say=_say,
-        stop=options.stop,
+        options.target, work, options.jobs, keep=keep, trust=trust, say=_say, stop=options.stop
     )
     _say(page)
     for sentence in failed:
@@ -282,8 +274,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _train,
     "train": _train,
-    "check": _check,
-    **dict.fromkeys(PHASES, _phase),
+    **dict.fromkeys(("check", *PHASES), _phase),
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,
     "alignment": _alignment,

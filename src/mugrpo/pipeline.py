@@ -40,6 +40,12 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
 
     `on_metrics` is called with the kind, the update and the values of each metrics line.
     """
+    config = run.config
+    run.progress.say(
+        f"{config.preset}, {config.task.name}, model {config.model.path}: "
+        f"{config.schedule.total_updates} updates, {config.optimizer.lr_schedule} learning rate "
+        f"from {config.optimizer.lr:g}"
+    )
     with Work(run, on_metrics) as work:
         update = run.folder.newest_update()
         if update:

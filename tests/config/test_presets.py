@@ -9,7 +9,7 @@ import pytest
 
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.optimize.loss import UpdateLoss
 
 CHOICES = RunConfig.choices()
@@ -42,6 +42,19 @@ def test_without_a_preset_it_is_tapered_grpo():
     assert config.objective.knobs["positives"] == "constant"
     assert config.veto.name == "off" and config.reduction == "token_mean"
     assert config.advantage.name == "group" and config.reference.name == "off"
+
+
+@pytest.mark.parametrize(
+    ("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)]
+)
+def test_the_default_learning_rate_is_lower_for_pretrained_models(path, lr):
+    model = {"model": {"path": path}}
+    assert build_config(model, "here").optimizer.lr == lr
+    assert build_config({**model, "optimizer": {"warmup_updates": 3}}, "here").optimizer.lr == lr
+    named = build_config({**model, "optimizer": {"lr": 1e-4}}, "here")
+    assert build_config(named.model_dump(mode="json"), "a stored config") == named
+    assert named.optimizer.lr == 1e-4
+    assert RunConfig(model=ModelOptions(path=path)).optimizer.lr == lr
 
 
 def test_without_a_schedule_it_is_four_stages_each_twice_as_long_as_the_one_before():

@@ -121,6 +121,20 @@ def test_a_sample_describes_its_rollout(seen, experience):
     assert (second["problem_id"], second["status"], second["reward"]) == ("p1", "right", 1.0)
 
 
+def test_the_first_sample_of_a_group_has_all_of_its_responses(seen, experience):
+    samples = chosen(seen, experience, 6)
+    names = [sample["problem_id"] for sample in samples]
+    for place, sample in enumerate(samples):
+        rows = [n for n, r in enumerate(experience.rollouts) if r.problem_id == names[place]]
+        first = names.index(names[place]) == place
+        assert [one["sample"] for one in sample["group"]] == [0, 1, 2, 3] * first
+        rewards = [experience.scores[row].reward for row in rows]
+        assert [one["reward"] for one in sample["group"]] == rewards * first
+        signs = [one["advantage"] > 0 for one in sample["group"]]
+        assert signs == [reward == 1.0 for reward in rewards] * first
+    assert samples[0]["group"][samples[0]["sample"]]["text"] == samples[0]["text"]
+
+
 def test_logprobs_are_of_the_policy_before_the_update(embedded_policy, experience):
     collector = watched(experience, optimizer={"lr": 0.1})
     for sample, row in zip(chosen(collector, experience, 6), [0, 1, 4, 6, 12, 13], strict=True):

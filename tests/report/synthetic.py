@@ -72,11 +72,18 @@ def write_lengths(root: Path, stage: int, lengths: Sequence[int], longest: int =
     return shards
 
 
-def write_samples(root: Path, number: int, samples: Sequence[dict[str, Any]], **about: Any) -> Path:
-    path = RunDir(root).samples(number)
+def write_samples(
+    root: Path, number: int, samples: Sequence[dict[str, Any]], kind: str = "update", **about: Any
+) -> Path:
+    path = RunDir(root).samples(number, kind)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"update": number, **about, "samples": samples}))
     return path
+
+
+def answered(text: str, **values: Any) -> dict[str, Any]:
+    """Return a response of a group."""
+    return {"text": text, "status": "right", "reward": 1.0, **values}
 
 
 def sample(tokens: Sequence[str], ratios: Sequence[float], **values: Any) -> dict[str, Any]:

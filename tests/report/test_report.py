@@ -16,6 +16,7 @@ from mugrpo.report.markup import visible
 from tests.report.parsed import layer, report
 from tests.report.synthetic import (
     HOSTILE,
+    answered,
     evaluation,
     plausible_run,
     refresh,
@@ -137,8 +138,11 @@ def hostile_run(root) -> None:
         "status": HOSTILE,
         "finish_reason": HOSTILE,
         "marks": {HOSTILE: [0], "vetoed": [1]},
+        "reference": HOSTILE,
+        "group": [answered(HOSTILE, parts={HOSTILE: HOSTILE})],
     }
     write_samples(root, 1, [sample([HOSTILE, "x" * 100_000, "\n"], [0.5, 2.0, 1.0], **texts)])
+    write_samples(root, 2, [texts], kind="evaluation")
 
 
 def test_hostile_text_stays_text_everywhere(tmp_path):
@@ -293,3 +297,31 @@ def test_a_report_needs_no_torch_and_training_no_charts():
     command[-1] = command[-1].replace("mugrpo.report;", "mugrpo.report.page;")
     loaded = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert "altair" in loaded and not {"torch", "transformers"} & set(loaded)
+
+
+def test_intervals_of_accuracy_are_printed_and_drawn_if_they_are_known(tmp_path):
+    write_config(tmp_path / "run")
+    ends = [
+        {"accuracy_low": 0.2, "accuracy_high": 0.4},
+        {"accuracy_low": 0.6, "accuracy_high": 0.9},
+    ]
+    both = [evaluation(0, 0.25, **ends[0]), evaluation(8, 0.75, **ends[1])]
+    write_metrics(tmp_path / "run", both)
+    page = report(tmp_path / "run")
+    assert page.rows()["accuracy after"] == ["0.750 (0.600 to 0.900)"]
+    assert "95 % intervals (0.200 to 0.400), (0.600 to 0.900)" in page.text
+    for chart in ("Accuracy against updates", "Accuracy against wall-clock"):
+        (band,) = layer(page.charts()[chart], "bands")
+        assert (band["y"], band["y2"]) == ([0.2, 0.6], [0.4, 0.9])
+    write_metrics(tmp_path / "run", [evaluation(0, 0.25), evaluation(8, 0.75)])
+    old = report(tmp_path / "run")
+    assert "interval" not in old.text and old.rows()["accuracy after"] == ["0.750"]
+
+
+def test_the_refreshes_of_grpo_are_not_compared_with_grpos(tmp_path):
+    write_config(tmp_path / "run")
+    write_metrics(tmp_path / "run", [refresh(0, 0), update(1)])
+    assert "would have made" in report(tmp_path / "run").text
+    config = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "run" / "config.json").write_text(config.replace("mu-grpo", "grpo"))
+    assert "would have made" not in report(tmp_path / "run").text

@@ -24,7 +24,7 @@ from mugrpo.config.rewards import (
     WorkerOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
 from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
@@ -124,7 +124,9 @@ def what(prompts, completions, completion_ids, level, answer, **rest):
     assert answer == ["12", "13"], answer
     assert rest.pop("when") == [datetime.date(2026, 1, 2)] * 2, rest
     assert callable(rest.pop("log_extra")) and callable(rest.pop("log_metric"))
-    assert rest == {"trainer_state": None}, rest
+    state = rest.pop("trainer_state")
+    assert (state.global_step, state.max_steps, state.stage) == (16, 48, 1)
+    assert rest == {}, rest
     return [1, 2.5]
 """
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+9?"}]
@@ -150,7 +152,7 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
         Problem("p2", prompt, "13", columns),
     ]
     answers = [
-        Answer(problem, text, [5, 6, 0], FinishReason.STOP)
+        Answer(problem, text, [5, 6, 0], FinishReason.STOP, TrainerState(16, 48, 1))
         for problem, text in zip(problems, ("a\ud800", "\x00b"), strict=True)
     ]
     with Grader((function("what", file=file),), WorkerOptions(count=1, batch_size=2)) as grader:

@@ -32,7 +32,17 @@ def pool(count: int = 1, timeout: float = 5.0, **options: float) -> Pool:
 
 
 def item(text: str) -> str:
-    return to_json({"text": text, "answer": "", "id": "p", "prompt": "", "columns": {}, "ids": []})
+    return to_json(
+        {
+            "text": text,
+            "answer": "",
+            "id": "p",
+            "prompt": "",
+            "columns": {},
+            "ids": [],
+            "state": None,
+        }
+    )
 
 
 def outcomes(workers: Pool, *texts: str) -> list[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ def test_scores_of_an_older_run_have_no_shares(folder):
     del folder.scores.entry(0)["groups_right"]
     metrics = refresh_metrics(folder.rollouts, folder.scores)
     assert not any(key.startswith("groups_right/") for key in metrics)
+
+
+def test_means_of_what_is_logged_by_hand_and_an_older_runs_shard_has_none(folder):
+    folder.write(*groups(2), shard=0)
+    folder.write(*groups(1), shard=1)
+    folder.write(*groups(1), shard=2)
+    some = replace(RIGHT, logged={"rewards/short/mean": [1.0], "logged/a": [2.0, 4.0]})
+    other = replace(WRONG, logged={"rewards/short/mean": [0.25]})
+    folder.score(Fixed(some, other), shard=0, overlong_buffer=0.9)  # the penalty loses nothing
+    folder.score(Fixed(some), shard=1)
+    folder.score(Fixed(RIGHT), shard=2)
+    assert "logged_sums" not in folder.scores.entry(2)
+    metrics = refresh_metrics(folder.rollouts, folder.scores)
+    assert metrics["rewards/short/mean"] == (1 + 0.25 + 1) / 3
+    assert metrics["logged/a"] == (2 + 4 + 2 + 4) / 4
 
 
 def line(unvaried: float | None, **statuses: int) -> dict[str, Any]:

@@ -65,6 +65,15 @@ def test_the_time_left_is_told_once_a_fiftieth_is_done(clock, done, text):
     assert progress.line() == f"stage 0 (of 0 to 3)  generate  {done}/1000 rollouts  {text}"
 
 
+@pytest.mark.parametrize(("done", "text"), [(7, "0:04"), (8, "0:04 left")])
+def test_a_few_rollouts_tell_no_time_left_even_if_they_are_half_of_all(clock, done, text):
+    progress = Progress(Console(file=io.StringIO()))
+    progress.begin("update 0  evaluate", "rollouts", 16)
+    clock.now += 4
+    progress.advance(done)
+    assert progress.line() == f"update 0  evaluate  {done}/16 rollouts  {text}"
+
+
 def test_one_of_few_updates_tells_no_time_left(clock):
     progress = Progress(Console(file=io.StringIO()))
     progress.begin("stage 0 (of 0 to 3)  optimize", "updates", 4)

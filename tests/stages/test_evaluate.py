@@ -39,6 +39,11 @@ def test_accuracy_is_the_share_right_and_the_mean_reward_is_separate(tmp_path: P
     assert line["status/right"] > 0 and line["status/wrong"] + line["status/no_answer"] > 0
     assert line["accuracy"] == line["status/right"] / (8 * line["problems"])
     assert line["reward"] == pytest.approx(3 * line["accuracy"])
+    document = json.loads((tmp_path / "run" / "samples" / "evaluation-000000.json").read_text())
+    answers = {row["prompt"]: row["answer"] for row in rows}
+    shown = [(one["prompt"], one["reference"]) for one in document["samples"]]
+    assert len(shown) == min(4, line["problems"]) and set(shown) <= answers.items()
+    assert all(len(one["group"]) == 8 for one in document["samples"])
 
 
 @pytest.mark.parametrize("update", [0, 3, 6])

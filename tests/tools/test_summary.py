@@ -71,3 +71,24 @@ def test_values_that_are_no_numbers_count_as_none(value):
     text = summarize(lines)
     assert "unknown before" in text and "0 rollouts were generated for updates" in text
     assert standstill(lines) is None
+
+
+def test_closing_lines_have_the_interval_of_each_accuracy_if_it_is_known():
+    lines = [
+        {"kind": "evaluation", "update": u, "accuracy": a, "problems": 10, **ends}
+        for u, a, ends in (
+            (0, 0.25, {}),  # of an earlier version
+            (8, 0.8, {"accuracy_low": 0.4902, "accuracy_high": 0.9433}),
+        )
+    ]
+    assert summarize(lines).splitlines()[1] == (
+        "accuracy    0.250 before, 0.800 (0.490 to 0.943) after update 8 "
+        "(10 held-out problems; 95 % intervals)"
+    )
+    assert summarize(lines[:1]).splitlines()[1].endswith("(10 held-out problems)")
+
+
+def test_grpo_is_not_compared_with_itself():
+    lines = [{"kind": "update", "update": 1}]
+    assert "GRPO with mu=4 would have made 1" in summarize(lines, "mu-grpo")
+    assert "GRPO" not in summarize(lines, "grpo")

@@ -85,7 +85,7 @@ def tables(
                 merged[place, "name", about, _on_resume(field)] = {"": chosen}
             else:
                 key = (place, _kind(field), about, _on_resume(field))
-                merged.setdefault(key, {})[owner] = _text(default)
+                merged.setdefault(key, {})[owner] = shown(default)
                 if named:
                     about = f"A table of the list {place}."
                     inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
@@ -140,8 +140,8 @@ def _type(annotation: Any) -> str:
     return "table" if kind is dict else annotation.__name__
 
 
-def _text(value: Any) -> str:
-    """Return a default as it is shown."""
+def shown(value: Any) -> str:
+    """Return a default as help shows it."""
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, tuple):

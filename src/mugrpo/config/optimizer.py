@@ -13,7 +13,7 @@ class OptimizerOptions(Options):
     """AdamW, its learning-rate schedule (in updates), and how an update is computed."""
 
     lr: float = Field(1e-4, gt=0)
-    """Peak learning rate."""
+    """Peak learning rate. Its default is 1e-5 for every model.path but "chain" and "letters"."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up, over all updates of the run."""
     warmup_updates: int = Field(0, ge=0)

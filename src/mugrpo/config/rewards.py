@@ -79,8 +79,8 @@ class FunctionOptions(RewardOption):
 
     `f(prompts, completions, completion_ids, **columns)` returns a number or None (no reward from
     this function) for each completion, and may be async. Each column of the data is a list;
-    `answer` has the reference answers. `trainer_state` is None; `log_extra` and `log_metric` do
-    nothing. An argument that the function does not take is not passed.
+    `answer` has the reference answers. `trainer_state`, `log_metric` and `log_extra` are as in TRL
+    (docs/rewards.md says what differs). An argument that the function does not take is not passed.
     """
 
     name: Literal["function"] = "function"

@@ -17,7 +17,9 @@ from mugrpo.config.options import FIXED, HARMLESS, NamedOptions, Options, PathOr
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.disk.records import Status
 
-NAMED_MODELS = ("chain", "letters", "smollm2")
+EMBEDDED_MODELS = ("chain", "letters")
+NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
+PRETRAINED_LR = 1e-5  # the default of optimizer.lr for all models but the embedded ones
 
 # The options that turn scored rollouts into the loss and the step of an update.
 UPDATE_PARTS = (
@@ -171,11 +173,17 @@ class RunConfig(Options):
 
     @classmethod
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """Return `raw` over its preset. A group that neither names gets the default name."""
+        """Return `raw` over its preset. A group that neither names gets the default name.
+
+        If neither names a learning rate, it is that of the kind of model.
+        """
         fields = cls.model_fields
         names = {group: {"name": fields[group].default.name} for group in cls.choices()}
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
-        return beneath(names, beneath(preset, raw))
+        model = raw.get("model", {})
+        path = model.get("path", "chain") if isinstance(model, dict) else model.path
+        kind = {} if path in EMBEDDED_MODELS else {"optimizer": {"lr": PRETRAINED_LR}}
+        return beneath(beneath(names, kind), beneath(preset, raw))
 
     @model_validator(mode="before")
     @classmethod

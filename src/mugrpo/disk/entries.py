@@ -20,6 +20,8 @@ _OPTIONAL: dict[str, Any] = {  # what arithmetic is done with; the rest is only 
     "groups": int | list,  # a number of scores, a list of a plan
     "zero_variance_groups": int,
     "groups_right": dict,
+    "logged_sums": dict,
+    "logged_counts": dict,
 }
 
 
@@ -38,6 +40,9 @@ def well_formed(value: Mapping[str, Any], kind: str) -> dict[str, Any]:
     for name, counts in entry.items():
         if isinstance(counts, dict) and not all(isinstance(n, _NUMBER) for n in counts.values()):
             raise TypeError(f"{name} are not numbers")
+    counts = entry.get("logged_counts", {})
+    if counts.keys() != entry.get("logged_sums", {}).keys() or min(counts.values(), default=1) < 1:
+        raise TypeError(f"logged_counts is {counts!r:.50}")
     if entry["rows"] < 1:
         raise TypeError(f"rows is {entry['rows']}")
     return entry

@@ -38,6 +38,15 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What a reward function may know of the run, under TRL's names where TRL has it."""
+
+    global_step: int  # updates that the policy had received when it sampled the response
+    max_steps: int  # updates of the whole run
+    stage: int | None  # None in an evaluation
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A response in the form that is judged."""
 
@@ -45,6 +54,7 @@ class Answer:
     text: str  # decoded, without special tokens
     ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
+    state: TrainerState | None = None  # None outside of a run
 
 
 class Status(StrEnum):
@@ -114,12 +124,14 @@ class Score:
 
     `reward` is None if and only if `status.rewarded` is false; anything else raises ValueError.
     `parts` holds the details (the reason for a failure, the components of a composed reward) and
-    must be JSON.
+    must be JSON. `logged` holds values by the name of the metric that is their mean over a stage or
+    an evaluation. Sums over a shard are kept, the values are not.
     """
 
     status: Status
     reward: float | None
     parts: dict[str, Any] = field(default_factory=dict)
+    logged: Mapping[str, Sequence[float]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.status.rewarded == (self.reward is None):

@@ -12,7 +12,7 @@
       stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
-      samples/update-000064.json          a few rollouts of an update, token by token
+      samples/update-000064.json          a few rollouts of an update (or evaluation-000064.json)
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
       handed_over/update-000064/          weights for engines in other processes
       logs/engine-0.log, rewards.log      output of such a process; of the judges, up to 8 MiB
@@ -183,8 +183,9 @@ class RunDir:
         """Return the folder of a comparison of a stage's gradients with on-policy ones."""
         return self.root / "alignment" / f"stage-{stage:03d}"
 
-    def samples(self, update: int) -> Path:
-        return self.root / "samples" / f"update-{update:06d}.json"
+    def samples(self, update: int, kind: str = "update") -> Path:
+        """Return the file of a few rollouts of an update, or of an "evaluation"."""
+        return self.root / "samples" / f"{kind}-{update:06d}.json"
 
     def nonfinite(self, update: int) -> Path:
         return self.root / "nonfinite" / f"update-{update:06d}.json"

@@ -15,6 +15,18 @@ from mugrpo.disk.records import GroupKey, Rollout, Score
 from mugrpo.optimize.batching import MicroBatch
 
 
+def response(rollout: Rollout, score: Score, tokenizer: Any) -> dict[str, Any]:
+    """Return a response and its score as people read them."""
+    return {
+        "sample": rollout.sample,
+        "text": tokenizer.decode(rollout.response_ids, skip_special_tokens=True),
+        "status": score.status.value,
+        "reward": score.reward,
+        "parts": score.parts,
+        "finish_reason": rollout.finish_reason.value,
+    }
+
+
 @dataclass(frozen=True)
 class _Seen:
     advantage: float
@@ -47,14 +59,24 @@ class SampleCollector:
         """Return at most `count` rollouts in order: up to half with A < 0, the others with A > 0.
 
         Each is the first of its group with that sign. Those with A > 0 come from groups that are
-        not shown yet, if there are such groups.
+        not shown yet, if there are such groups. The first one of a group has all of its responses.
         """
         negative = self._first_of_groups(rollouts, -1.0)[: count // 2]
         shown = {rollouts[row].group for row in negative}
         positive = self._first_of_groups(rollouts, 1.0)
         positive.sort(key=lambda row: (rollouts[row].group in shown, row))
         rows = sorted([*negative, *positive[: count - len(negative)]])
-        return [self._described(rollouts[r], scores[r], self._seen[r], tokenizer) for r in rows]
+        groups: dict[GroupKey, list[dict[str, Any]]] = {rollouts[row].group: [] for row in rows}
+        for row, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+            if rollout.group in groups:
+                advantage = self._seen[row].advantage if row in self._seen else None
+                described = response(rollout, score, tokenizer) | {"advantage": advantage}
+                groups[rollout.group].append(described)
+        return [
+            self._described(rollouts[r], scores[r], self._seen[r], tokenizer)
+            | {"group": groups.pop(rollouts[r].group, [])}
+            for r in rows
+        ]
 
     def _first_of_groups(self, rollouts: Sequence[Rollout], sign: float) -> list[int]:
         first: dict[GroupKey, int] = {}
@@ -66,15 +88,11 @@ class SampleCollector:
     def _described(
         self, rollout: Rollout, score: Score, seen: _Seen, tokenizer: Any
     ) -> dict[str, Any]:
-        return {
+        return response(rollout, score, tokenizer) | {
             "problem_id": rollout.problem_id,
             "occurrence": rollout.occurrence,
-            "sample": rollout.sample,
             "prompt": tokenizer.decode(rollout.prompt_ids),
-            "status": score.status.value,
-            "reward": score.reward,
             "advantage": seen.advantage,
-            "finish_reason": rollout.finish_reason.value,
             "tokens": [tokenizer.decode([int(token)]) for token in rollout.response_ids],
             "behavior_logprobs": rollout.behavior_logprobs.tolist(),
             "logprobs": seen.logprobs,

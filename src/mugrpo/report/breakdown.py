@@ -19,7 +19,7 @@ from mugrpo.report.costs import (
     training_seconds,
 )
 from mugrpo.report.figures import drawn, run_label
-from mugrpo.report.markup import Markup, join, tag
+from mugrpo.report.markup import Markup, fold, join, tag
 from mugrpo.report.read import Line, RunData, number
 from mugrpo.report.readable import duration
 from mugrpo.report.rows import Part, Row, bar, grouped, histogram, stacked_rows
@@ -156,11 +156,14 @@ def status_figures(run: RunData) -> list[Markup | None]:
     return figures
 
 
-def length_figures(run: RunData) -> list[Markup]:
-    """Return histograms of lengths by finish reason, for some stages, all on the same axes."""
+def length_figures(run: RunData) -> Markup | None:
+    """Return histograms of lengths by finish reason, for some stages, all on the same axes.
+
+    They are folded, as stages rarely differ much. Return None if no lengths are known.
+    """
     stages = sorted(run.lengths)
     if not stages:
-        return []
+        return None
     longest = max(int(sizes.max()) for s in stages for sizes in run.lengths[s].values())
     width = max(1, -(-(longest + 1) // _BINS))
     edges = np.arange(0, longest + width + 1, width)
@@ -195,7 +198,7 @@ def length_figures(run: RunData) -> list[Markup]:
     heading = "Response lengths"
     if len(stages) < run.rollout_stages:
         heading += f", {len(stages)} of {run.rollout_stages} stages"
-    return [tag("h4", heading), tag("div", *figures, class_="grid")]
+    return fold(heading, tag("div", *figures, class_="grid"))
 
 
 def _phases(timeline: Sequence[Span]) -> list[tuple[str, float]]:

@@ -111,8 +111,9 @@ def line_chart(
     if ends:
         dots = lines.properties(name="dots").mark_circle(size=34, opacity=1)
         layers.append(dots.encode(color=styles["color"]))
-    if ends and len(traces) == 1:
-        layers.append(_last_value(x, y, points[0]).encode(color=styles["color"]))
+    drawn = [one for trace, one in zip(traces, points, strict=True) if trace.uppers is None]
+    if ends and len(drawn) == 1:
+        layers.append(_last_value(x, y, drawn[0]).encode(color=styles["color"]))
     tooltips = [alt.Tooltip("x:Q", title=x.label, format=",.5~g")]
     tooltips += [alt.Tooltip(f"{name}:N") for name, looks in legends.items() if len(looks) > 1]
     tooltips += [alt.Tooltip("y:Q", title=y.label or "value", format=",.4~g")]

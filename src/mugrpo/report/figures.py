@@ -26,6 +26,7 @@ from mugrpo.report.markup import Content, Markup, tag
 from mugrpo.report.read import RunData, column
 
 _HUES = 8
+_LOW, _HIGH = "accuracy_low", "accuracy_high"
 _BOUNDARIES_IN_FULL = 20  # if a run has more refreshes, they are ticks at the top, not lines
 _STALENESS_BINS = 16
 _TICKS = 6
@@ -136,25 +137,33 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
     """Return accuracy on the held-out problems against updates, and against training time."""
     clocks = [training_clock(run) for run in runs]
     divisor, unit = time_unit(max((t for clock in clocks for t in clock.values()), default=0.0))
-    by_update, by_time = [], []
+    by_update: list[Trace] = []
+    by_time: list[Trace] = []
+    sure = any(value is not None for run in runs for value in column(run.evaluations, _LOW))
     for index, run in _first_on_top(runs):
         clock = clocks[index]
         trace = Trace(
             [float(line["update"]) for line in run.evaluations],
             column(run.evaluations, "accuracy"),
             run_label(run, runs),
-            color=run_hue(index),
-            style=_run_style(index, "thick"),
+            "accuracy",
+            run_hue(index),
+            _run_style(index, "thick"),
         )
-        by_update.append(trace)
         seconds = [clock["evaluation", line["update"]] / divisor for line in run.evaluations]
-        by_time.append(replace(trace, xs=seconds))
+        lows, highs = (column(run.evaluations, end) for end in (_LOW, _HIGH))
+        band = replace(trace, ys=lows, uppers=highs, series="95 % interval", style="band")
+        for drawn_trace in [*([band] if sure else []), trace]:
+            by_update.append(drawn_trace)
+            by_time.append(replace(drawn_trace, xs=seconds))
     y = Axis("accuracy", low=0, high=1)
     look: dict[str, Any] = {"width": _WIDE, "height": 300, "ends": True}
     return [
         drawn(
             "Accuracy against updates",
-            "share of right responses to the held-out problems" + _boundary_words(runs),
+            "share of right responses to the held-out problems"
+            + ("; shaded: 95 % intervals over problems (Wilson)" if sure else "")
+            + _boundary_words(runs),
             update_chart(runs, y, by_update, **look),
         ),
         drawn(
@@ -183,15 +192,15 @@ def reward_figure(runs: Sequence[RunData]) -> Markup | None:
     return drawn("Behavior reward", note + batches, picture)
 
 
-def reward_steps(run: RunData) -> tuple[list[float], Values]:
-    """Return (xs, ys) of each stage's behavior reward, from its refresh to the next.
+def reward_steps(run: RunData, key: str = "behavior_reward") -> tuple[list[float], Values]:
+    """Return (xs, ys) of the refresh lines' `key`, each from its refresh to the next.
 
     The last stage extends to the last update.
     """
     begins = [float(update) for update in run.refresh_updates]
     last = float(run.updates[-1]["update"]) if run.updates else 0.0
     ends = [*begins[1:], max(last, *begins[-1:])] if begins else []
-    rewards = column(run.refreshes, "behavior_reward")
+    rewards = column(run.refreshes, key)
     xs = [at for begin, end in zip(begins, ends, strict=True) for at in (begin, end)]
     return xs, [reward for reward in rewards for _ in range(2)]
 

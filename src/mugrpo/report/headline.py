@@ -17,7 +17,7 @@ from mugrpo.report.costs import (
 )
 from mugrpo.report.figures import run_hue
 from mugrpo.report.markup import Content, Markup, cut, join, tag
-from mugrpo.report.read import RunData, column, number
+from mugrpo.report.read import RunData, accuracy_text, column, number
 from mugrpo.report.readable import MISSING, duration
 
 _LONGEST_OPTION = 300  # characters shown of an option's value
@@ -63,7 +63,9 @@ def tiles(run: RunData) -> Markup:
         _tile(
             "refreshes",
             f"{len(run.refreshes):,}",
-            f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo:,}",
+            None
+            if run.options.get("preset") == "grpo"
+            else f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo:,}",
         ),
         _tile(
             "updates",
@@ -131,11 +133,10 @@ def full_config(run: RunData) -> Markup:
 
 
 def accuracy_ends(run: RunData) -> tuple[str, str]:
-    """Return the accuracy of the first and of the last evaluation, as text."""
+    """Return the accuracy of the first and of the last evaluation, as text with intervals."""
     if not run.evaluations:
         return MISSING, MISSING
-    ends = (number(run.evaluations[i], "accuracy") for i in (0, -1))
-    first, last = ("unknown" if value is None else f"{value:.3f}" for value in ends)
+    first, last = (accuracy_text(run.evaluations[i]) for i in (0, -1))
     return first, (last if len(run.evaluations) > 1 else MISSING)
 
 
@@ -148,14 +149,17 @@ def run_name(runs: Sequence[RunData], index: int) -> Markup:
 def _accuracy_tile(run: RunData) -> Markup:
     if not run.evaluations:
         return _tile("accuracy", MISSING, "no evaluation yet")
-    before, after = accuracy_ends(run)
+    ends = [text.partition(" (") for text in accuracy_ends(run)]
+    before, after = (share for share, _, _ in ends)
+    around = [f"({text}" for _, _, text in ends if text]
     last = f"update {run.evaluations[-1]['update']:,}"
     held_out = number(run.evaluations[-1], "problems")
     of = f", {held_out:,.0f} held-out problems" if held_out else ""
     if len(run.evaluations) == 1:
-        return _tile("accuracy", before, f"after {last}{of}")
+        return _tile("accuracy", before, " ".join([f"after {last}{of}", *around[:1]]))
     change = join([before, tag("span", " \u2192 ", class_="arrow"), after])
-    return _tile("accuracy", change, f"before and after {last}{of}")
+    note = f"; 95 % intervals {', '.join(around)}" if around else ""
+    return _tile("accuracy", change, f"before and after {last}{of}{note}")
 
 
 def _tile(name: str, value: Content, note: Content) -> Markup:

@@ -37,6 +37,11 @@ def tag(name: str, /, *children: Content, **attributes: str | None) -> Markup:
     return Markup(f"<{opening}>" if name in _VOID else f"<{opening}>{inside}</{name}>")
 
 
+def fold(title: Content, *children: Content) -> Markup:
+    """Return `children` collapsed under a title that opens them. In print they are open."""
+    return tag("details", tag("summary", title), *children, class_="fold")
+
+
 def text(value: str) -> Markup:
     """Return `value` escaped, or unchanged if it is Markup."""
     return value if isinstance(value, Markup) else Markup(_escaped(value))

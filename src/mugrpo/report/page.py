@@ -14,7 +14,9 @@ from mugrpo.report.figures import (
     staleness_figure,
     update_figure,
 )
-from mugrpo.report.markup import Content, Markup, join, tag
+from mugrpo.report.groups import evaluated_groups
+from mugrpo.report.logged import logged_figures
+from mugrpo.report.markup import Content, Markup, fold, join, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.tokens import sampled_rollouts
@@ -59,6 +61,8 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
         _section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
+        _section("Results and options", _tables(runs)),
+        _section("Rewards", _grid(logged_figures(runs))),
         _section(
             "Where the time went",
             None if alone else totals,
@@ -67,19 +71,23 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
             breakdown.grpo_limits(runs),
         ),
         _section("Policy and behavior policy", _grid(_policy(runs))),
-        _section(
-            "The policy-improvement bound",
-            _grid([update_figure(runs, panel) for panel in BOUND]),
-        ),
+        _section("The policy-improvement bound", _bound(runs)),
         _section(
             "Optimization",
             _grid([update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]),
         ),
         _section("Rollouts", *_each(runs, _rollouts)),
         _section("Sampled rollouts, token by token", *_each(runs, lambda r: _samples(r, runs))),
-        _section("Results and options", _tables(runs)),
+        _section("Held-out problems", *_each(runs, lambda r: evaluated_groups(r.evaluated))),
         tag("footer", "Drawn from the run's files alone. β is the behavior policy, π the policy."),
     ]
+
+
+def _bound(runs: Sequence[RunData]) -> Markup | None:
+    pictures = _grid([update_figure(runs, panel) for panel in BOUND])
+    return (
+        fold("Its terms, two forms of it, and the variance weight", pictures) if pictures else None
+    )
 
 
 def _policy(runs: Sequence[RunData]) -> Figures:
@@ -115,10 +123,9 @@ def _time(run: RunData) -> Markup | None:
 
 
 def _rollouts(run: RunData) -> Markup | None:
-    lengths = breakdown.length_figures(run)
     parts = [
         _grid([*breakdown.status_figures(run), success.variance_weight_figure(run)], "grid pair"),
-        *lengths,
+        breakdown.length_figures(run),
     ]
     return join(parts) if any(parts) else None
 

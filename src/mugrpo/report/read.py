@@ -7,11 +7,11 @@ file that cannot be read becomes a sentence in `notes`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,13 @@ from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.report.samples import SampleFile, finite, read_sample_file
+from mugrpo.report.samples import (
+    EvaluationFile,
+    SampleFile,
+    finite,
+    read_evaluation_file,
+    read_sample_file,
+)
 
 Line = Mapping[str, Any]
 Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens of each rollout
@@ -34,6 +40,9 @@ KINDS = ("refresh", "update", "evaluation")
 
 _STAGES_READ = 6  # stages whose rollouts are read; thousands would take minutes
 _SAMPLE_FILES_READ = 12
+_EVALUATIONS_READ = 3
+
+_File = TypeVar("_File")
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class RunData:
     lengths: dict[int, Lengths] = field(default_factory=dict)  # stage -> lengths, of some stages
     rollout_stages: int = 0  # stages that have rollouts
     samples: list[SampleFile] = field(default_factory=list)
+    evaluated: list[EvaluationFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -82,6 +92,15 @@ def number(line: Line, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return finite(value)
+
+
+def accuracy_text(line: Line) -> str:
+    """Return an evaluation's accuracy, with its 95 % interval if the line has one."""
+    share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
+    if share is None:
+        return "unknown"
+    around = f" ({low:.3f} to {high:.3f})" if low is not None and high is not None else ""
+    return f"{share:.3f}{around}"
 
 
 def column(lines: Sequence[Line], key: str) -> list[float | None]:
@@ -151,7 +170,8 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
         evaluations=lines["evaluation"],
         lengths=_lengths(run_dir, evenly(stages, _STAGES_READ), notes),
         rollout_stages=len(stages),
-        samples=_samples(run_dir, notes),
+        samples=_samples(run_dir, "update", _SAMPLE_FILES_READ, read_sample_file, notes),
+        evaluated=_samples(run_dir, "evaluation", _EVALUATIONS_READ, read_evaluation_file, notes),
         notes=notes,
     )
 
@@ -207,13 +227,17 @@ def _stop_first(item: tuple[str, Any]) -> tuple[bool, str]:
     return item[0] != FinishReason.STOP, item[0]
 
 
-def _samples(run_dir: RunDir, notes: list[str]) -> list[SampleFile]:
-    files = sorted(run_dir.samples(0).parent.glob("update-*.json"))
-    chosen = evenly([file for file in files if file.stem[7:].isdigit()], _SAMPLE_FILES_READ)
+def _samples(
+    run_dir: RunDir, kind: str, count: int, read: Callable[[Any], _File], notes: list[str]
+) -> list[_File]:
+    """Return what `read` makes of at most `count` of the files of samples of a kind."""
+    files = sorted(run_dir.samples(0).parent.glob(f"{kind}-*.json"))
+    files = [file for file in files if file.stem.removeprefix(f"{kind}-").isdigit()]
+    chosen = evenly(files, count)
     samples = []
     for file in chosen:
         try:
-            samples.append(read_sample_file(json.loads(file.read_bytes())))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            samples.append(read(json.loads(file.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             notes.append(f"{file} has no samples that can be shown ({error})")
     return samples

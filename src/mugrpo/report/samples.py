@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _BEYOND = 1e100  # sums of smaller numbers stay finite; float32 ends at 3e38
@@ -20,8 +20,41 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Response:
+    """A response as text, with its score."""
+
+    text: str
+    status: str | None
+    reward: float | None
+    advantage: float | None
+    parts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses to one problem."""
+
+    problem_id: str
+    prompt: str
+    reference: str | None
+    responses: list[Response]
+
+
+@dataclass(frozen=True)
+class EvaluationFile:
+    """All responses to a few held-out problems, after `update` updates."""
+
+    update: int
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
 class Sample:
-    """A rollout with its score and its tokens."""
+    """A rollout with its score and its tokens.
+
+    `group` has all responses to its problem if it is the first shown of them; `reference` is None,
+    and `group` empty, in runs of earlier versions.
+    """
 
     problem_id: str
     occurrence: int
@@ -32,6 +65,8 @@ class Sample:
     advantage: float | None
     finish_reason: str
     tokens: list[Token]
+    reference: str | None = None
+    group: list[Response] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -55,6 +90,32 @@ def read_sample_file(document: Any) -> SampleFile:
         staleness=_whole(document.get("staleness")),
         samples=[_sample(entry) for entry in document["samples"]],
     )
+
+
+def read_evaluation_file(document: Any) -> EvaluationFile:
+    """Return the samples in an evaluation's file, as `read_sample_file` does."""
+    groups = [
+        Group(str(entry["problem_id"]), str(entry["prompt"]), _reference(entry), _responses(entry))
+        for entry in document["samples"]
+    ]
+    return EvaluationFile(int(document["update"]), groups)
+
+
+def _responses(entry: Any) -> list[Response]:
+    return [
+        Response(
+            text=str(one["text"]),
+            status=None if one.get("status") is None else str(one["status"]),
+            reward=finite(one.get("reward")),
+            advantage=finite(one.get("advantage")),
+            parts=dict(one.get("parts") or {}),
+        )
+        for one in entry.get("group") or ()
+    ]
+
+
+def _reference(entry: Any) -> str | None:
+    return None if entry.get("reference") is None else str(entry["reference"])
 
 
 def _sample(entry: Any) -> Sample:
@@ -82,6 +143,8 @@ def _sample(entry: Any) -> Sample:
             Token(text, _ratio(new, old), _exp(old), tuple(marks.get(place, ())))
             for place, (text, new, old) in enumerate(zip(texts, policy, behavior, strict=True))
         ],
+        reference=_reference(entry),
+        group=_responses(entry),
     )
 
 

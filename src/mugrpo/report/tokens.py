@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mugrpo.report.groups import reference_line, whole_group
 from mugrpo.report.markup import Content, Markup, cut, join, tag, text
 from mugrpo.report.readable import MISSING, plain
 from mugrpo.report.samples import Sample, SampleFile, Token
@@ -103,8 +104,10 @@ def _rollout(sample: Sample, limit: int) -> Markup:
         tag("div", *facts, class_="facts"),
         tag("div", cut(identity, 200)[0], class_="identity"),
         tag("div", tag("bdi", prompt), class_="prompt"),
+        reference_line(sample.reference),
         tag("div", *map(_token, tokens), class_="response"),
         *(tag("p", note, class_="muted") for note in notes if note),
+        whole_group(sample.group),
     )
 
 

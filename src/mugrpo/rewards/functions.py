@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import TrainerState
 from mugrpo.disk.sources import import_from_source, load_file
 from mugrpo.processes.messages import printable
 
 _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
+_LONGEST_EXTRA = 300  # characters kept of a value given to `log_extra`
 _OURS = ("prompts", "completions", "completion_ids")
 _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
 
@@ -27,7 +30,39 @@ NONE_HELD: Held = MappingProxyType({})
 
 
 class BrokenContractError(Exception):
-    """The error for a function that does not return a usable number or None for each completion."""
+    """The error for a function that does not return a usable number or None for each completion.
+
+    Also for one that logs what is not a number, or not one value for each completion.
+    """
+
+
+class CallLog:
+    """What reward functions log while they judge the `count` completions of a call together."""
+
+    def __init__(self, count: int) -> None:
+        self.metrics: dict[str, list[float]] = {}
+        self.extra: dict[str, list[Any]] = {}  # column -> one value per completion
+        self._count = count
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Log a number, as TRL's `log_metric` does. The metric is the mean of all logged values."""
+        number = _number(value, largest=math.inf)
+        if number is None or not math.isfinite(number):
+            raise BrokenContractError(
+                f"log_metric({name!r:.60}) got {printable(repr(value), 60)}, not a finite number"
+            )
+        self.metrics.setdefault(printable(str(name), 60), []).append(number)
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Log a value for each completion, as TRL's `log_extra` does."""
+        values = list(values)
+        if len(values) != self._count:
+            raise BrokenContractError(
+                f"log_extra({column!r:.60}) got {len(values)} values for {self._count} completions"
+            )
+        self.extra[printable(str(column), 60)] = [
+            value if value is None or isinstance(value, bool) else _shown(value) for value in values
+        ]
 
 
 def place_of(function: str) -> tuple[str, str, bool]:
@@ -86,20 +121,22 @@ class RewardFunction:
         self._runner = runner
         self._parameters = _parameters(function)
 
-    def __call__(self, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """Return a reward, or None for no reward, for each of `items`.
+    def __call__(self, items: Sequence[Mapping[str, Any]], log: CallLog) -> list[float | None]:
+        """Return a reward, or None for no reward, for each of `items`, and note in `log` what the
+        function logs.
 
-        Raises BrokenContractError if the function returns anything else. Errors that the function
-        raises are passed on.
+        Raises BrokenContractError if the function returns or logs anything else. Errors that the
+        function raises are passed on.
         """
+        state = items[0]["state"]  # a call's items share it
         arguments: dict[str, Any] = {
             "prompts": [item["prompt"] for item in items],
             "completions": [_completion(item) for item in items],
             "completion_ids": [item["ids"] for item in items],
             **_columns(items),
-            "trainer_state": None,
-            "log_extra": _ignore,
-            "log_metric": _ignore,
+            "trainer_state": state and TrainerState(**state),
+            "log_extra": log.log_extra,
+            "log_metric": log.log_metric,
         }
         if self._parameters is not None:
             arguments = {name: arguments[name] for name in self._parameters if name in arguments}
@@ -131,8 +168,8 @@ class RewardFunction:
         return checked
 
 
-def _number(reward: Any) -> float | None:
-    """Return `reward` as a float, or None if it is not a number of usable size.
+def _number(reward: Any, largest: float = _LARGEST) -> float | None:
+    """Return `reward` as a float, or None if it is not a number of at most `largest`.
 
     Numbers are int, float, and scalars of numpy and torch, but not bool.
     """
@@ -144,7 +181,7 @@ def _number(reward: Any) -> float | None:
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return None
     try:
-        return float(reward) if abs(reward) <= _LARGEST else None  # nan is not
+        return float(reward) if abs(reward) <= largest else None  # nan is not
     except OverflowError:
         return None
 
@@ -179,8 +216,10 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(parameter.name for parameter in parameters)
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    """Do nothing, in place of TRL's logging functions."""
+def _shown(value: Any) -> float | str:
+    """Return a logged value as a number if it is one, else as text of limited length."""
+    number = _number(value)
+    return printable(str(value), _LONGEST_EXTRA) if number is None else number
 
 
 async def _wait_for(rewards: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from itertools import islice
+from dataclasses import asdict
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -98,9 +99,10 @@ class Grader:
         self.close()
 
     def _calls(self, answers: Iterable[Answer]) -> Iterator[list[str]]:
-        source = iter(answers)
-        while batch := [self._item(answer) for answer in islice(source, self._workers.batch_size)]:
-            yield batch
+        size = self._workers.batch_size
+        for _, same in groupby(answers, key=lambda answer: answer.state):
+            while batch := [self._item(answer) for answer in islice(same, size)]:
+                yield batch
 
     def _item(self, answer: Answer) -> str:
         problem = answer.problem
@@ -108,6 +110,7 @@ class Grader:
         if self._with_prompts:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}
             item["ids"] = [int(token) for token in answer.ids]
+            item["state"] = answer.state and asdict(answer.state)
         try:
             return to_json(item)
         except (TypeError, ValueError):
@@ -121,12 +124,16 @@ class Grader:
             return Score(Status.ERROR, None, parts)
         values: dict[str, float | None] = outcome["values"]
         parts = {**values, **({"answer": outcome["answer"]} if "answer" in outcome else {})}
+        parts |= {f"extra/{column}": value for column, value in outcome["extra"].items()}
+        logged = {f"rewards/{name}/mean": [v] for name, v in values.items() if v is not None}
+        logged |= {f"logged/{name}": values for name, values in outcome.get("metrics", {}).items()}
         terms = [self._weights[name] * value for name, value in values.items() if value is not None]
         if not terms:
-            return Score(Status.SKIPPED, None, parts | {"reason": "no reward is a number"})
+            reason = {"reason": "no reward is a number"}
+            return Score(Status.SKIPPED, None, parts | reason, logged)
         reward = sum(terms)
         right = Status.RIGHT if reward >= self._right_at else Status.WRONG
-        return Score(Status(outcome.get("status", right)), reward, parts)
+        return Score(Status(outcome.get("status", right)), reward, parts, logged)
 
 
 def _require_available(reward: RewardOption) -> None:

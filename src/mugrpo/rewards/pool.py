@@ -259,5 +259,9 @@ def _is_answer(message: Any, call: Call | None) -> bool:
         call is not None
         and isinstance(results, list)
         and len(results) == len(call.items)
-        and all(isinstance(r, dict) and isinstance(r.get("values"), dict) for r in results)
+        and all(isinstance(r, dict) and _is_table(r, "values", "extra") for r in results)
     )
+
+
+def _is_table(result: dict[str, Any], *names: str) -> bool:
+    return all(isinstance(result.get(name), dict) for name in names)

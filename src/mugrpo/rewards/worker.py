@@ -24,6 +24,7 @@ from mugrpo.processes.warden import guard
 from mugrpo.rewards.functions import (
     NONE_HELD,
     BrokenContractError,
+    CallLog,
     Held,
     RewardFunction,
     load_function,
@@ -72,13 +73,15 @@ class Judge:
         """Judge `items` by all rewards and return the answer to send.
 
         The answer is {"results": one per item}, {"failure": ..., "unfinished": ..., "spent": ...}
-        if a reward raised an error, or {"broken": ...} if a function broke its contract.
+        if a reward raised an error, or {"broken": ...} if a function broke its contract. What the
+        functions log comes with the results, the metrics of the call with the first one.
         """
         results: list[dict[str, Any]] = [{"values": {}} for _ in items]
+        log = CallLog(len(items))
         for label, judge in self._judges:
             try:
                 if isinstance(judge, RewardFunction):
-                    for result, value in zip(results, judge(items), strict=True):
+                    for result, value in zip(results, judge(items, log), strict=True):
                         result["values"][label] = value
                 else:
                     for result, item in zip(results, items, strict=True):
@@ -87,6 +90,9 @@ class Judge:
                 return {"broken": str(error)}
             except BaseException as error:
                 return _failure(label, error)
+        results[0]["metrics"] = log.metrics
+        for index, result in enumerate(results):
+            result["extra"] = {column: values[index] for column, values in log.extra.items()}
         return {"results": results}
 
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import compress, groupby
 from typing import Any
 
 from mugrpo.config.run import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.places import passing
-from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
+from mugrpo.disk.records import (
+    Answer,
+    FinishReason,
+    Problem,
+    Rollout,
+    Score,
+    Status,
+    TrainerState,
+)
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
 
@@ -23,7 +32,8 @@ class Scorer:
 
     `options` says how truncated responses and failures count. `max_new_tokens` is the length at
     which the penalty on long responses reaches 1. `judge` is the fingerprint of everything
-    that decides the scores, see `scored`. `check` is called between rollouts and may raise to stop.
+    that decides the scores, see `scored`. `state` is what reward functions get as `trainer_state`,
+    with each rollout's own policy step. `check` is called between rollouts and may raise to stop.
     """
 
     def __init__(
@@ -35,6 +45,7 @@ class Scorer:
         *,
         max_new_tokens: int,
         judge: str = "",
+        state: TrainerState | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
@@ -43,6 +54,7 @@ class Scorer:
         self.options = options
         self.max_new_tokens = max_new_tokens
         self.judge = judge
+        self.state = state
         self.check = check
 
     def make_shard(self, rollouts: ShardSet, scores: ShardSet, shard: int) -> None:
@@ -85,13 +97,14 @@ class Scorer:
             return score
         penalty = overlong_penalty(length, self.max_new_tokens, buffer)
         parts = {**score.parts, "overlong": penalty} if penalty else score.parts
-        return Score(score.status, score.reward + penalty, parts)
+        return replace(score, reward=score.reward + penalty, parts=parts)
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
         text = response_text(rollout, self.tokenizer)
         problem = self.problems[rollout.problem_id]
-        return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason)
+        state = self.state and replace(self.state, global_step=rollout.policy_step)
+        return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason, state)
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
         failed = sum(reasons.values())
@@ -129,6 +142,7 @@ def publish_scores(
         groups=len(counted),
         zero_variance_groups=sum(len({s.reward for s in group}) <= 1 for group in counted),
         groups_right=groups_right(counted),
+        **logged_sums(verdicts),
         **notes,
     )
 
@@ -156,6 +170,19 @@ def groups_right(groups: Sequence[Sequence[Score]]) -> dict[str, int]:
     """
     right = [(sum(s.status is Status.RIGHT for s in group), len(group)) for group in groups]
     return dict(sorted(Counter(f"{k / n:.3f}" for k, n in right if n).items()))
+
+
+def logged_sums(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
+    """Return the sums and the counts of the logged values of each metric, as a manifest has them.
+
+    Return {} if nothing is logged.
+    """
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for name, values in (item for score in scores for item in score.logged.items()):
+        sums[name] = sums.get(name, 0.0) + sum(values)
+        counts[name] = counts.get(name, 0) + len(values)
+    return {"logged_sums": sums, "logged_counts": counts} if counts else {}
 
 
 def scored(rollouts: ShardSet, scores: ShardSet, shard: int, judge: str | None = None) -> bool:

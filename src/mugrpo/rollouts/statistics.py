@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mugrpo.disk.shards import ShardSet
@@ -45,6 +46,7 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "zero_variance_share": without_variance / groups if groups else None,
         **{f"status/{status}": count for status, count in sorted(statuses.items())},
         **{f"groups_right/{share}": count for share, count in sorted(right.items())},
+        **logged_means(judged),
         "time/refresh": sum(refreshes) / len(refreshes) if refreshes else None,
         **{
             f"time/refresh/{name}": sum(p.get(name, 0.0) for p in parts) / len(parts)
@@ -53,6 +55,21 @@ def refresh_metrics(rollouts: ShardSet, scores: ShardSet) -> dict[str, Any]:
         "time/generate": sum(entry.get("seconds", 0.0) for entry in shards),
         "time/score": sum(entry.get("seconds", 0.0) for entry in judged),
     }
+
+
+def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each metric that was logged, from the manifest's entries of scores.
+
+    `rewards/NAME/mean` is the mean of one reward over the responses that it judged; `logged/NAME`
+    that of what reward functions gave to `log_metric`. Shards of earlier versions have neither.
+    """
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for entry in scores:
+        for name, count in entry.get("logged_counts", {}).items():
+            sums[name] = sums.get(name, 0.0) + entry["logged_sums"][name]
+            counts[name] = counts.get(name, 0) + count
+    return {name: sums[name] / counts[name] for name in sorted(sums)}
 
 
 def described(refresh: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -44,8 +44,12 @@ class OpenRun:
         starts = self.folder.stage_starts(self.folder.newest_update())
         return Schedule(self.config.schedule, len(self.problems), self.config.seed, starts)
 
-    def scorer(self, problems: Sequence[Problem]) -> Scorer:
-        """Return a scorer for rollouts of `problems`."""
+    def state(self, update: int, stage: int | None) -> TrainerState:
+        """Return what reward functions learn about responses of the policy after `update`."""
+        return TrainerState(update, self.config.schedule.total_updates, stage)
+
+    def scorer(self, problems: Sequence[Problem], stage: int | None) -> Scorer:
+        """Return a scorer for rollouts of `problems`, of a stage or, if None, an evaluation."""
         return Scorer(
             self.task,
             problems,
@@ -53,6 +57,7 @@ class OpenRun:
             self.config.rewards,
             max_new_tokens=self.config.rollouts.max_new_tokens,
             judge=self.judge,
+            state=self.state(0, stage),
             check=self.stop.check,
         )
 

@@ -15,6 +15,7 @@ from mugrpo.processes.messages import visible
 
 _PLAIN_INTERVAL = 10.0  # seconds between plain lines of one phase
 _TELLING = 0.02  # share of a phase that tells how long the rest takes; the first rollouts are short
+_FEW = 7  # rollouts that tell nothing, however large a share they are
 
 
 class Progress:
@@ -97,7 +98,8 @@ class Progress:
         if self._tokens and seconds > 0:
             parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
         fresh, left = self._done - self._before, self._total - self._done
-        if left and fresh > 1 and fresh >= _TELLING * (fresh + left):
+        few = _FEW if self._unit == "rollouts" else 1
+        if left and fresh > few and fresh >= _TELLING * (fresh + left):
             parts.append(f"{clock(seconds / fresh * left)} left")
         else:
             parts.append(clock(seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,16 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsLog
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Rollout, Status
-from mugrpo.disk.shards import RowReader, ShardSet
+from mugrpo.disk.publishing import publish_folder, publish_json
+from mugrpo.disk.records import Rollout
+from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Decoded, Engine
 from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.optimize.samples import response
+from mugrpo.rollouts.accuracy import accuracy
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.rollouts.statistics import logged_means
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
@@ -56,35 +58,40 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
                 sampled = _sample(run, engines, draws, update, k, temperature)
             sampled.publish(rollouts, shard)
             passing("half an evaluation")
-            run.scorer(run.eval_problems).make_shard(rollouts, scores, shard)
+            run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
             places = ((shard, row) for row in range(scores.entry(shard)["rows"]))
             found = accuracy(RowReader(scores).rows(places), k)
+            found |= logged_means([scores.entry(shard)])
             measured |= {f"{prefix}{name}": value for name, value in found.items()}
             if not shard:
                 measured["entropy"] = _entropy(sampled.rollouts)
+                shown = _shown(run, sampled.rollouts[: k * run.config.samples.count], scores)
+    if run.config.samples.every:
+        publish_json(run.folder.samples(update, "evaluation"), {"update": update, "samples": shown})
     return {**measured, "time/evaluate": time.monotonic() - began}
 
 
-def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
-    """Return the metrics of `verdicts`, in which the `k` samples of a problem are consecutive.
+def _shown(run: OpenRun, rollouts: Sequence[Rollout], scores: ShardSet) -> list[dict[str, Any]]:
+    """Return these rollouts, the first of shard 0, for people to read: an entry per problem.
 
-    `accuracy` is avg@k, the share of right samples. `reward` is the mean reward. Both leave out
-    samples that could not be judged. `pass@k` is the share of problems with at least one right
-    sample among k.
+    They are of the same problems at every evaluation.
     """
-    rewards = [v["reward"] for v in verdicts if v["reward"] is not None]
-    right = [v["status"] == Status.RIGHT for v in verdicts]
-    problems = len(verdicts) // k
-    passed = sum(any(right[i : i + k]) for i in range(0, len(right), k))
-    statuses = Counter(v["status"] for v in verdicts)
-    return {
-        "accuracy": sum(right) / len(rewards) if rewards else None,
-        "reward": sum(rewards) / len(rewards) if rewards else None,
-        f"pass@{k}": passed / problems,
-        "problems": problems,
-        "samples": k,
-        **{f"status/{status}": statuses[status] for status in Status},
-    }
+    tokenizer, rows = (
+        run.prompts.tokenizer,
+        RowReader(scores).rows((0, n) for n in range(len(rollouts))),
+    )
+    shown: dict[str, dict[str, Any]] = {}
+    references = {problem.id: problem.answer for problem in run.eval_problems}
+    for rollout, row in zip(rollouts, rows, strict=True):
+        about = {
+            "problem_id": rollout.problem_id,
+            "prompt": tokenizer.decode(rollout.prompt_ids),
+            "reference": references[rollout.problem_id],
+            "group": [],
+        }
+        group = shown.setdefault(rollout.problem_id, about)["group"]
+        group.append(response(rollout, score_from_row(row), tokenizer))
+    return list(shown.values())
 
 
 def _entropy(rollouts: Sequence[Rollout]) -> float:

@@ -197,7 +197,7 @@ def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool 
     all_shards = list(range(len(stage_shards(stage))))
     missing = all_shards if again else unscored(stage, rollouts, scores)
     if missing:
-        scorer = run.scorer(run.problems)
+        scorer = run.scorer(run.problems, stage.number)
         run.progress.begin(stage.heading("score"), "shards", len(missing))
         for shard in missing:
             scorer.make_shard(rollouts, scores, shard)

@@ -137,6 +137,10 @@ def keep_samples(
     samples = watch.chosen(
         experience.rollouts, experience.scores, run.config.samples.count, run.prompts.tokenizer
     )
+    ids = {sample["problem_id"] for sample in samples}
+    references = {problem.id: problem.answer for problem in run.problems if problem.id in ids}
+    for sample in samples:
+        sample["reference"] = references[sample["problem_id"]]
     document = {
         "update": update,
         "stage": stage.number,

@@ -42,7 +42,7 @@ def generated_beside(
             "overlap has no effect: the stage is one shard, which all updates wait for; lower "
             "--rollouts.shard_rollouts in a new run"
         )
-    scorer = run.scorer(run.problems)
+    scorer = run.scorer(run.problems, stage.number)
 
     def work(keep_on: Callable[[], None]) -> None:
         _generate_and_score(stage, generation, scorer, keep_on)

@@ -75,9 +75,11 @@ def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
 
     Raises BrokenReward if a reward breaks its contract; UsageError if the run has no results yet.
     """
+    newest = run.folder.newest_update()
+    state = run.state(newest, run.schedule().stage_of(newest))
     answers = (
-        Answer(problem, problem.answer, run.prompts.ids_of(problem.answer), FinishReason.STOP)
-        for problem in problems
+        Answer(p, p.answer, run.prompts.ids_of(p.answer), FinishReason.STOP, state)
+        for p in problems
     )
     try:
         yield from run.task.score(answers)

@@ -152,6 +152,7 @@ def _fresh(
     count = len(stale.rollouts)
     seal = sha256_of(run.folder.checkpoint(update) / SUMS)
     rests_on = hashlib.sha256(f"{seal} {list(groups)}".encode()).hexdigest()
+    stage = run.schedule().stage_of(update)
     halves = []
     for half in range(2):
         if half not in rollouts or rollouts.entry(half).get("rests_on") != rests_on:
@@ -168,7 +169,7 @@ def _fresh(
             sampled = sampler.sample_shard(draws, lambda _: run.stop.check())
             sampled.publish(rollouts, half, rests_on=rests_on)
         if not scored(rollouts, scores, half, run.judge):
-            run.scorer(run.problems).make_shard(rollouts, scores, half)
+            run.scorer(run.problems, stage).make_shard(rollouts, scores, half)
         places = [(half, row) for row in range(count)]
         halves.append(
             Experience(

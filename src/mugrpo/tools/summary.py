@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.costs import refresh_parts
-from mugrpo.report.read import number
+from mugrpo.report.read import accuracy_text, number
 from mugrpo.run.progress import clock
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
@@ -17,8 +19,11 @@ _SOLVED = 0.05  # the share by which the reward of a solved task may vary from s
 _GRPO_UPDATES_PER_REFRESH = 4  # mu of the standard GRPO that Mu-GRPO is compared with
 
 
-def summarize(lines: list[dict[str, Any]]) -> str:
-    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's."""
+def summarize(lines: list[dict[str, Any]], preset: str | None = None) -> str:
+    """Return lines of text: accuracy before and after, time by phase, refreshes against GRPO's.
+
+    The refreshes of a run of the preset "grpo" are compared with nothing.
+    """
 
     def of(kind: str) -> list[dict[str, Any]]:
         matching = [line for line in lines if line["kind"] == kind]
@@ -40,10 +45,10 @@ def summarize(lines: list[dict[str, Any]]) -> str:
     text = [f"{len(updates)} updates"]
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
+        sure = "; 95 % intervals" if number(last, "accuracy_low") is not None else ""
         text.append(
-            f"accuracy    {_share(number(first, 'accuracy'))} before, "
-            f"{_share(number(last, 'accuracy'))} after update {last['update']} "
-            f"({number(last, 'problems') or 0:.0f} held-out problems)"
+            f"accuracy    {accuracy_text(first)} before, {accuracy_text(last)} after update "
+            f"{last['update']} ({number(last, 'problems') or 0:.0f} held-out problems{sure})"
         )
     text.append(
         "time        "
@@ -51,10 +56,8 @@ def summarize(lines: list[dict[str, Any]]) -> str:
         + f"  training (without evaluation) {clock(sum(phases.values()) - phases['evaluate'])}"
     )
     grpo = math.ceil(len(updates) / _GRPO_UPDATES_PER_REFRESH)
-    text.append(
-        f"refreshes   {refreshes} made; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made "
-        f"{grpo}"
-    )
+    of_grpo = f"; GRPO with mu={_GRPO_UPDATES_PER_REFRESH} would have made {grpo}"
+    text.append(f"refreshes   {refreshes} made{'' if preset == 'grpo' else of_grpo}")
     parts = refresh_parts(of("refresh"))
     if len(parts) > 1:  # an engine in the trainer's process has nothing but the canary
         each = "  ".join(f"{part} {spent:.1f} s" for part, spent in parts.items())
@@ -75,6 +78,12 @@ def summarize(lines: list[dict[str, Any]]) -> str:
             f"{min(lowered):.0f}"
         )
     return "\n".join(text)
+
+
+def whereabouts(folder: RunDir, update: int) -> str:
+    """Return lines of text: the checkpoint after `update`, and the command that draws the run."""
+    report = shlex.join(["mugrpo", "report", str(folder.root)])
+    return f"checkpoint  {folder.checkpoint(update)}\nreport      {report}"
 
 
 def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
@@ -116,7 +125,3 @@ def _reward(updates: Iterable[dict[str, Any]]) -> float:
     """Return the mean reward of the updates' batches, of those that have one."""
     known = [reward for line in updates if (reward := number(line, "batch_reward")) is not None]
     return sum(known) / len(known) if known else 0.0
-
-
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
