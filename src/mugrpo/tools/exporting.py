@@ -84,7 +84,7 @@ def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
     problems = {problem.id: problem for problem in run.problems}
     chat = any(not isinstance(problem.prompt, str) for problem in run.problems)
     rows = 0
-    with publish_folder(out) as folder:
+    with publish_folder(out, replace=False) as folder:
         (folder / "data").mkdir()
         for number, rollouts, scores, shard in shards:
             run.stop.check()
