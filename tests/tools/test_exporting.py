@@ -90,6 +90,21 @@ def test_a_folder_that_exists_is_refused(exported: Path, reference: Path, comman
     refused(command("export", reference, exported), f"{exported} exists already; name a new folder")
 
 
+def test_a_folder_that_appears_meanwhile_is_left_as_it_is(
+    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    original = exporting._table
+
+    def table(*arguments: Any, **options: Any) -> Any:
+        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "set" / "theirs").touch()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(exporting, "_table", table)
+    refused(command("export", reference, tmp_path / "set"), "exists already; name a new folder")
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["theirs"]
+
+
 def test_a_run_without_scores_is_refused(run_dir: Path, tmp_path: Path, command: Command):
     for manifest in run_dir.glob("stages/*/scores/manifest.json"):
         stored = json.loads(manifest.read_text())

@@ -497,7 +497,7 @@ def test_a_response_that_stopped_without_its_token_is_told_of(take: Any):
     rows = open_instruct_rows()
     rows[0]["response_tokens"], rows[0]["logprobs"] = ids_of("3+2=5"), [-0.1] * 5
     ended = checked(take(rows, "--format", "open-instruct"))
-    assert "1 responses are said to have ended, but not with the end-of-sequence" in ended.out
+    assert "warning: 1 responses are said to have ended, or are shorter" in ended.out
 
 
 # ---- prime-rl ----
@@ -641,6 +641,17 @@ def changed(number: int, **values: Any) -> list[Row]:
         (changed(1, parts="[]"), ("line 2", "no JSON object")),
         (changed(1, status="skipped"), ("line 2", "status 'skipped' has reward 0.0")),
         (changed(1, status="fine"), ("line 2", "'fine' is not a valid Status")),
+        (changed(1, reward=10**400), ("line 2", "too large")),
+        (changed(1, seed=float("inf")), ("line 2", "infinity")),
+        (changed(1, seed=2.7), ("line 2", "seed", "2.7", "whole number")),
+        (changed(1, problem_id=" "), ("line 2", "its problem_id is blank")),
+        (changed(1, problem_id="\ud83d"), ("line 2", "surrogates not allowed")),
+        (changed(1, answer=float("nan")), ("line 2", "its answer is nan", "finite number")),
+        (changed(1, prompt=None, prompt_ids=[-5, 3]), ("line 2", "ids -5 to 3")),
+        (
+            changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
+            ("line 2: its response goes on after the end-of-sequence token 1", "padding"),
+        ),
         (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.temp")),
         (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; raise")),
     ],
@@ -656,7 +667,6 @@ def test_a_row_that_cannot_be_used_is_named_and_can_be_left_out(
         refused(ended, "no rollout is left", *parts[:1])
         return
     checked(ended)
-    assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} != set()
     assert len(imported(tmp_path / "run")) == 2 and "2 rows are left out" in ended.out
 
 
@@ -731,6 +741,199 @@ def test_a_folder_without_files_of_the_format_is_refused(take: Any, tmp_path: Pa
 def test_a_policy_with_fewer_ids_is_refused(take: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=7))
     refused(take(table(), "--policy", "other"), "--policy other has 7 token ids", "the id 14")
+
+
+def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_path: Path):
+    rows = table(finish_reason=["stop"] * 4)
+    rows = [row | {"response": row["response"] + "<eos>"} for row in rows]
+    checked(take(rows, "--policy", "chain"))
+    for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
+        assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
+        assert rollout.finish_reason is FinishReason.STOP
+
+
+def test_an_unknown_finish_reason_is_refused_if_the_ids_are_made(take: Any, tmp_path: Path):
+    """Given ids tell by themselves whether they have ended."""
+    reasons = ["stop", "eos_token", "length", "stop"]
+    ended = take(table(finish_reason=reasons), "--policy", "chain")
+    refused(ended, "line 2: its finish_reason 'eos_token' is neither stop nor length", "--bad drop")
+    checked(take(table(finish_reason=reasons, **GIVEN)))
+    assert len(imported(tmp_path / "run")) == 4
+
+
+def test_a_response_shorter_than_the_longest_without_an_end_is_told_of(take: Any):
+    rows = table(**GIVEN)
+    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5}
+    assert "warning: 1 responses are said to have ended, or are shorter" in checked(take(rows)).out
+
+
+def test_a_response_as_long_as_may_be_or_cut_needs_no_end(take: Any):
+    rows = table(**GIVEN)
+    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5, "finish_reason": "length"}
+    rows[1] |= {"response_ids": ids_of("3+2=6++3"), "logprobs": [-0.1] * 8, "response": "3+2=6++3"}
+    assert "warning" not in checked(take(rows)).out
+
+
+def test_ids_that_stand_for_another_text_are_told_of(take: Any):
+    """Special tokens do not make a text another one."""
+    rows = table(**GIVEN)
+    rows[0]["response"] += "<eos>"
+    rows[2]["response"] = "2-1=2"
+    ended = checked(take(rows))
+    assert "the ids of 1 responses stand for another text" in ended.out and "line 3)" in ended.out
+
+
+def test_prompt_ids_that_the_run_would_not_make_are_told_of(take: Any):
+    own = [ids_of(row["prompt"]) for row in table()]
+    other = [[EOS, *ids] if number > 1 else ids for number, ids in enumerate(own)]
+    ended = checked(take(table(prompt_ids=other, **GIVEN)))
+    assert "the prompts of 1 groups have other ids than the run gives" in ended.out
+    assert "line 3)" in ended.out
+
+
+def test_prompt_ids_that_the_run_would_make_are_not_told_of(take: Any):
+    own = [ids_of(row["prompt"]) for row in table()]
+    assert "warning" not in checked(take(table(prompt_ids=own, **GIVEN))).out
+
+
+def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
+    rows = [*table(**GIVEN), *(row | {"prompt": "1+1="} for row in table(**GIVEN)[:2])]
+    ended = checked(take(rows, "--schedule.problems_per_update", 2))
+    assert "3 groups of 2 rollouts, for 1 batches\n1 of the groups do not fill a batch" in ended.out
+    assert len(imported(tmp_path / "run")) == 4
+
+
+def test_a_temperature_in_single_precision_is_that_of_the_config(take: Any, tmp_path: Path):
+    values = pa.array([0.7] * 4, pa.float32())
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(table(**GIVEN)).append_column("temperature", values), file)
+    checked(take(file, "--rollouts.temperature", 0.7))
+    assert {r.temperature for r, _ in imported(tmp_path / "run").values()} == {0.7}
+
+
+def test_empty_cells_of_csv_are_missing(take: Any, tmp_path: Path):
+    header = "prompt,response,reward,answer,finish_reason,temperature,seed,status\n"
+    rows = '"3+2=","3+2=5",1,5,,,,\n"3+2=","3+2=6",,5,,1.0,7,skipped\n'
+    (tmp_path / "rows.csv").write_text(header + rows)
+    checked(take(tmp_path / "rows.csv", "--policy", "chain"))
+    found = {rollout.seed: score for rollout, score in imported(tmp_path / "run").values()}
+    assert (found[0].reward, found[0].status) == (1.0, Status.RIGHT)
+    assert (found[7].reward, found[7].status) == (None, Status.SKIPPED)
+
+
+def test_parts_may_be_an_object(take: Any, tmp_path: Path):
+    checked(take(table(parts=[{"judge": n} for n in range(4)], **GIVEN)))
+    parts = [score.parts for _, score in imported(tmp_path / "run").values()]
+    assert sorted(part["judge"] for part in parts) == [0, 1, 2, 3]
+
+
+def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, tmp_path: Path):
+    data = [("a", "3+2=", "5"), ("b", "3+2=", "6"), ("c", "2-1=", "1")]
+    data_rows = [dict(zip(("id", "prompt", "answer"), one, strict=True)) for one in data]
+    (tmp_path / "problems.jsonl").write_text(lines(data_rows))
+    options: list[object] = ["--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0]
+    options += ["--task.id_column", "id"]
+    rows = [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)]
+    ended = take(rows, *options)
+    refused(ended, "line 1: its prompt is that of 2 problems in task.data", "problem_id nor its")
+    for known in ({"problem_id": "b"}, {"answer": "6"}):
+        checked(take([row | known for row in rows[:2]], *options))
+        assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} == {"b"}
+        (tmp_path / "run").rename(tmp_path / f"by_{next(iter(known))}")
+
+
+def test_a_held_out_problem_with_the_prompt_of_a_rollout_is_not_evaluated_on(
+    take: Any, tmp_path: Path
+):
+    data = [{"prompt": "3+2=", "answer": "5"}, {"prompt": "3+2=", "answer": "6"}]
+    for name, some in {"own": [{"prompt": "1+1=", "answer": "2"}], "held": data}.items():
+        (tmp_path / f"{name}.jsonl").write_text(lines(some))
+    files = ("--task.data", tmp_path / "own.jsonl", "--task.eval_data", tmp_path / "held.jsonl")
+    ended = checked(take(table(**GIVEN)[:2], *files))
+    assert "nothing is evaluated" in ended.out
+    assert not (tmp_path / "run" / "held_out.jsonl").exists()
+
+
+def test_two_answers_to_one_problem_are_refused(take: Any):
+    rows = [row | {"problem_id": row["prompt"]} for row in table(**GIVEN)]
+    rows[1]["answer"] = "6"
+    refused(take(rows), "line 2 has the answer '6', but earlier rows", "problem_id", "'5'")
+
+
+def test_two_responses_of_one_sample_are_refused(take: Any):
+    """As if the files of two runs were one."""
+    rows = [row | {"sample": number % 2} for number, row in enumerate(table(**GIVEN))]
+    rows += [row | {"reward": 0.5} for row in rows]
+    for what in ("refuse", "drop", "keep"):
+        ended = take(rows, "--duplicates", what)
+        refused(ended, "line 5 and", "line 1 are both sample 0 of one group", "one run at a time")
+
+
+@pytest.mark.parametrize(
+    "option", ["eval_data", "system_prompt", "prompt_template", "answer_pattern", "split"]
+)
+def test_options_for_data_that_is_not_named_are_refused(take: Any, option: str):
+    """They would do nothing: the prompts of the rollouts are taken as they are."""
+    ended = take(table(**GIVEN), f"--task.{option}", "({prompt})")
+    refused(ended, f"task.{option} is for problems of your own", "name them with task.data")
+
+
+def test_an_answer_that_the_reward_numeric_cannot_use_is_named_by_its_row(take: Any):
+    config = CONFIG.replace('{ name = "regex", pattern = "=([0-9])$" }', '{ name = "numeric" }')
+    ended = take(table(**GIVEN) + [table(**GIVEN)[0] | {"answer": "x"}] * 2, config=config)
+    refused(ended, "rows repeat others")
+    rows = [*table(**GIVEN)[:2], *(row | {"answer": "x"} for row in table(**GIVEN)[2:])]
+    refused(take(rows, config=config), "line 3 has the reference answer 'x'", "reward numeric")
+
+
+def test_a_policy_with_fewer_ids_than_a_prompt_is_refused(
+    take: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The prompts have the id of "=", 14; the responses do not."""
+    monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=9))
+    rows = [row | {"response": row["response"][-1]} for row in table()[:2]]
+    refused(take(rows, "--policy", "other"), "--policy other has 9 token ids", "the id 14")
+
+
+def test_a_run_that_appears_meanwhile_is_left_as_it_is(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Logprobs may take hours, in which another command can begin a run of this name."""
+    original = importing.write_rollouts
+
+    def write(*arguments: Any, **options: Any) -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "config.json").write_text("another run's")
+        original(*arguments, **options)
+
+    monkeypatch.setattr(importing, "write_rollouts", write)
+    refused(take(table(**GIVEN)), f"{tmp_path / 'run'} exists already; name a new folder")
+    assert contents(tmp_path / "run") == {Path("config.json"): b"another run's"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ("reward=reward,reward=answer", "names a field twice"),
+        ("reward=half*reward", "a weight must be a number"),
+    ],
+)
+def test_columns_that_have_two_meanings_or_none_are_refused(take: Any, columns: str, part: str):
+    refused(take(table(**GIVEN), "--columns", columns), f"--columns {columns}", part)
+
+
+def test_a_config_from_elsewhere_that_names_code_needs_trust(take: Any, tmp_path: Path):
+    """The config lies in another run; its code is neither run nor remembered as approved."""
+    (tmp_path / "config.json").write_text('{"provenance": {}}')
+    (tmp_path / "rewards.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    own = '{ name = "regex", pattern = "=([0-9])$" }'
+    config = CONFIG.replace(own, f'["{tmp_path / "rewards.py"}:right"]')
+    for _ in range(2):
+        ended = take(table(**GIVEN), config=config)
+        refused(ended, f"lies in the run {tmp_path} and names code", "approve them with --trust")
+    checked(take(table(**GIVEN), "--trust", config=config))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_unknown_field_of_columns_is_refused(take: Any):

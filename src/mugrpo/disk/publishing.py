@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.full_disk import full_disk_explained, remove, unfinished
 from mugrpo.disk.journal import LISTS, forget, recorded
 from mugrpo.disk.places import passing
@@ -93,11 +94,12 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def publish_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def publish_folder(path: Path, *, durable: bool = True, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `path` in one rename if the block succeeds.
 
-    A folder that is already at `path` is replaced. One that is not `durable` may be lost if the
-    machine fails, and does not wait for the disk. Raises RunStopped if the disk is full.
+    A folder that is already at `path` is replaced, or kept if `replace` is false. One that is not
+    `durable` may be lost if the machine fails, and does not wait for the disk. Raises RunStopped
+    if the disk is full, and UsageError for a folder that must be kept.
     """
     temporary = unfinished(path)
     try:
@@ -111,6 +113,8 @@ def publish_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
             files = {path / file.relative_to(temporary): file.read_bytes() for file in lists}
             with recorded(files):
                 passing("before a publish", path)
+                if path.exists() and not replace:
+                    raise UsageError(f"{path} exists already; name a new folder")
                 if path.exists():
                     shutil.rmtree(path)
                 os.rename(temporary, path)

@@ -140,7 +140,7 @@ class Dataset:
             cell = _cell(place, row, options.id_column, "id_column")
             identity = _text(cell, place, options.id_column)
         else:
-            identity = hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
+            identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
         problem = Problem(identity, self._with_template(prompt, place), answer, columns)
         return stable_hash(prompt), problem
@@ -187,10 +187,11 @@ class Dataset:
 
 def stable_hash(prompt: str | list[Message]) -> int:
     """Return a 64-bit hash of the prompt in its original form, which decides the split."""
-    return int.from_bytes(hashlib.sha256(_canonical(prompt)).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(canonical(prompt)).digest()[:8], "big")
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
+    """Return a JSON value as bytes that do not depend on the order of its keys."""
     return json.dumps(value, sort_keys=True).encode()
 
 

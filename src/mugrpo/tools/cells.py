@@ -29,9 +29,19 @@ def _answer(value: Any) -> str:
     """Return a reference answer as text, or "" if there is none."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"its answer is {value}; it must be text or a finite number")
     text = value if isinstance(value, str) else json.dumps(value)
     text.encode()
     return text if text.strip() else ""
+
+
+def _identity(value: Any) -> str:
+    text = str(value)
+    text.encode()
+    if not text.strip():
+        raise ValueError("its problem_id is blank")
+    return text
 
 
 def number(value: Any) -> float:
@@ -67,7 +77,7 @@ def _logprobs(value: Any) -> list[float]:
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    parts = json.loads(value)
+    parts = json.loads(value if isinstance(value, str) else json.dumps(value))
     if not isinstance(parts, dict):
         raise ValueError(f"its parts are {value!r:.40}, which is no JSON object")
     return parts
@@ -77,9 +87,12 @@ def _whole(bits: int) -> Callable[[Any], int]:
     """Return a check for whole numbers from 0 that have so many bits."""
 
     def whole(value: Any) -> int:
-        if not 0 <= int(value) < 2**bits:
-            raise ValueError(f"its seed or policy_step is {value!r}, not in 0 to 2^{bits} - 1")
-        return int(value)
+        found = int(value)
+        if not 0 <= found < 2**bits or (isinstance(value, float) and found != value):
+            raise ValueError(
+                f"its seed or policy_step is {value!r}, not a whole number in 0 to 2^{bits} - 1"
+            )
+        return found
 
     return whole
 
@@ -89,7 +102,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "response": _text,
     "reward": number,
     "answer": _answer,
-    "problem_id": str,
+    "problem_id": _identity,
     "prompt_ids": _ids,
     "response_ids": _ids,
     "logprobs": _logprobs,

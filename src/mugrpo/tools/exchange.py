@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.tools.foreign import FIELDS, FORMATS
+from mugrpo.tools.foreign import FIELDS, FORMATS, terms
 
 
 def add_import(
@@ -73,4 +73,13 @@ def _columns(text: str | None) -> dict[str, str]:
             f"--columns {text}: {unknown[0]!r} is not one of the fields, which are "
             f"{', '.join(FIELDS)}; write FIELD=COLUMN,FIELD=COLUMN"
         )
-    return {name: column for name, _, column in pairs}
+    columns = {name: column for name, _, column in pairs}
+    if len(columns) < len(pairs):
+        raise UsageError(f"--columns {text} names a field twice; name it once")
+    try:
+        terms("reward", columns.get("reward", ""))
+    except ValueError:
+        raise UsageError(
+            f"--columns {text}: a weight must be a number, as in reward=right+0.5*short"
+        ) from None
+    return columns

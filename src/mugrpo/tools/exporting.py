@@ -84,7 +84,7 @@ def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
     problems = {problem.id: problem for problem in run.problems}
     chat = any(not isinstance(problem.prompt, str) for problem in run.problems)
     rows = 0
-    with publish_folder(out) as folder:
+    with publish_folder(out, replace=False) as folder:
         (folder / "data").mkdir()
         for number, rollouts, scores, shard in shards:
             run.stop.check()
@@ -129,9 +129,9 @@ def _table(
     columns = dict(zip(ROLLOUT_SCHEMA.names, rollouts.open(shard).read().columns, strict=True))
     columns["logprobs"] = columns.pop("behavior_logprobs")
     columns |= zip(SCORE_SCHEMA.names, scores.open(shard).read().columns, strict=True)
-    asked = [_problem(problems, r, rollouts.path(shard)) for r in read_rollouts(rollouts, shard)]
-    tokenizer = run.prompts.tokenizer
-    texts = [response_text(rollout, tokenizer) for rollout in read_rollouts(rollouts, shard)]
+    responses = list(read_rollouts(rollouts, shard))
+    asked = [_problem(problems, rollout, rollouts.path(shard)) for rollout in responses]
+    texts = [response_text(rollout, run.prompts.tokenizer) for rollout in responses]
     prompts = [_turns(problem.prompt) if chat else problem.prompt for problem in asked]
     columns["stage"] = pa.array([stage] * len(asked), pa.int32())
     columns["prompt"] = pa.array(prompts, _MESSAGES if chat else pa.string())

@@ -189,19 +189,27 @@ def rows_of(form: Format, place: str, cells: Cells, columns: Mapping[str, str]) 
     try:
         for parsed in form.parse(place, cells, columns):
             for name in required:
-                if missing := [c for _, c in _terms(name, chosen[name]) if c not in parsed]:
+                if missing := [c for _, c in terms(name, chosen[name]) if c not in parsed]:
                     raise UsageError(
                         f"{place} has no column {missing[0]!r} for the {name} (it has "
                         f"{', '.join(map(repr, parsed))}); choose another --format, or name the "
                         f"column with --columns {name}=COLUMN"
                     )
+            parsed = {n: None if v == "" else v for n, v in parsed.items()}  # CSV has no null
             present = {name: _cell(name, column, parsed) for name, column in chosen.items()}
             values = {n: CHECKS[n](value) for n, value in present.items() if value is not None}
             group = tuple(str(parsed[n]) for n in form.group if parsed.get(n) is not None)
             yield _complete(Row(place=place, group=group, **values))
     except UsageError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{place}: {reason}") from None
 
@@ -224,8 +232,11 @@ def _complete(row: Row) -> Row:
     return row
 
 
-def _terms(name: str, column: str) -> list[tuple[float, str]]:
-    """Return (weight, column) of the columns whose sum a field is: only a reward has several."""
+def terms(name: str, column: str) -> list[tuple[float, str]]:
+    """Return (weight, column) of the columns whose sum a field is: only a reward has several.
+
+    Raises ValueError if a weight is not a number.
+    """
     if name != "reward":
         return [(1.0, column)]
     pairs = [term.rpartition("*") for term in column.split("+")]
@@ -233,8 +244,8 @@ def _terms(name: str, column: str) -> list[tuple[float, str]]:
 
 
 def _cell(name: str, column: str, cells: Cells) -> Any:
-    terms = _terms(name, column)
-    if len(terms) == 1 and terms[0][0] == 1.0:
+    pairs = terms(name, column)
+    if len(pairs) == 1 and pairs[0][0] == 1.0:
         return cells.get(column)
-    known = [(w, number(cells[c])) for w, c in terms if cells.get(c) is not None]
+    known = [(w, number(cells[c])) for w, c in pairs if cells.get(c) is not None]
     return sum(weight * value for weight, value in known) if known else None

@@ -32,13 +32,16 @@ def grouped(
     Rows with the same problem, and the same draw if the file tells draws apart, are a group. With a
     `size`, they are cut into groups of it, and the rest is left out. A problem with several groups
     becomes several problems with ids of their own. Raises UsageError for rows that are there twice,
-    unless `duplicates` is "drop" or "keep", and for groups of unequal or too small size.
+    unless `duplicates` is "drop" or "keep", for a sample with two responses, and for groups of
+    unequal or too small size.
     """
     if size is not None and size < 2:
         raise UsageError(f"--group-size {size}: a group is two or more responses; raise it")
     by_draw: dict[Hashable, Group] = {}
     for one in imported:
         by_draw.setdefault((id(one.problem), one.row.group), []).append(one)
+    for group in by_draw.values():
+        _require_one_response(group)
     groups, repeated = list(by_draw.values()), list[Imported]()
     if duplicates != "keep":
         groups, repeated = _distinct(by_draw)
@@ -57,6 +60,17 @@ def grouped(
         left_out += [f"{one.row.place} is left over from groups of {size}" for one in rest]
         groups = cut
     return _numbered(groups), left_out
+
+
+def _require_one_response(group: Group) -> None:
+    first: dict[str, Row] = {}
+    for row in (one.row for one in group if one.row.sample is not None):
+        other = first.setdefault(str(row.sample), row)
+        if other.content != row.content:
+            raise UsageError(
+                f"{row.place} and {other.place} are both sample {row.sample} of one group, but "
+                "differ; import the rollouts of one run at a time"
+            )
 
 
 def _distinct(by_draw: Mapping[Hashable, Group]) -> tuple[list[Group], list[Imported]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem, Rollout, Score, Status
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.tasks.dataset import prompt_of
+from mugrpo.tasks.dataset import canonical, prompt_of
 from mugrpo.tasks.rows import read_rows
 from mugrpo.tools.foreign import FORMATS, Cells, Row, rows_of
 from mugrpo.tools.grouping import Group, Imported, grouped
@@ -56,8 +57,6 @@ class Importer:
         vocabulary: Vocabulary,
         known: Sequence[Problem] = (),
     ) -> None:
-        self.made = 0  # responses whose ids the tokenizer made
-        self.unended = 0  # given responses that are said to have ended, but lack the end's token
         self.dropped: list[str] = []  # sentences about rows that were left out
         self._config, self._source = config, source
         self._form = form = FORMATS[source.form]
@@ -128,11 +127,12 @@ class Importer:
         if row.prompt is not None:
             texts = [prompt_of(row.prompt, row.place)]
         else:
+            self._in_vocabulary(row.prompt_ids or (), row)
             texts = [decode(row.prompt_ids), decode(row.prompt_ids, skip_special_tokens=True)]
         if self._known:
-            for key in map(_canonical, texts):
+            for key in map(canonical, texts):
                 if found := self._by_prompt.get(key) or self._by_text.get(key):
-                    return found
+                    return _meant(found, row)
             raise UsageError(f"{row.place}: its prompt is none of those in task.data")
         written = self._form.written or row.prompt is None
         if written and self._encode.options.form == "chat":
@@ -141,33 +141,42 @@ class Importer:
                 "problems themselves with task.data, or use --prompt.form plain"
             )
         prompt, answer = texts[0], row.answer or ""
-        identity = row.problem_id or hashlib.sha256(_canonical([prompt, answer])).hexdigest()[:16]
+        identity = row.problem_id or hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
         problem = Problem(identity, prompt if isinstance(prompt, str) else tuple(prompt), answer)
-        return self._own.setdefault((identity, _canonical(prompt)), problem)
+        own = self._own.setdefault((identity, canonical(prompt)), problem)
+        if own.answer != answer:
+            raise UsageError(
+                f"{row.place} has the answer {answer!r:.40}, but earlier rows with its problem_id "
+                f"and prompt have {own.answer!r:.40}"
+            )
+        return own
 
     @cached_property
-    def _by_prompt(self) -> dict[bytes, Problem]:
+    def _by_prompt(self) -> dict[bytes, list[Problem]]:
         """The known problems by their prompts; in the chat form, text is a turn of the user."""
-        keys = {_canonical(problem.prompt): problem for problem in self._known}
-        if self._encode.options.form == "chat":
-            turns = ([{"role": "user", "content": p.prompt}] for p in self._known)
-            keys |= dict(zip(map(_canonical, turns), self._known, strict=True))
-        return keys
+        keys = defaultdict[bytes, list[Problem]](list)
+        for problem in self._known:
+            keys[canonical(problem.prompt)].append(problem)
+            if self._encode.options.form == "chat":
+                turns = [{"role": "user", "content": problem.prompt}]
+                keys[canonical(turns)].append(problem)
+        return dict(keys)
 
     @cached_property
-    def _by_text(self) -> dict[bytes, Problem]:
+    def _by_text(self) -> dict[bytes, list[Problem]]:
         """The known problems by what the model gets, with and without special tokens."""
-        decode, keys = self._encode.tokenizer.decode, {}
+        decode, keys = self._encode.tokenizer.decode, defaultdict[bytes, list[Problem]](list)
         for problem in self._known:
             ids = self._encode(problem)
-            for text in (self._encode.text(problem), decode(ids, skip_special_tokens=True)):
-                keys[_canonical(text)] = problem
-        return keys
+            for text in {self._encode.text(problem), decode(ids, skip_special_tokens=True)}:
+                keys[canonical(text)].append(problem)
+        return dict(keys)
 
     def _imported(self, pair: tuple[Problem, Row]) -> Imported:
         problem, row = pair
         temperature = self._config.rollouts.temperature
-        if row.temperature not in (None, temperature):
+        sampled_at = temperature if row.temperature is None else row.temperature
+        if not math.isclose(sampled_at, temperature, rel_tol=1e-6):  # a file may have float32
             raise UsageError(
                 f"{row.place} was sampled at temperature {row.temperature:g}, not at "
                 f"rollouts.temperature = {temperature:g}; set --rollouts.temperature"
@@ -208,24 +217,33 @@ class Importer:
         return self._in_vocabulary(row.prompt_ids, row)
 
     def _response(self, row: Row) -> tuple[NDArray[np.int32], FinishReason]:
-        """Return a response's ids, and whether its last id ends it.
+        """Return a response's ids, and whether its last id ends it."""
+        ids = self._in_vocabulary(row.response_ids or self._made(row), row)
+        stops = np.isin(ids, self._vocabulary.stop_ids)
+        if stops[:-1].any():
+            raise UsageError(
+                f"{row.place}: its response goes on after the end-of-sequence token "
+                f"{ids[stops.argmax()]}; leave out what follows, such as padding"
+            )
+        return ids, FinishReason.STOP if stops[-1] else FinishReason.LENGTH
 
-        Ids that the tokenizer makes are taken to have ended unless the row says otherwise or they
-        are as many as a response may have.
+    def _made(self, row: Row) -> list[int]:
+        """Return the ids that the tokenizer makes of a response.
+
+        They get an end unless they have one, the row says that the response was cut, or it does not
+        say and they are as many as a response may have.
         """
-        if row.response_ids is not None:
-            ids = self._in_vocabulary(row.response_ids, row)
-            ended = int(ids[-1]) in self._vocabulary.stop_ids
-            self.unended += row.finish_reason == "stop" and not ended
-            return ids, FinishReason.STOP if ended else FinishReason.LENGTH
-        self.made += 1
-        made = self._encode.ids_of(row.response or "")
-        full = len(made) >= self._config.rollouts.max_new_tokens
+        if row.finish_reason not in (None, *FinishReason):
+            raise UsageError(
+                f"{row.place}: its finish_reason {row.finish_reason!r} is neither stop nor length, "
+                "so whether the response ended is not known"
+            )
+        ids = self._encode.ids_of(row.response or "")
+        full = len(ids) >= self._config.rollouts.max_new_tokens
         ended = row.finish_reason == "stop" if row.finish_reason else not full
-        if ended:
-            made.append(self._encode.tokenizer.eos_token_id)
-        reason = FinishReason.STOP if ended else FinishReason.LENGTH
-        return self._in_vocabulary(made, row), reason
+        if ended and not (ids and ids[-1] in self._vocabulary.stop_ids):
+            ids.append(self._encode.tokenizer.eos_token_id)
+        return ids
 
     def _in_vocabulary(self, ids: Sequence[int], row: Row) -> NDArray[np.int32]:
         if not ids or min(ids) < 0 or max(ids) >= self._vocabulary.size:
@@ -262,8 +280,19 @@ class Importer:
             raise UsageError(f"{row.place}: {error}") from None
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
+def _meant(found: Sequence[Problem], row: Row) -> Problem:
+    """Return the one of the problems with a row's prompt that has its problem_id or answer."""
+    meant = found
+    if len(found) > 1:
+        meant = [p for p in found if p.id == row.problem_id] or [
+            p for p in found if p.answer == row.answer
+        ]
+    if len(meant) != 1:
+        raise UsageError(
+            f"{row.place}: its prompt is that of {len(found)} problems in task.data, and neither "
+            "its problem_id nor its answer tells which one it is"
+        )
+    return meant[0]
 
 
 def _is_data(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import apply_overrides, build_config, read_toml
-from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.rewards import FunctionOptions, NumericOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -25,6 +25,7 @@ from mugrpo.model.loading import load_vocabulary
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.rewards.verifiers import has_number
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
@@ -33,15 +34,19 @@ from mugrpo.run.provenance import config_document, provenance_of
 from mugrpo.run.trust import require_trusted, theirs_in
 from mugrpo.stages.plan import stage_shards
 from mugrpo.stages.stage import Stage
-from mugrpo.tasks.dataset import Dataset
+from mugrpo.tasks.dataset import Dataset, canonical
 from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.grouping import Group
 from mugrpo.tools.imported import Importer, Source
+from mugrpo.tools.notices import notices
 
 Say = Callable[[str], None]
 Raw = dict[str, Any]  # the options of a config, before its defaults
 
 ID = "problem_id"  # the column of PROBLEMS and HELD_OUT
+# Options of a task that PROBLEMS and HELD_OUT have been read with, and all that are for its data.
+_APPLIED = ("split", "subset", "revision", "eval_split", "train_problems", "system_prompt")
+_OF_DATA = (*_APPLIED, "eval_data", "prompt_template", "answer_pattern")
 
 
 def import_rollouts(
@@ -73,17 +78,18 @@ def import_rollouts(
     vocabulary = load_vocabulary(config.model, encode.tokenizer)
     importer = Importer(config, source, encode, vocabulary, [*train, *held_out])
     groups = importer.groups()
-    taken = {group[0].problem.id for group in groups}
-    held_out = [problem for problem in held_out if problem.id not in taken]
+    asked = {canonical(group[0].problem.prompt) for group in groups}
+    held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
     options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
-    _tell(importer, groups, options, say)
+    problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
+    final = build_config(_with_data(options, folder.absolute(), problems), str(target))
+    for sentence in notices(groups, final, encode):
+        say(sentence)
+    if dropped := importer.dropped:
+        say(f"{len(dropped)} rows are left out; the first: {dropped[0]}")
     policy = _policy(config, source.policy, groups)
-    with publish_folder(folder) as unfinished:
-        problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
-        draft, final = (
-            build_config(_with_data(options, where, problems), str(target))
-            for where in (unfinished, folder.absolute())
-        )
+    with publish_folder(folder, replace=False) as unfinished:
+        draft = build_config(_with_data(options, unfinished, problems), str(target))
         for name, some in problems.items():
             _write_problems(unfinished / name, some, options["task"])
         read = _dataset(draft)  # as the run will read it
@@ -110,6 +116,12 @@ def _raw(target: Path, folder: Path, overrides: Sequence[str]) -> Raw:
         raise UsageError(
             f"{target}: rollouts from elsewhere need task.name = 'dataset', with task.rewards that "
             "score them again"
+        )
+    unused = [] if "data" in task else [name for name in _OF_DATA if name in task]
+    if unused:
+        raise UsageError(
+            f"task.{unused[0]} is for problems of your own, and {target} names none; name them "
+            f"with task.data, or leave task.{unused[0]} out"
         )
     return raw
 
@@ -176,26 +188,6 @@ def _with_data(options: Raw, folder: Path, problems: Mapping[str, Sequence[Probl
     return {**options, "task": {**options["task"], "eval_data": None, **data}}
 
 
-def _tell(importer: Importer, groups: Sequence[Group], options: Raw, say: Say) -> None:
-    """Say what was inferred, and what was left out."""
-    size, batches = len(groups[0]), options["schedule"]["batches_per_stage"]
-    say(f"{len(groups)} groups of {size} rollouts, for {batches} batches")
-    if not options["evaluation"].get("every", 1):
-        say("nothing is evaluated: no problem of task.data is held out, or evaluation.every is 0")
-    if importer.made:
-        say(
-            f"warning: the ids of {importer.made} responses are made by the tokenizer, and may "
-            "differ from those that were sampled; whether a response had ended is not known"
-        )
-    if importer.unended:
-        say(
-            f"warning: {importer.unended} responses are said to have ended, but not with the "
-            "end-of-sequence token; they count as truncated if they are scored again"
-        )
-    if dropped := importer.dropped:
-        say(f"{len(dropped)} rows are left out; the first: {dropped[0]}")
-
-
 def _dataset(config: RunConfig) -> Dataset:
     assert isinstance(config.task, DatasetOptions)
     return Dataset(config.task)
@@ -226,10 +218,8 @@ def _options(
         "eval_share": 0.0,
         "prompt_template": "{prompt}",  # the problems have it already
     }
-    for name in ("split", "subset", "revision", "eval_split", "train_problems", "system_prompt"):
+    for name in _APPLIED:
         task.pop(name, None)
-    if not named:
-        task.pop("answer_pattern", None)
     evaluation = {**raw.get("evaluation", {}), **({} if evaluated else {"every": 0})}
     return {**raw, "schedule": schedule, "task": task, "evaluation": evaluation}
 
@@ -247,6 +237,14 @@ def _answered(options: DatasetOptions, groups: Sequence[Group]) -> bool:
             f"{missing[0]} has no reference answer, and {needs}; name the problems with task.data, "
             "the answers' column with --columns answer=COLUMN, or only functions as task.rewards"
         )
+    numeric = any(isinstance(reward, NumericOptions) for reward in options.rewards)
+    for one in (group[0] for group in groups if numeric):
+        if not has_number(one.problem.answer):
+            raise UsageError(
+                f"{one.row.place} has the reference answer {one.problem.answer!r:.40}, which the "
+                "reward numeric cannot compare with; name another column with --columns "
+                "answer=COLUMN, or choose another reward"
+            )
     return not missing
 
 
@@ -256,7 +254,8 @@ def _policy(config: RunConfig, path: str | None, groups: Sequence[Group]) -> Pol
         return None
     options = config.model.model_validate({**config.model.model_dump(), "path": path})
     policy = load_policy(options)
-    largest = max(int(one.rollout.response_ids.max()) for group in groups for one in group)
+    rollouts = (one.rollout for group in groups for one in group)
+    largest = max(int(max(r.prompt_ids.max(), r.response_ids.max())) for r in rollouts)
     if largest >= policy.vocab_size:
         raise UsageError(
             f"--policy {path} has {policy.vocab_size} token ids, but the rollouts have the id "
