@@ -201,6 +201,9 @@ def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
         ({"tools": [print]}, "takes no tools: a response is one turn"),
         ({"optimizers": (object(), None)}, "takes no optimizers"),
         ({"reward_funcs": "a/reward-model"}, "call a reward model in a function"),
+        ({"reward_funcs": []}, "reward_funcs is empty"),
+        ({"args": object()}, "args is a object; import GRPOConfig from mugrpo.trl, too"),
+        ({"model": None}, "model is None; give a path, a hub id or a loaded model"),
         ({"train_dataset": []}, "the dataset has no rows"),
         ({"train_dataset": [{"question": "1+1="}]}, "row 0 of the dataset has no 'prompt'"),
         ({"train_dataset": [{"prompt": "1=", "image": object()}] * 4}, "column 'image' of row 0"),
@@ -221,6 +224,8 @@ def test_peft_options_that_are_not_known_are_refused(tmp_path: Path):
     peft = pytest.importorskip("peft")
     args = GRPOConfig(str(tmp_path / "out"), **TINY)
     for options, words in (
+        ({"lora_alpha": 8.5}, "lora_alpha = 8.5 must be an integer"),
+        ({"task_type": "SEQ_CLS"}, "task_type = 'SEQ_CLS'; use 'CAUSAL_LM'"),
         ({"use_dora": True}, "use_dora = True is not known here"),
         ({"lora_dropout": 0.1}, "dropout would change it in between"),
     ):

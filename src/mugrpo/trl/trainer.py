@@ -86,6 +86,10 @@ class GRPOTrainer:
         if train_dataset is None:
             raise UsageError("GRPOTrainer needs a train_dataset")
         self.args = args or GRPOConfig(f"{Path(str(model)).name}-GRPO")
+        if not isinstance(self.args, GRPOConfig):
+            raise UsageError(
+                f"args is a {type(self.args).__name__}; import GRPOConfig from mugrpo.trl, too"
+            )
         refuse(self.args)  # fields may have been set since
         warn(chain(changed(self.args, "no effect"), differences(self.args)))
         self.output_dir = Path(self.args.output_dir or "trainer_output").absolute()
