@@ -184,6 +184,8 @@ def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
     args = GRPOConfig(str(tmp_path / "out"), **TINY, logging_strategy="no", options=own)
     unseen = [{"prompt": f"{a}-1="} for a in range(5, 9)]
     trainer = GRPOTrainer(str(MODEL), length, args, ROWS, unseen)
+    with pytest.raises(UsageError, match="has no checkpoint to save; call train"):
+        trainer.save_model()
     trainer.train()
     stored = json.loads((tmp_path / "out" / "run" / "config.json").read_text())["config"]
     workers = stored["task"]["workers"]  # a generation is 4 rollouts

@@ -156,8 +156,13 @@ class GRPOTrainer:
         return {f"eval_{name}": value for name, value in found.items()}
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Copy the model of the newest checkpoint, or the adapter, to `output_dir`."""
+        """Copy the model of the newest checkpoint, or the adapter, to `output_dir`.
+
+        Raises UsageError if there is no checkpoint yet.
+        """
         checkpoint = self.folder.checkpoint(self.folder.newest_update())
+        if not checkpoint.is_dir():
+            raise UsageError(f"{self.folder.root} has no checkpoint to save; call train() first")
         target = Path(output_dir or self.output_dir)
         ignore = shutil.ignore_patterns(*_NOT_OF_A_MODEL)
         shutil.copytree(checkpoint, target, ignore=ignore, dirs_exist_ok=True)
