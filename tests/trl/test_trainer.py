@@ -116,11 +116,12 @@ def test_a_script_with_a_loaded_model_a_file_of_rewards_and_a_callback(
     # 8 prompts, 4 to a generation: 2 generations x 2 epochs x (2 batches x 2 passes) = 16 updates
     lines = read_metrics(tmp_path / "loaded-GRPO" / "run")
     assert [line["staleness"] for line in lines if line["kind"] == "update"] == [0, 1, 2, 3] * 4
-    steps = [event[1] for event in names["EVENTS"] if event[0] == "step"]
-    assert steps == list(range(1, 17))
+    steps = [event[1:] for event in names["EVENTS"] if event[0] == "step"]
+    assert steps == [(step, step / 8) for step in range(1, 17)]
+    assert names["trainer"].state.num_train_epochs == 2
     logs = [event[1:] for event in names["EVENTS"] if event[0] == "log"]
     assert logs == [(step, True, True) for step in range(2, 17, 2)]
-    assert len([event for event in names["EVENTS"] if event[0] == "save"]) == 4
+    assert [e[1] for e in names["EVENTS"] if e[0] == "save"] == [4, 8, 12, 16]
     home = tmp_path / "loaded-GRPO"
     stored = json.loads((home / "run" / "config.json").read_text())["config"]
     assert stored["task"]["rewards"][0]["function"] == f"{SCRIPTS}/letter_rewards.py:ones"
@@ -184,6 +185,8 @@ def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
     args = GRPOConfig(str(tmp_path / "out"), **TINY, logging_strategy="no", options=own)
     unseen = [{"prompt": f"{a}-1="} for a in range(5, 9)]
     trainer = GRPOTrainer(str(MODEL), length, args, ROWS, unseen)
+    with pytest.raises(UsageError, match="has no checkpoint to save; call train"):
+        trainer.save_model()
     trainer.train()
     stored = json.loads((tmp_path / "out" / "run" / "config.json").read_text())["config"]
     workers = stored["task"]["workers"]  # a generation is 4 rollouts
@@ -201,6 +204,9 @@ def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
         ({"tools": [print]}, "takes no tools: a response is one turn"),
         ({"optimizers": (object(), None)}, "takes no optimizers"),
         ({"reward_funcs": "a/reward-model"}, "call a reward model in a function"),
+        ({"reward_funcs": []}, "reward_funcs is empty"),
+        ({"args": object()}, "args is a object; import GRPOConfig from mugrpo.trl, too"),
+        ({"model": None}, "model is None; give a path, a hub id or a loaded model"),
         ({"train_dataset": []}, "the dataset has no rows"),
         ({"train_dataset": [{"question": "1+1="}]}, "row 0 of the dataset has no 'prompt'"),
         ({"train_dataset": [{"prompt": "1=", "image": object()}] * 4}, "column 'image' of row 0"),
@@ -221,6 +227,8 @@ def test_peft_options_that_are_not_known_are_refused(tmp_path: Path):
     peft = pytest.importorskip("peft")
     args = GRPOConfig(str(tmp_path / "out"), **TINY)
     for options, words in (
+        ({"lora_alpha": 8.5}, "lora_alpha = 8.5 must be an integer"),
+        ({"task_type": "SEQ_CLS"}, "task_type = 'SEQ_CLS'; use 'CAUSAL_LM'"),
         ({"use_dora": True}, "use_dora = True is not known here"),
         ({"lora_dropout": 0.1}, "dropout would change it in between"),
     ):

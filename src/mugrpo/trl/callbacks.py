@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ class Callbacks:
             warn(["ranks of their own make the updates, and callbacks are not told of them"])
         self._saved = set(run.folder.checkpoint_updates())
         self.state.max_steps = run.config.schedule.total_updates
-        self.state.global_step = run.folder.newest_update()
+        self._count(run.folder.newest_update())
+        self.state.num_train_epochs = math.ceil(self._epochs(self.state.max_steps))
         every = self._args.logging_steps
         self.state.logging_steps = max(
             1, int(every if every >= 1 else every * self.state.max_steps)
@@ -50,7 +52,7 @@ class Callbacks:
 
     def on_metrics(self, kind: str, update: int, values: dict[str, Any]) -> None:
         """Tell the callbacks what a line of the metrics says."""
-        self.state.global_step = update
+        self._count(update)
         if kind == "update":
             self._tell_saved()
             self._tell("on_step_end")
@@ -78,7 +80,21 @@ class Callbacks:
         for update in self._run.folder.checkpoint_updates():
             if update not in self._saved:
                 self._saved.add(update)
+                now = self.state.global_step
+                self._count(update)
                 self._tell("on_save")
+                self._count(now)
+
+    def _count(self, update: int) -> None:
+        self.state.global_step = update
+        self.state.epoch = self._epochs(update)
+
+    def _epochs(self, updates: int) -> float:
+        """Return how often `updates` go over the problems."""
+        assert self._run is not None
+        schedule = self._run.config.schedule
+        batches = updates / schedule.passes_per_batch
+        return batches * schedule.problems_per_update / len(self._run.problems)
 
     def _tell(self, event: str, **more: Any) -> None:
         for callback in self._callbacks:

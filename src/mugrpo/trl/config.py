@@ -12,6 +12,10 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.trl.fields import FIELDS, Kind
 
 # Fields of this project's own: see docs/trl.md.
+_COUNTS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("generation_batch_size", "num_iterations"),
+)
 _OWN = (("method", str | None, None), ("stages", int | None, None), ("options", dict | None, None))
 
 
@@ -35,9 +39,19 @@ def changed(args: Any, kind: Kind) -> Iterator[str]:
 
 
 def refuse(args: Any) -> None:
-    """Raise UsageError if fields are set that have no meaning here, with the reason for each."""
+    """Raise UsageError if fields are set that have no meaning here, with the reason for each.
+
+    Also raise it for a count that is not at least 1, and for `options` that are no table.
+    """
     if sentences := list(changed(args, "refused")):
         raise UsageError(f"GRPOConfig: {'; '.join(sentences)} (docs/trl.md)")
+    for name in _COUNTS:
+        value = getattr(args, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise UsageError(f"{name} = {value!r} must be an integer of at least 1")
+    for name in ("options", "model_init_kwargs"):
+        if not isinstance(getattr(args, name), dict | None):
+            raise UsageError(f"{name} = {getattr(args, name)!r} must be a dict")
 
 
 def warn(sentences: Iterator[str] | list[str]) -> None:

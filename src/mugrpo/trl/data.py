@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
+from mugrpo.trl.config import plain
 
 ROW = "mugrpo_row"  # the column with a row's number: TRL trains on equal rows, too
 _LORA = ("r", "lora_alpha", "target_modules", "lora_dropout", "task_type")
@@ -65,6 +66,8 @@ def model_options(model: Any, processing_class: Any, folder: Path) -> dict[str, 
     """
     tokenizer = processing_class
     if not isinstance(model, str | Path):
+        if not hasattr(model, "save_pretrained"):
+            raise UsageError(f"model is {model!r}; give a path, a hub id or a loaded model")
         if hasattr(model, "peft_config"):
             raise UsageError("give the plain model, and peft_config; a PeftModel cannot be trained")
         if tokenizer is None:
@@ -96,6 +99,10 @@ def lora_options(config: Any, model: str) -> dict[str, Any]:
     if type(config).__name__ != "LoraConfig":
         raise UsageError(f"peft_config is a {type(config).__name__}; only LoraConfig is known here")
     usual = type(config)()
+    if config.lora_alpha != int(config.lora_alpha):
+        raise UsageError(f"peft_config: lora_alpha = {config.lora_alpha} must be an integer here")
+    if plain(config.task_type) not in (None, "CAUSAL_LM"):
+        raise UsageError(f"peft_config: task_type = {plain(config.task_type)!r}; use 'CAUSAL_LM'")
     for name, value in vars(config).items():
         if name not in _LORA and value != getattr(usual, name, None):
             raise UsageError(f"peft_config: {name} = {value!r} is not known here; leave it out")
@@ -139,6 +146,8 @@ def reward_tables(
     Such a name has a hash of the function's source, so that a resumed run notices a change. Raises
     UsageError if one of them is not a function, or if there are more or fewer weights.
     """
+    if not functions:
+        raise UsageError("reward_funcs is empty; give at least one function")
     if weights is not None and len(weights) != len(functions):
         raise UsageError(f"{len(weights)} reward_weights for {len(functions)} reward_funcs")
     tables: list[dict[str, Any]] = []

@@ -25,6 +25,7 @@ _LOSS = (  # what `method` replaces
     *("delta", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
 _CHOSEN_HERE = ("attn_implementation", "device_map", "dtype", "torch_dtype", "use_cache")
+_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate")
 _SCALES = {True: "group", False: "none", "True": "group", "False": "none"}
 
 
@@ -231,6 +232,8 @@ def _engine(args: Any) -> dict[str, Any]:
     """Return engine and correction of a run with vLLM, or nothing for the default engine."""
     if not args.use_vllm:
         return {}
+    if args.vllm_mode not in ("colocate", "server"):
+        raise UsageError(f"vllm_mode = {args.vllm_mode!r}: choose colocate or server")
     if args.vllm_mode == "server":
         host = f"http://{args.vllm_server_host}:{args.vllm_server_port}"
         engine: dict[str, Any] = {
@@ -252,7 +255,10 @@ def _engine(args: Any) -> dict[str, Any]:
 def _correction(args: Any) -> dict[str, Any]:
     if not args.vllm_importance_sampling_correction:
         return {}
-    level, kind = args.vllm_importance_sampling_mode.split("_")
+    mode = args.vllm_importance_sampling_mode
+    if mode not in _MODES:
+        raise UsageError(f"vllm_importance_sampling_mode = {mode!r}: choose {', '.join(_MODES)}")
+    level, kind = mode.split("_")
     low = args.vllm_importance_sampling_clip_min
     high = args.vllm_importance_sampling_cap or args.vllm_importance_sampling_clip_max
     if kind == "mask":

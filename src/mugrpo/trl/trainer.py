@@ -86,6 +86,10 @@ class GRPOTrainer:
         if train_dataset is None:
             raise UsageError("GRPOTrainer needs a train_dataset")
         self.args = args or GRPOConfig(f"{Path(str(model)).name}-GRPO")
+        if not isinstance(self.args, GRPOConfig):
+            raise UsageError(
+                f"args is a {type(self.args).__name__}; import GRPOConfig from mugrpo.trl, too"
+            )
         refuse(self.args)  # fields may have been set since
         warn(chain(changed(self.args, "no effect"), differences(self.args)))
         self.output_dir = Path(self.args.output_dir or "trainer_output").absolute()
@@ -152,8 +156,13 @@ class GRPOTrainer:
         return {f"eval_{name}": value for name, value in found.items()}
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Copy the model of the newest checkpoint, or the adapter, to `output_dir`."""
+        """Copy the model of the newest checkpoint, or the adapter, to `output_dir`.
+
+        Raises UsageError if there is no checkpoint yet.
+        """
         checkpoint = self.folder.checkpoint(self.folder.newest_update())
+        if not checkpoint.is_dir():
+            raise UsageError(f"{self.folder.root} has no checkpoint to save; call train() first")
         target = Path(output_dir or self.output_dir)
         ignore = shutil.ignore_patterns(*_NOT_OF_A_MODEL)
         shutil.copytree(checkpoint, target, ignore=ignore, dirs_exist_ok=True)

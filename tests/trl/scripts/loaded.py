@@ -8,7 +8,7 @@ EVENTS = []
 
 class Recorder(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        EVENTS.append(("step", state.global_step))
+        EVENTS.append(("step", state.global_step, state.epoch))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         EVENTS.append(("log", state.global_step, "loss" in logs, "reward" in logs))
