@@ -51,7 +51,7 @@ rewards = [{{ name = "regex", pattern = "=([0-9])$" }}, "{folder}/rewards.py:sho
 workers = {{ count = 2 }}
 [schedule]
 stages = 1000000
-batches_per_stage = 4
+batches_per_stage = {updates}
 growth = 1.0
 problems_per_update = 4
 group_size = 4
@@ -239,7 +239,7 @@ def shown(document: Mapping[str, Any]) -> str:
     return "\n".join([head, "", *lines])
 
 
-def begin(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+def begin(folder: Path, updates: int) -> tuple[subprocess.Popen[bytes], Path]:
     """Start the run in `folder`. Return its process and its directory."""
     rows = [
         {"prompt": p.prompt, "answer": p.answer}
@@ -247,7 +247,7 @@ def begin(folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     ]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARDS)
-    (folder / "soak.toml").write_text(CONFIG.format(folder=folder))
+    (folder / "soak.toml").write_text(CONFIG.format(folder=folder, updates=updates))
     run_dir = folder / "run"
     words = [sys.executable, "-m", "mugrpo", "train", str(folder / "soak.toml")]
     with open(folder / "log", "wb") as log:
@@ -261,6 +261,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     cli.add_argument("--hours", type=float, default=6.0)
+    cli.add_argument("--updates", type=int, default=4, help="of a stage")
     cli.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
     cli.add_argument("--work", type=Path, help="an empty folder for the run, which stays")
     cli.add_argument("--output", type=Path, default=RESULTS / "soak.json")
@@ -269,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.work or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        process, run_dir = begin(folder)
+        process, run_dir = begin(folder, options.updates)
         try:
             by_role, space = watch(process, run_dir, options.hours, options.every)
         except RuntimeError as error:
@@ -282,6 +283,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     document = {
         "name": "soak",
         "hours": round(options.hours, 3),
+        "updates_of_a_stage": options.updates,
         "stages": int(space["stages"][-1]),
         "stages_per_hour": stages_per_hour(space),
         "machine": machine(),
