@@ -96,7 +96,7 @@ def changes(old: Any, new: Any, depth: int = 2) -> Iterator[list[Any]]:
 
 
 def changed(content: Any, made: Iterable[Sequence[Any]]) -> Any:
-    """Return `content` after the changes `made`, which `changes` returned.
+    """Return `content` with the changes `made` applied. `changes` finds them.
 
     Raises KeyError, TypeError or ValueError if they do not fit `content`.
     """

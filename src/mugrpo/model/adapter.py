@@ -85,7 +85,7 @@ class Adapter:
                 self._model.set_submodule(name, layer.get_base_layer())
 
     def _initial(self) -> dict[str, torch.Tensor]:
-        """Return zeros for B, so that the policy is the model, and for A what peft draws."""
+        """Return the first values: B is 0, so the policy is the model; A is drawn as peft does."""
         generator = torch.Generator().manual_seed(self._seed)
         initial = {}
         for name, tensor in self.tensors().items():

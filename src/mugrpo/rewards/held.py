@@ -14,7 +14,7 @@ from mugrpo.rewards.worker import Judge
 
 
 class HeldJudge:
-    """Judges calls as `Pool` does, but in this process: none of the workers' limits applies.
+    """Judges calls as `Pool` does, but in this process and without the workers' limits.
 
     Closures and lambdas cannot be sent to a worker without pickling them, and importing a script to
     find its functions would run the script.

@@ -141,10 +141,10 @@ def named_function(function: Callable[..., Any]) -> str | None:
 def reward_tables(
     functions: list[Any], weights: list[float] | None
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[..., Any]]]:
-    """Return `task.rewards`, and those of the functions that only this process has, by name.
+    """Return `task.rewards`, and by name the functions that only this process has.
 
-    Such a name has a hash of the function's source, so that a resumed run notices a change. Raises
-    UsageError if one of them is not a function, or if there are more or fewer weights.
+    The name of such a function contains a hash of its source, so a resumed run notices a change.
+    Raises UsageError if one of `functions` is not callable, or if the weights are not as many.
     """
     if not functions:
         raise UsageError("reward_funcs is empty; give at least one function")
