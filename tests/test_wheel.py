@@ -1,6 +1,7 @@
-"""The wheel alone suffices: what is in it, and that its commands need no file of a clone.
+"""The wheel alone suffices: what is in it, and that its commands need nothing else.
 
-These tests run copies of the files that hatchling packs. `make test-wheel` installs the real wheel.
+These tests run copies of the files that hatchling packs, in an environment that has only what the
+wheel requires. `make test-wheel` installs the real wheel.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 from pathspec import GitIgnoreSpec
 
+from tests.clean import environment
 from tests.test_layers import FILES, HOUSE, module_of
 
 ROOT = HOUSE.parents[1]
@@ -147,7 +149,23 @@ def test_the_package_in_a_folder_of_its_own_is_the_one_that_runs(site: Path, tmp
     assert told.stdout.startswith(f"{site}/mugrpo/arguments.py\nusage: mugrpo vllm-env ")
 
 
-@pytest.mark.long
 def test_every_command_runs_from_the_wheels_files_alone(site: Path, tmp_path: Path):
-    command = [sys.executable, "-P", "-m", "mugrpo"]
+    python = environment(tmp_path / "env")
+    command = [python, "-P", "-m", "mugrpo"]
     use_the_commands(starter(tmp_path / "empty", *command, PYTHONPATH=site), tmp_path / "empty")
+
+
+def test_an_environment_of_the_wheel_lacks_what_only_tests_and_extras_need(tmp_path: Path):
+    code = "import importlib.util as u; print(*(n for n in %r if u.find_spec(n)))"
+    names = ("peft", "accelerate", "trl", "pytest", "mugrpo", "torch", "transformers")
+    run = starter(tmp_path / "empty", environment(tmp_path / "env"), PYTHONPATH="")
+    assert run("-c", code % (names,)).stdout == "torch transformers\n"
+
+
+def test_what_make_smollm2_installs_can_read_gguf_and_judge_mathematics(tmp_path: Path):
+    code = (
+        "import accelerate, gguf, transformers.modeling_gguf_pytorch_utils, math_verify; "
+        "print(math_verify.verify(math_verify.parse('$1/2$'), math_verify.parse('$0.5$')))"
+    )
+    python = environment(tmp_path / "env", "math", "smollm2")
+    assert starter(tmp_path / "empty", python, PYTHONPATH="")("-c", code).stdout == "True\n"

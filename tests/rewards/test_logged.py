@@ -15,11 +15,9 @@ from tests.faults.case import CONFIG, GOOD
 from tests.runs import assert_same, finished, killed, read_metrics, write_config
 
 LOGS = """
-import torch
-
 def logs(completions, completion_ids, trainer_state, log_metric, log_extra):
     stage = trainer_state.stage
-    log_metric("step", torch.tensor(trainer_state.global_step))
+    log_metric("step", trainer_state.global_step)
     log_metric("share", trainer_state.global_step / trainer_state.max_steps)
     log_metric("stage", -1 if stage is None else stage)
     log_metric("calls of", len(completions))
@@ -63,6 +61,18 @@ def test_a_call_logs_with_its_first_response_and_columns_with_each(tmp_path):
         {"extra/length": 1.0, "extra/note": "x" * 297 + "..."},
         {"extra/length": 2.0, "extra/note": "['a list']"},
     ]
+
+
+def test_a_metric_may_be_a_tensor(tmp_path):
+    text = """
+import torch
+
+def logs(log_metric, **_):
+    log_metric("step", torch.tensor(3))
+    return [1.0]
+"""
+    (score,) = scores(tmp_path, answer("a"), text=text)
+    assert score.logged["logged/step"] == [3.0]
 
 
 def test_a_call_has_responses_of_one_policy_only(tmp_path):
