@@ -199,7 +199,7 @@ def _copy(options: argparse.Namespace) -> None:
 def _merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
-    _say(merge(options.target, options.out, options.base))
+    _say(merge(options.target, options.out, options.base, _say))
 
 
 def _report(options: argparse.Namespace) -> None:

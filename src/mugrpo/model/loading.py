@@ -102,8 +102,8 @@ def _load_config(options: ModelOptions) -> Any:
         return AutoConfig.from_pretrained(path, **_how(path))
 
 
-def load_model(path: str | Path) -> Any:
-    """Return the model in fp32.
+def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> Any:
+    """Return the model in fp32, with linear layers in 4 bits if `quantized` says how.
 
     Raises UsageError if it cannot be loaded or lacks weights, or if its config has absurd sizes.
     """
@@ -114,7 +114,11 @@ def load_model(path: str | Path) -> Any:
     with _loading(f"the model {text}"):
         refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, **_how(path)
+            path, dtype=torch.float32, output_loading_info=True, **_how(path), **(quantized or {})
+        )
+    if quantized and model.hf_quantizer.pre_quantized:
+        raise UsageError(
+            f"the weights of {text} are quantized already; name the model that they were made from"
         )
     if absent := sorted(info["missing_keys"]):
         raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
