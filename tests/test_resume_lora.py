@@ -7,6 +7,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import seal_folder
+from mugrpo.tools import merge
 from tests.builders import quantize_on_cpus, saved_weights
 from tests.faults.harm import edited, refused
 from tests.runs import (
@@ -197,7 +199,40 @@ def test_merge_refuses_a_model_that_was_not_trained_on(
     assert command(*words).status == 0  # a copy
     edited(model / "generation_config.json", eos_token_id=0)
     words[2] = tmp_path / "other"
-    refused(command(*words), f"{model} is not the model", "with --base")
+    refused(command(*words), f"{model} is not the model", "with --base", "with --force")
+    assert command(*words, "--force").status == 0
+    ours, theirs = (saved_weights(tmp_path / out) for out in ("out", "other"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_merge_leaves_a_folder_that_appears_meanwhile_as_it_is(
+    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    original = merge.load_model
+
+    def load(path: str) -> Any:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").touch()
+        return original(path)
+
+    monkeypatch.setattr(merge, "load_model", load)
+    refused(command("merge", reference, tmp_path / "out"), "exists already; name a new folder")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]")],
+)
+def test_merge_tells_of_a_broken_tokenizer_in_a_sealed_checkpoint(
+    reference: Path, tmp_path: Path, command: Command, file: str, text: str
+):
+    folder = Path(shutil.copytree(reference / "checkpoints/update-000006", tmp_path / "theirs"))
+    (folder / file).write_text(text)
+    (folder / "sha256.json").unlink()
+    seal_folder(folder)
+    refused(command("merge", folder, tmp_path / "out"), f"the tokenizer of {folder} cannot be")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

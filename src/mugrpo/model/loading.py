@@ -29,6 +29,9 @@ _WAY_OUT = (
     "needs `hf auth login`)"
 )
 
+_Kinds = tuple[type[Exception], ...]
+_ERRORS: _Kinds = (OSError, ValueError, RuntimeError, SafetensorError)
+
 transformers_logging.disable_progress_bar()
 
 
@@ -39,8 +42,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """
     path = model_path(options)
     _refuse_absent(path)
-    with _loading(f"the tokenizer of {path}"):
-        tokenizer = AutoTokenizer.from_pretrained(path, **_how(path))
+    tokenizer = tokenizer_at(path)
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
             raise UsageError(
@@ -53,6 +55,15 @@ def load_tokenizer(options: ModelOptions) -> Any:
             "response would be truncated; name one with --model.eos_token"
         )
     return tokenizer
+
+
+def tokenizer_at(path: str) -> Any:
+    """Return the tokenizer in a folder, or of a hub id. Raises UsageError if it cannot be loaded.
+
+    Its folder may be that of an adapter.
+    """
+    with _loading(f"the tokenizer of {path}", (Exception,)):  # a bad file may raise any
+        return AutoTokenizer.from_pretrained(path, **_how(path))
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
@@ -149,11 +160,11 @@ def _how(path: str | Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _loading(description: str) -> Iterator[None]:
+def _loading(description: str, kinds: _Kinds = _ERRORS) -> Iterator[None]:
     """Within the block, turn a loading error into a UsageError that names `description`."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except kinds as error:
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{description} needs code of its own, which mugrpo never runs; name a model that "

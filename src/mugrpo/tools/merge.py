@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import CONFIG, Adapter, read_config
-from mugrpo.model.loading import load_model
+from mugrpo.model.loading import load_model, tokenizer_at
 from mugrpo.model.pretrained import model_fingerprint, model_path
 
 
@@ -23,15 +21,18 @@ def merge(
     source: Path,
     target: Path,
     base: str | None = None,
+    *,
+    force: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the model of `source` to `target`, in fp32, with its adapter in its weights.
 
     `source` is a checkpoint, or a run, whose newest checkpoint is taken. `base` is the model that
-    the adapter belongs to, by default where it was during training. `say` is told if the adapter
-    was trained on another precision of it. Returns `target`. Raises UsageError if there is no such
-    checkpoint, if it is damaged or has no adapter of mugrpo's, if the model cannot be loaded or is
-    not the one that was trained on, or if `target` exists.
+    the adapter belongs to, by default where it was during training; `force` accepts one with other
+    files. `say` is told if the adapter was trained on another precision of it. Returns `target`.
+    Raises UsageError if there is no such checkpoint, if it is damaged or has no adapter of
+    mugrpo's, if the model cannot be loaded or is not the one that was trained on, or if `target`
+    exists.
     """
     run = RunDir(source)
     checkpoint = run.checkpoint(run.newest_update()) if run.config.exists() else source
@@ -46,7 +47,8 @@ def merge(
     config = _config(checkpoint, base)
     path = model_path(config.model)
     stored = _run_of(checkpoint)
-    _require_base(stored, checkpoint, path, model_fingerprint(config.model))
+    if not force:
+        _require_base(stored, checkpoint, path, model_fingerprint(config.model))
     if stored["config"].get("lora", {}).get("quantization", "none") != "none":
         say(
             f"the adapter was trained on {path} in 4 bits (lora.quantization) and is merged into "
@@ -55,8 +57,8 @@ def merge(
         )
     model = load_model(path)
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
-    tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=False)
-    with publish_folder(target) as folder:
+    tokenizer = tokenizer_at(str(checkpoint))
+    with publish_folder(target, replace=False) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return target
@@ -96,6 +98,7 @@ def _require_base(stored: dict[str, Any], checkpoint: Path, path: str, fingerpri
     copied = "/" in trained_on and Path(path).is_dir()
     if fingerprint != trained_on and not copied:
         raise UsageError(
-            f"{path} is not the model that {checkpoint} was trained on, or has changed since; name "
-            "that model, as it was, with --base"
+            f"{path} is not the model that {checkpoint} was trained on, or one of its files has "
+            "changed since; name that model, as it was, with --base, or merge anyway with --force "
+            "if its weights are the same"
         )
