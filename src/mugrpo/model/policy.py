@@ -170,7 +170,7 @@ def load_policy(
     UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
     `put_adapter` and `quantization_of` do.
     """
-    path, device = model_path(options), _device_of(options)
+    path, device = model_path(options), device_of(options)
     quantized = quantization_of(lora, options.precision, device) if lora else None
     model = load_model(path, quantized) if ranks.first else None
     names = ranks.from_first(None if model is None else set(tensors_of(model)))
@@ -190,7 +190,7 @@ def load_policy(
     return policy
 
 
-def _device_of(options: ModelOptions) -> str:
+def device_of(options: ModelOptions) -> str:
     """Return the device of the model. Raises UsageError if it is missing."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
