@@ -55,8 +55,8 @@ test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about fiv
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
 	$(BIN)/pytest -m ray tests/targets
 
-test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; it installs torch)
-	$(BIN)/pytest -m wheel tests/targets
+test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
+	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets
 
 test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long

@@ -27,6 +27,8 @@ OF_EXTRAS = {
     "math_verify": "math",
     "datasets": "hub",
     "peft": "lora",
+    "accelerate": "qlora",
+    "bitsandbytes": "qlora",
     "ray": "ray",
     "tensorboard": "tensorboard",
 }

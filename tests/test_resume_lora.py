@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import seal_folder
-from tests.builders import saved_weights
+from mugrpo.tools import merge
+from tests.builders import quantize_on_cpus, saved_weights
 from tests.faults.harm import edited, refused
 from tests.runs import (
     MODEL,
@@ -22,6 +26,7 @@ from tests.runs import (
     finished,
     killed,
     read_metrics,
+    start_train,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -91,6 +96,29 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     killed(tmp_path / "other", "gradient", 5, *LORA, *kl, "--reference.corrected", "false")
     finished(tmp_path / "other", *LORA, *kl, "--reference.corrected", "false")
     assert_same(tmp_path / "other", tmp_path / "run")
+
+
+@pytest.mark.long
+def test_a_killed_run_on_a_model_in_4_bits_ends_in_the_same_bits_and_merges(
+    reference: Path, tmp_path: Path, command: Command
+):
+    four_bits = (*LORA, "--lora.quantization", "nf4")
+    train = partial(start_train, first=quantize_on_cpus)
+    for name, at in (("run", "gradient"), ("run", ""), ("other", "")):
+        ended = train(tmp_path / name, *four_bits, at=at, nth=5).end()
+        assert ended.status == (-signal.SIGKILL if at else 0), ended
+    assert_same(tmp_path / "run", tmp_path / "other")
+    assert final_weights(tmp_path / "run") != final_weights(reference)
+    gaps = [line["canary_gap"] for line in read_metrics(tmp_path / "run") if "canary_gap" in line]
+    assert gaps and max(gaps) < 1e-5
+    ended = command("merge", tmp_path / "run", tmp_path / "merged")
+    assert ended.status == 0 and "in 4 bits (lora.quantization)" in ended.out
+    checkpoint = tmp_path / "run" / "checkpoints" / "update-000006"
+    ids_1L = torch.arange(2, 14)[None]
+    base = AutoModelForCausalLM.from_pretrained(MODEL)  # in full precision
+    theirs = PeftModel.from_pretrained(base, checkpoint)(ids_1L).logits
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids_1L).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long
@@ -171,7 +199,40 @@ def test_merge_refuses_a_model_that_was_not_trained_on(
     assert command(*words).status == 0  # a copy
     edited(model / "generation_config.json", eos_token_id=0)
     words[2] = tmp_path / "other"
-    refused(command(*words), f"{model} is not the model", "with --base")
+    refused(command(*words), f"{model} is not the model", "with --base", "with --force")
+    assert command(*words, "--force").status == 0
+    ours, theirs = (saved_weights(tmp_path / out) for out in ("out", "other"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_merge_leaves_a_folder_that_appears_meanwhile_as_it_is(
+    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    original = merge.load_model
+
+    def load(path: str) -> Any:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").touch()
+        return original(path)
+
+    monkeypatch.setattr(merge, "load_model", load)
+    refused(command("merge", reference, tmp_path / "out"), "exists already; name a new folder")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]")],
+)
+def test_merge_tells_of_a_broken_tokenizer_in_a_sealed_checkpoint(
+    reference: Path, tmp_path: Path, command: Command, file: str, text: str
+):
+    folder = Path(shutil.copytree(reference / "checkpoints/update-000006", tmp_path / "theirs"))
+    (folder / file).write_text(text)
+    (folder / "sha256.json").unlink()
+    seal_folder(folder)
+    refused(command("merge", folder, tmp_path / "out"), f"the tokenizer of {folder} cannot be")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

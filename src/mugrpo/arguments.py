@@ -165,9 +165,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
     work = "the directory of the study's runs (default: runs/studies/NAME)"
     study.add_argument("--work", type=Path, help=work)
-    study.add_argument(
-        "--jobs", type=int, help="cells at once (default: as many as the cores allow)"
-    )
+    study.add_argument("--jobs", type=int, help="cells at once (default: as many as cores allow)")
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
     study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
@@ -197,6 +195,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
+    merge.add_argument("--force", action="store_true", help="accept a model with other files")
     url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
     push = add("push", "copy a run's published files to an object store")
     push.add_argument("target", type=Path, help="a run's directory")

@@ -137,6 +137,7 @@ def _export(options: argparse.Namespace) -> None:
     from mugrpo.tools.exporting import export_rollouts
 
     with _opened(options) as run:
+        _check_stage(run, options.stage)
         run.progress.say(export_rollouts(run, options.out, options.stage))
 
 
@@ -157,9 +158,9 @@ def _study(options: argparse.Namespace) -> int:
     return 3 if failed else 0
 
 
-def _check_stage(run: OpenRun, stage: int) -> None:
+def _check_stage(run: OpenRun, stage: int | None) -> None:
     stages = run.schedule().stages
-    if not 0 <= stage < stages:
+    if stage is not None and not 0 <= stage < stages:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
 
@@ -199,7 +200,7 @@ def _copy(options: argparse.Namespace) -> None:
 def _merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
-    _say(merge(options.target, options.out, options.base))
+    _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
 
 
 def _report(options: argparse.Namespace) -> None:

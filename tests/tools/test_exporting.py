@@ -90,6 +90,14 @@ def test_a_folder_that_exists_is_refused(exported: Path, reference: Path, comman
     refused(command("export", reference, exported), f"{exported} exists already; name a new folder")
 
 
+def test_a_stage_that_the_run_does_not_have_is_refused(
+    reference: Path, tmp_path: Path, command: Command
+):
+    ended = command("export", reference, tmp_path / "set", "--stage", 99)
+    refused(ended, "--stage 99: the run has stages 0 to 1")
+    assert not (tmp_path / "set").exists()
+
+
 def test_a_folder_that_appears_meanwhile_is_left_as_it_is(
     reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):

@@ -248,6 +248,20 @@ def test_the_command_line_pushes_and_pulls(tmp_path: Path, reference: Path, comm
     assert shards(tmp_path / "copy") == shards(reference)
 
 
+def test_a_run_that_appears_during_a_pull_is_left_as_it_is(
+    tmp_path: Path, reference: Path, store: str
+):
+    push(RunDir(reference), store)
+
+    def begin_another() -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "config.json").write_text("another run's")
+
+    with pytest.raises(UsageError, match="exists already; name a new folder"):
+        pull(store, RunDir(tmp_path / "run"), check=begin_another)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
 def test_bad_urls_and_folders_are_refused(tmp_path: Path, reference: Path, store: str):
     with pytest.raises(UsageError, match="exists already; name a new directory"):
         pull(store, RunDir(tmp_path))

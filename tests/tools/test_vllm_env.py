@@ -95,15 +95,21 @@ def test_a_signal_stops_between_two_steps(tmp_path: Path, commands: list[str]):
     assert len(commands) == 1
 
 
-@pytest.mark.parametrize("content", ["notes", "another environment", "a complete one"])
-def test_a_folder_that_is_not_an_unfinished_environment_is_left_alone(
-    tmp_path: Path, commands: list[str], content: str
+def test_a_finished_environment_is_left_alone_and_named(tmp_path: Path, commands: list[str]):
+    said: list[str] = []
+    make_environment(tmp_path / "env", said.append)
+    ours = len(commands)
+    make_environment(tmp_path / "env", said.append)
+    assert len(commands) == ours
+    assert said[-1].startswith(f"{tmp_path / 'env'} is an environment with vLLM already")
+    assert said[-1].endswith(said[-2])  # how to use it
+
+
+@pytest.mark.parametrize("file", ["notes.txt", "pyvenv.cfg", "installed"])
+def test_a_folder_that_is_no_environment_of_ours_is_left_alone(
+    tmp_path: Path, commands: list[str], file: str
 ):
-    if content == "a complete one":
-        make_environment(tmp_path, lambda _: None)
-        commands.clear()
-    else:
-        (tmp_path / ("notes.txt" if content == "notes" else "pyvenv.cfg")).touch()
+    (tmp_path / file).touch()
     with pytest.raises(UsageError, match="is not empty; name another folder, or remove this one"):
         make_environment(tmp_path, lambda _: None)
     assert commands == []

@@ -128,6 +128,24 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixt
         assert comment in out
 
 
+def test_what_peft_and_trl_would_choose_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = YAML.replace("[q_proj, v_proj]", ".*_proj").replace("[1.0, 2.0, 0.5]", "[1.0]")
+    out, config = printed("grpo.yaml", text + "load_in_4bit: true\n", tmp_path, capsys)
+    assert (config.lora.targets, config.lora.quantization) == ("all-linear", "nf4")
+    task: Any = config.task
+    assert [reward.weight for reward in task.rewards] == [1.0, 1.0]
+    for comment in (
+        "# not carried over: target_modules = '.*_proj': name layers in a list\n",
+        "# not carried over: lora_dropout = 0.05: it must be 0 here\n",  # TRL's default
+        "# not carried over: reward_weights = [1.0]: the rewards that could be read are not as",
+    ):
+        assert comment in out
+    out, config = printed("a.yaml", "use_peft: true\nload_in_8bit: true", tmp_path, capsys)
+    assert (config.lora.rank, config.lora.quantization) == (16, "none")
+    assert "# lora.targets: all linear layers; peft would choose some by the model\n" in out
+    assert "# not carried over: load_in_8bit = True\n" in out
+
+
 def test_epochs_are_left_to_the_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = YAML.replace("max_steps: 100", "num_train_epochs: 2")
     out, _ = printed("grpo.yaml", text, tmp_path, capsys)
@@ -150,6 +168,7 @@ def test_a_script_whose_arguments_are_parsed(tmp_path: Path, capsys: pytest.Capt
         ("a.py", "def", "cannot be read (invalid syntax"),
         ("a.yaml", "- 1", "not a table of options"),
         ("a.yaml", "a: [", "cannot be read"),
+        ("a.yaml", "max_steps: '100'", "cannot be read"),
         ("a.yaml", "num_generations: 3", "no multiple of num_generations = 3"),
     ],
 )

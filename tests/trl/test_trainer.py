@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from mugrpo.cli import main
 from mugrpo.disk.errors import UsageError
 from mugrpo.trl import GRPOConfig, GRPOTrainer
+from mugrpo.trl.fields import FIELDS
 from tests.runs import MODEL, read_metrics
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -64,6 +66,11 @@ def test_a_script_with_text_prompts_and_a_function_of_its_own(
     trained, initial = weights(home), weights(MODEL)
     assert any(not torch.equal(trained[name], initial[name]) for name in initial)
 
+    ours = names["trainer"].model
+    assert names["trainer"].model is ours  # loaded once
+    assert all(torch.equal(ours.state_dict()[name], trained[name]) for name in trained)
+    assert names["trainer"].processing_class.eos_token == "<eos>"
+
     again = ran("plain.py", tmp_path, monkeypatch)  # the finished run is found
     assert again["result"].global_step == 3 and again["CALLS"] == []
     assert main(["evaluate", str(home / "run"), "--evaluation.every", "1"]) == 2
@@ -89,8 +96,14 @@ def test_a_script_that_parses_arguments_and_trains_an_adapter_on_conversations(
         "--max_completion_length 4 --max_steps 4 --eval_strategy steps --eval_steps 2 --bf16 False "
         "--reward_weights 1.0 2.0 --learning_rate 1e-3 --seed 3"
     )
-    ran("parsed.py", tmp_path, monkeypatch, *words.split())
+    names = ran("parsed.py", tmp_path, monkeypatch, *words.split())
     home = tmp_path / "adapter"
+    saved = load_file(home / "adapter_model.safetensors")
+    trained = names["trainer"].model.get_base_model().state_dict()
+    for name, tensor in saved.items():
+        ours = name.removeprefix("base_model.model.").replace(".weight", ".default.weight")
+        assert torch.equal(trained[ours], tensor)
+    assert names["trainer"].processing_class is names["tokenizer"]
     config = json.loads((home / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (2, 4)
     assert sorted(config["target_modules"]) == ["q_proj", "v_proj"]
@@ -178,6 +191,30 @@ def test_a_script_under_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="start the script with plain python"):
         GRPOTrainer(str(MODEL), length, GRPOConfig(**TINY), ROWS)
+
+
+def test_before_training_the_model_and_the_tokenizer_are_those_that_were_given(tmp_path: Path):
+    args = GRPOConfig(str(tmp_path / "out"), **TINY)
+    trainer = GRPOTrainer(str(MODEL), length, args, ROWS)
+    with pytest.raises(UsageError, match=rf"after train\(\); before it, load {MODEL} with"):
+        _ = trainer.model
+    assert trainer.processing_class.eos_token == "<eos>"
+    with pytest.raises(UsageError, match=r"evaluate\(\) needs an eval_dataset; give GRPOTrainer"):
+        trainer.evaluate()
+    model, tokenizer = (c.from_pretrained(MODEL) for c in (AutoModelForCausalLM, AutoTokenizer))
+    given = GRPOTrainer(model, length, args, ROWS, ROWS[:1], processing_class=tokenizer)
+    assert given.model is model and given.processing_class is tokenizer
+    with pytest.raises(UsageError, match=r"evaluate\(\) needs the run in .*out; call train\(\)"):
+        given.evaluate()
+
+
+def test_empty_tables_ask_for_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    """Nothing is refused, and nothing is warned of."""
+    mappings = [n for n, one in FIELDS.items() if "dict" in one.type or n.endswith("_kwargs")]
+    assert {"generation_kwargs", "model_init_kwargs", "chat_template_kwargs"} <= {*mappings}
+    args = GRPOConfig(str(tmp_path), **TINY, **{name: {} for name in mappings})
+    GRPOTrainer(str(MODEL), length, args, ROWS, tools=[], quantization_config={})
+    assert [one for one in recwarn if "mugrpo.trl" in str(one.message)] == []
 
 
 def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):

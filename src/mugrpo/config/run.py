@@ -214,6 +214,11 @@ class RunConfig(Options):
             )
         if self.proximal_period > 1 and not alone:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
+        if self.lora.quantized and not alone:
+            yield (
+                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
+                "in 4 bits"
+            )
         if self.overlap and self.engine_in_process:
             yield (
                 "overlap = true needs an engine outside this process (engine.processes = 1 or "
@@ -239,6 +244,11 @@ class RunConfig(Options):
             yield (
                 "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
                 "or 'hf'"
+            )
+        elif self.lora.quantized:
+            yield (
+                "lora.quantization needs engine.name = 'continuous' or 'hf': vLLM would sample "
+                "with the model in full precision, which is another policy than the one trained"
             )
         if self.lora.rank > 512:
             yield f"vLLM takes adapters up to rank 512, not lora.rank = {self.lora.rank}"

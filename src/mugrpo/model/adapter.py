@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import local, rows_of
+from mugrpo.model.quantized import require_bitsandbytes
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _LINEAR = (nn.Linear, Conv1D)
@@ -121,6 +122,14 @@ class Adapter:
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in self.tensors().items():
             local(tensor).copy_(values[name][rows_of(tensor)])
+
+
+def require_packages(lora: LoRAOptions) -> None:
+    """Raise UsageError if a package that `lora` needs cannot be imported."""
+    if lora.rank:
+        imported_peft()
+    if lora.quantized:
+        require_bitsandbytes()
 
 
 def imported_peft() -> Any:

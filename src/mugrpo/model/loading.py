@@ -29,6 +29,9 @@ _WAY_OUT = (
     "needs `hf auth login`)"
 )
 
+_Kinds = tuple[type[Exception], ...]
+_ERRORS: _Kinds = (OSError, ValueError, RuntimeError, SafetensorError)
+
 transformers_logging.disable_progress_bar()
 
 
@@ -39,8 +42,7 @@ def load_tokenizer(options: ModelOptions) -> Any:
     """
     path = model_path(options)
     _refuse_absent(path)
-    with _loading(f"the tokenizer of {path}"):
-        tokenizer = AutoTokenizer.from_pretrained(path, **_how(path))
+    tokenizer = tokenizer_at(path)
     if options.eos_token:
         if options.eos_token not in tokenizer.get_vocab():
             raise UsageError(
@@ -53,6 +55,15 @@ def load_tokenizer(options: ModelOptions) -> Any:
             "response would be truncated; name one with --model.eos_token"
         )
     return tokenizer
+
+
+def tokenizer_at(path: str) -> Any:
+    """Return the tokenizer in a folder, or of a hub id. Raises UsageError if it cannot be loaded.
+
+    Its folder may be that of an adapter.
+    """
+    with _loading(f"the tokenizer of {path}", (Exception,)):  # a bad file may raise any
+        return AutoTokenizer.from_pretrained(path, **_how(path))
 
 
 def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
@@ -102,8 +113,8 @@ def _load_config(options: ModelOptions) -> Any:
         return AutoConfig.from_pretrained(path, **_how(path))
 
 
-def load_model(path: str | Path) -> Any:
-    """Return the model in fp32.
+def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> Any:
+    """Return the model in fp32, with linear layers in 4 bits if `quantized` says how.
 
     Raises UsageError if it cannot be loaded or lacks weights, or if its config has absurd sizes.
     """
@@ -114,7 +125,11 @@ def load_model(path: str | Path) -> Any:
     with _loading(f"the model {text}"):
         refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, **_how(path)
+            path, dtype=torch.float32, output_loading_info=True, **_how(path), **(quantized or {})
+        )
+    if quantized and model.hf_quantizer.pre_quantized:
+        raise UsageError(
+            f"the weights of {text} are quantized already; name the model that they were made from"
         )
     if absent := sorted(info["missing_keys"]):
         raise UsageError(f"the weights of {text} lack {absent[0]}; its files are incomplete")
@@ -145,11 +160,11 @@ def _how(path: str | Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _loading(description: str) -> Iterator[None]:
+def _loading(description: str, kinds: _Kinds = _ERRORS) -> Iterator[None]:
     """Within the block, turn a loading error into a UsageError that names `description`."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except kinds as error:
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{description} needs code of its own, which mugrpo never runs; name a model that "

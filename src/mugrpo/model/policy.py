@@ -33,6 +33,7 @@ from mugrpo.model.loading import (
 )
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.quantized import quantization_of
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -95,7 +96,8 @@ class Policy:
     def nonfinite_parameter(self) -> str | None:
         """Return the name of a parameter that contains NaN or inf, or None."""
         for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(local(parameter)).all():
+            # Of weights in 4 bits, a block's largest tells: its other numbers are multiples of it.
+            if not torch.isfinite(local(getattr(parameter, "absmax", parameter))).all():
                 return str(name)
         return None
 
@@ -166,10 +168,11 @@ def load_policy(
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
     memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Raises
     UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
-    `put_adapter` does.
+    `put_adapter` and `quantization_of` do.
     """
-    path = model_path(options)
-    model = load_model(path) if ranks.first else None
+    path, device = model_path(options), device_of(options)
+    quantized = quantization_of(lora, options.precision, device) if lora else None
+    model = load_model(path, quantized) if ranks.first else None
     names = ranks.from_first(None if model is None else set(tensors_of(model)))
     if model is None:
         model = empty_model(path, names)
@@ -178,11 +181,6 @@ def load_policy(
     if ranks.size == 1:  # safetensors may return unaligned memory, and resume must be exact
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
-    device = options.device
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         keep_freed_memory()
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
@@ -190,6 +188,15 @@ def load_policy(
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     return policy
+
+
+def device_of(options: ModelOptions) -> str:
+    """Return the device of the model. Raises UsageError if it is missing."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
+    if options.device != "auto":
+        return options.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _turn_off_dropout(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.model.adapter import imported_peft
+from mugrpo.model.adapter import require_packages
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -56,14 +56,13 @@ def open_run(
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if it names code or commands the user has neither used nor
-    approved here (unless `trust`, see `run.trust`), and as `load_config` and `imported_peft` do.
+    approved here (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.first)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     if not ranks.driven:
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
-    if config.lora.rank:
-        imported_peft()
+    require_packages(config.lora)
     task, prompts = make_task(config.task, held), prompt_encoder(config)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)

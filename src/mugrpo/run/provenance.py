@@ -120,6 +120,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     if template is not None and not Path(template).is_file():
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
+    packages += ["bitsandbytes"] * config.lora.quantized
     return {
         "problems_sha256": problems.hexdigest(),
         "model_sha256": model_fingerprint(config.model),

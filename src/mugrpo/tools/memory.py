@@ -34,6 +34,7 @@ from mugrpo.model.adapter import put_adapter
 from mugrpo.model.logprobs import chunked_logprobs
 from mugrpo.model.policy import checkpoint_activations
 from mugrpo.model.pretrained import model_path
+from mugrpo.model.quantized import BYTES, quantize_fakes
 from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.optimize.fsdp import cut_over
 
@@ -56,10 +57,15 @@ class UpdateMemory:
     """An update's peak memory on one rank, in bytes."""
 
     parameters: int  # number, in the whole model
-    trained: int  # number of those that are trained
+    trained: int  # number that are trained
+    quantized: int  # number of those that are in 4 bits
     rows: int  # responses of the micro-batch
     longest: int  # tokens of each, prompt included
     parts: dict[str, int]  # kind -> bytes at the peak
+
+    def copy(self, each: int = 4) -> float:
+        """Return the bytes of a copy of the model with `each` bytes for a weight in full."""
+        return each * (self.parameters - self.quantized) + BYTES * self.quantized
 
     def on_gpu(self, *, offloaded: bool) -> int:
         """Return the bytes on the GPU: if `offloaded`, without weights, gradients and moments."""
@@ -78,14 +84,15 @@ def memory_table(
     peak = update_memory(config, form=form, prompt_tokens=prompt_tokens)
     ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
     where = "on the host" if offloaded else "on the GPU"
-    beside = _beside_update(config, peak.parameters)
+    beside = _beside_update(config, peak)
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
     generate, text = _generation(config, peak, gpu_gib)
     host = _on_host(config, peak)
     part = peak.trained / 1e6
     trained = "" if peak.trained == peak.parameters else f", an adapter of {part:.1f} million"
+    bits = f" ({peak.quantized / 1e9:.2f} in 4 bits)" if peak.quantized else ""
     lines = [
-        f"model       {peak.parameters / 1e9:.2f} billion parameters{trained}",
+        f"model       {peak.parameters / 1e9:.2f} billion parameters{bits}{trained}",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
         f"of {peak.rows} x {peak.longest} tokens",
         *(
@@ -137,6 +144,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         if config.model.gradient_checkpointing:
             checkpoint_activations(model)
         model.train(config.model.gradient_checkpointing)
+        quantized = quantize_fakes(model, config.model.precision) if config.lora.quantized else 0
         full_rows = _FullRows(model, config, prompt_tokens)
         if mesh is not None:
             cut_over(mesh, full_rows, model, config.model.precision, config.distributed)
@@ -159,7 +167,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
     sizes = {getattr(kind, "name", str(kind)).rpartition(".")[2]: n for kind, n in snapshot.items()}
     parts = {kind: sum(sizes.get(n, 0) for n in names) for kind, names in _KINDS.items()}
-    return UpdateMemory(parameters, trained, rows, longest, parts)
+    return UpdateMemory(parameters, trained, quantized, rows, longest, parts)
 
 
 def _model(form: Any, lora: LoRAOptions) -> Any:
@@ -228,25 +236,25 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
         ) from None
 
 
-def _beside_update(config: RunConfig, parameters: int) -> dict[str, int]:
+def _beside_update(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
     sizes = {}
     if config.distributed.processes == 1 and config.backend.name == "local":
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
-            sizes["engine"] = 4 * parameters
+            sizes["engine"] = peak.copy()
         if config.needs:
-            sizes["reference"] = 4 * parameters
+            sizes["reference"] = peak.copy()
     return sizes
 
 
-def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, int]:
+def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes in the host's memory."""
-    options, sizes = config.distributed, {"model": 4 * peak.parameters}  # the first rank reads it
+    options, sizes = config.distributed, {"model": peak.copy()}  # the first rank reads it
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
     elif options.processes > 1 and options.rest == "sleep":
-        sizes["asleep"] = (4 * peak.parameters + 8 * peak.trained) * options.replicas
+        sizes["asleep"] = (peak.copy() + 8 * peak.trained) * options.replicas
     engine = config.engine
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
         weight = 2 if config.model.precision == "bf16" else 4  # bytes
@@ -262,14 +270,14 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     The model that checks the engine's logprobs is counted. With precision bf16, one process has its
     weights in both precisions.
     """
-    parameters, ranks = peak.parameters, config.distributed.processes
+    ranks = config.distributed.processes
     shards = ranks // config.distributed.replicas
     local, half = config.backend.name == "local", config.model.precision == "bf16"
     if ranks > 1 and local:
-        own = (4 * parameters / shards + peak.parts["gathered"]) / GIB
+        own = (peak.copy() / shards + peak.parts["gathered"]) / GIB
         text = f"a rank's share of the model, {own:.1f}"
     else:
-        own = (6 if half else 4) * parameters / GIB
+        own = peak.copy(6 if half else 4) / GIB
         text = f"the run's copy of the model, {own:.1f}"
     if local and (ranks == 1 or config.distributed.rest != "sleep"):
         moments = 8 * peak.trained / shards / GIB
@@ -282,5 +290,5 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib
         return own + share, f"{text}, and vLLM's share, {share:.1f}"
-    copy = 4 * parameters / GIB
+    copy = peak.copy() / GIB
     return own + copy, f"{text}, and the engine's copy, {copy:.1f}; the KV cache comes on top"

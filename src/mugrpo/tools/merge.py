@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-
-from transformers import AutoTokenizer
+from typing import Any
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
@@ -13,17 +13,26 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import CONFIG, Adapter, read_config
-from mugrpo.model.loading import load_model
+from mugrpo.model.loading import load_model, tokenizer_at
 from mugrpo.model.pretrained import model_fingerprint, model_path
 
 
-def merge(source: Path, target: Path, base: str | None = None) -> Path:
+def merge(
+    source: Path,
+    target: Path,
+    base: str | None = None,
+    *,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
     """Write the model of `source` to `target`, in fp32, with its adapter in its weights.
 
     `source` is a checkpoint, or a run, whose newest checkpoint is taken. `base` is the model that
-    the adapter belongs to, by default where it was during training. Returns `target`. Raises
-    UsageError if there is no such checkpoint, if it is damaged or has no adapter of mugrpo's, if
-    the model cannot be loaded or is not the one that was trained on, or if `target` exists.
+    the adapter belongs to, by default where it was during training; `force` accepts one with other
+    files. `say` is told if the adapter was trained on another precision of it. Returns `target`.
+    Raises UsageError if there is no such checkpoint, if it is damaged or has no adapter of
+    mugrpo's, if the model cannot be loaded or is not the one that was trained on, or if `target`
+    exists.
     """
     run = RunDir(source)
     checkpoint = run.checkpoint(run.newest_update()) if run.config.exists() else source
@@ -37,11 +46,19 @@ def merge(source: Path, target: Path, base: str | None = None) -> Path:
         raise UsageError(f"{checkpoint} has no adapter: it is a model directory itself")
     config = _config(checkpoint, base)
     path = model_path(config.model)
-    _require_base(checkpoint, path, model_fingerprint(config.model))
+    stored = _run_of(checkpoint)
+    if not force:
+        _require_base(stored, checkpoint, path, model_fingerprint(config.model))
+    if stored["config"].get("lora", {}).get("quantization", "none") != "none":
+        say(
+            f"the adapter was trained on {path} in 4 bits (lora.quantization) and is merged into "
+            "it in full precision, so the policy of the result is close to the one that was "
+            "trained, but not the same; evaluate it"
+        )
     model = load_model(path)
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
-    tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), trust_remote_code=False)
-    with publish_folder(target) as folder:
+    tokenizer = tokenizer_at(str(checkpoint))
+    with publish_folder(target, replace=False) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return target
@@ -59,19 +76,29 @@ def _config(checkpoint: Path, base: str | None) -> RunConfig:
     return build_config({"model": model, "lora": lora}, str(checkpoint / CONFIG))
 
 
-def _require_base(checkpoint: Path, path: str, fingerprint: str) -> None:
+def _run_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the config.json of the run, of which the checkpoint has a copy.
+
+    Raises UsageError if that does not say which model was trained on.
+    """
+    try:
+        stored: dict[str, Any] = json.loads((checkpoint / "stages.json").read_text())["config"]
+        stored["provenance"]["model_sha256"], stored["config"].get("lora", {}).get("rank")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UsageError(f"{checkpoint} does not say which model it was trained on") from None
+    return stored
+
+
+def _require_base(stored: dict[str, Any], checkpoint: Path, path: str, fingerprint: str) -> None:
     """Raise UsageError if the model at `path` is not the one that the checkpoint was trained on.
 
     A directory cannot be compared with a hub id, so it is accepted as its copy.
     """
-    try:
-        stored = json.loads((checkpoint / "stages.json").read_text())
-        trained_on = str(stored["config"]["provenance"]["model_sha256"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"{checkpoint} does not say which model it was trained on") from None
+    trained_on = str(stored["provenance"]["model_sha256"])
     copied = "/" in trained_on and Path(path).is_dir()
     if fingerprint != trained_on and not copied:
         raise UsageError(
-            f"{path} is not the model that {checkpoint} was trained on, or has changed since; name "
-            "that model, as it was, with --base"
+            f"{path} is not the model that {checkpoint} was trained on, or one of its files has "
+            "changed since; name that model, as it was, with --base, or merge anyway with --force "
+            "if its weights are the same"
         )

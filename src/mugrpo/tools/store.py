@@ -240,7 +240,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     needed = sum(sizes.get(name, 0) for name in wanted)
     if needed > (free := _free_bytes(root)):
         raise UsageError(f"{url} has {needed:,} bytes, but {free:,} are free at {root}; make room")
-    with publish_folder(root) as unfinished:
+    with publish_folder(root, replace=False) as unfinished:
         for name in wanted:
             check()
             path = unfinished / name

@@ -26,15 +26,20 @@ def make_environment(
 
     With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build. What an earlier call left
     unfinished is removed, and its interpreter is not run: it may be another Python's, or anybody's.
-    `check` is called after each step and may raise. Raises UsageError if `folder` holds something
-    else or a step fails.
+    A finished one is left as it is. `check` is called after each step and may raise. Raises
+    UsageError if `folder` holds something else or a step fails.
     """
     if folder.resolve() == Path(sys.prefix).resolve():
         raise UsageError(
             f"{folder} is the environment of mugrpo itself, whose torch vLLM would replace; name "
             "another folder"
         )
-    if folder.exists() and any(folder.iterdir()) and not _is_unfinished(folder):
+    use = f"use it with --engine.name vllm --engine.python {folder / 'bin' / 'python'}"
+    begun = _is_begun(folder)
+    if begun and (folder / "installed").exists():
+        say(f"{folder} is an environment with vLLM already (remove it to make it again); {use}")
+        return
+    if folder.exists() and any(folder.iterdir()) and not begun:
         raise UsageError(f"{folder} is not empty; name another folder, or remove this one")
     say(f"making {folder} with vLLM: several GB, a few minutes")
     for command in _steps(folder):
@@ -46,14 +51,13 @@ def make_environment(
                 f"vllm-env {folder}` again, which makes the environment from the start"
             )
     (folder / "installed").touch()
-    say(f"use it with --engine.name vllm --engine.python {folder / 'bin' / 'python'}")
+    say(use)
 
 
-def _is_unfinished(folder: Path) -> bool:
-    """Return whether `make_environment` has begun an environment in `folder`, but not ended it."""
+def _is_begun(folder: Path) -> bool:
+    """Return whether `make_environment` has begun an environment in `folder`."""
     config = folder / "pyvenv.cfg"  # the first file that venv writes
-    begun = config.is_file() and f"prompt = {_PROMPT!r}" in config.read_text().splitlines()
-    return begun and not (folder / "installed").exists()
+    return config.is_file() and f"prompt = {_PROMPT!r}" in config.read_text().splitlines()
 
 
 def _steps(folder: Path) -> Iterator[list[str]]:

@@ -34,8 +34,13 @@ def changed(args: Any, kind: Kind) -> Iterator[str]:
     """Yield a sentence for each field of `kind` that is set away from TRL's default."""
     for name, one in FIELDS.items():
         value = getattr(args, name)
-        if one.kind == kind and value is not None and plain(value) != one.default:
+        if one.kind == kind and is_set(value) and plain(value) != one.default:
             yield f"{name} = {value!r}: {one.text}"
+
+
+def is_set(value: Any) -> bool:
+    """Return whether an argument asks for anything: None and an empty table do not."""
+    return value is not None and value != {}
 
 
 def refuse(args: Any) -> None:

@@ -13,8 +13,14 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
+from mugrpo.model.adapter import imported_peft
+from mugrpo.model.loading import load_model
+from mugrpo.model.policy import device_of
+from mugrpo.model.pretrained import model_path
+from mugrpo.model.quantized import quantization_of
 from mugrpo.trl.config import plain
 
 ROW = "mugrpo_row"  # the column with a row's number: TRL trains on equal rows, too
@@ -119,6 +125,15 @@ def lora_options(config: Any, model: str) -> dict[str, Any]:
         "targets": targets if isinstance(targets, str) else sorted(targets),
         "dropout": float(config.lora_dropout),
     }
+
+
+def trained_model(folder: Path, config: RunConfig) -> Any:
+    """Return the model in `folder`, or the run's model with the adapter that is in `folder`."""
+    if not config.lora.rank:
+        return load_model(folder)
+    path, device = model_path(config.model), device_of(config.model)
+    base = load_model(path, quantization_of(config.lora, config.model.precision, device))
+    return imported_peft().PeftModel.from_pretrained(base, folder)
 
 
 def named_function(function: Callable[..., Any]) -> str | None:

@@ -38,11 +38,11 @@ def from_trl(file: Path) -> str:
     Raises UsageError if the file cannot be read, or if no config can have its batch arithmetic.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_bytes()  # which says its encoding
         if file.suffix in (".yaml", ".yml"):
             return _document(_of_yaml(yaml.safe_load(text)))
         return _document(of_script(ast.parse(text), file.name))
-    except (OSError, SyntaxError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, SyntaxError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{file} cannot be read ({str(error).splitlines()[0]})") from None
@@ -59,7 +59,7 @@ def _document(found: Found) -> str:
     if found.chat is None:
         comments.append('prompt.form: set "chat" if the prompts are conversations')
     if found.lora:
-        raw["lora"] = found.lora
+        raw["lora"] = _lora(found.lora, comments)
     raw["prompt"] = {"form": "chat" if found.chat else "plain"}
     raw["model"] = {"path": found.model or "chain", **raw["model"]}
     if found.model is None:
@@ -68,9 +68,12 @@ def _document(found: Found) -> str:
         found.task["data"] = _ROWS_FILE
         comments.append(f"task.data: write the rows, with their prompts, to {_ROWS_FILE}")
     weights = found.fields.get("reward_weights") or [1.0] * len(found.rewards)
+    if len(weights) != len(found.rewards):
+        found.skip(f"reward_weights = {weights}: the rewards that could be read are not as many")
+        weights = [1.0] * len(found.rewards)
     rewards = [
         {"function": function, "weight": float(weight)}
-        for function, weight in zip(found.rewards, weights, strict=False)
+        for function, weight in zip(found.rewards, weights, strict=True)
         if function is not None
     ]
     if not rewards:
@@ -81,6 +84,18 @@ def _document(found: Found) -> str:
     raw = with_own(raw, GRPOConfig(options=found.fields.get("options")))
     build_config(raw, "the printed config")
     return as_document(raw, comments)
+
+
+def _lora(lora: dict[str, Any], comments: list[str]) -> dict[str, Any]:
+    """Return `[lora]`, with what peft would choose in a comment."""
+    targets = lora.get("targets")
+    if isinstance(targets, str) and targets != "all-linear":
+        comments.append(f"not carried over: target_modules = {targets!r}: name layers in a list")
+    elif targets is None:
+        comments.append("lora.targets: all linear layers; peft would choose some by the model")
+    else:
+        return lora
+    return {name: value for name, value in lora.items() if name != "targets"}
 
 
 def _carried(fields: dict[str, Any], comments: list[str], *, evaluates: bool) -> dict[str, Any]:
@@ -126,18 +141,23 @@ def _of_yaml(read: Any) -> Found:
     found = Found(model=read.pop("model_name_or_path", None))
     functions = read.pop("reward_funcs", None) or []
     for function in [functions] if isinstance(functions, str) else functions:
-        _add_reward(found, function)
+        _add_reward(found, str(function))
     found.task = {_DATA[name]: read.pop(name) for name in [*read] if name in _DATA}
     lora = {_YAML_LORA[name]: read.pop(name) for name in [*read] if name in _YAML_LORA}
     if read.pop("use_peft", False):
-        found.lora = {"rank": 16, **lora}  # the default of `trl grpo`
-        if dropout := found.lora.pop("dropout", None):
-            found.comments.append(f"not carried over: lora_dropout = {dropout}: it must be 0 here")
+        found.lora = {"rank": 16, "dropout": 0.05, **lora}  # the defaults of `trl grpo`
+        if dropout := found.lora.pop("dropout"):
+            found.skip(f"lora_dropout = {dropout}: it must be 0 here")
+        if read.get("load_in_4bit") and read.get("bnb_4bit_quant_type", "nf4") == "nf4":
+            found.lora["quantization"] = "nf4"
+            read = {
+                n: v for n, v in read.items() if n not in ("load_in_4bit", "bnb_4bit_quant_type")
+            }
     for name, value in read.items():
         if name in FIELDS or name in _OWN:
             found.fields[name] = _typed(name, value)
         else:
-            found.comments.append(f"not carried over: {name} = {value!r}{nearest(name)}")
+            found.skip(f"{name} = {value!r}{nearest(name)}")
     return found
 
 
@@ -154,4 +174,4 @@ def _add_reward(found: Found, name: str) -> None:
         found.rewards.append(":".join(name.rsplit(".", 1)))
     else:
         found.rewards.append(None)
-        found.comments.append(f"not carried over: the reward {name}")
+        found.skip(f"the reward {name}")

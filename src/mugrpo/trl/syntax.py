@@ -1,13 +1,16 @@
-"""What the syntax tree of a script for TRL says of its run. The script is never run."""
+"""What the syntax tree of a script for TRL says of its run. The script is never run.
+
+What cannot be read becomes a comment.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.trl.names import Script, name_of
 
 LORA = {  # peft's names -> options
     "r": "rank",
@@ -16,6 +19,13 @@ LORA = {  # peft's names -> options
     "lora_dropout": "dropout",
 }
 REWARDS_FILE = "rewards.py"
+_TRAINER = (  # the order of GRPOTrainer's arguments
+    *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+    *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
+)
+_READ = ("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config")
+_DATA = {"path": "data", "name": "subset", "split": "split", "revision": "revision"}
+_FILES = ("json", "csv", "parquet")  # what load_dataset calls files of these forms
 
 
 @dataclass
@@ -30,128 +40,142 @@ class Found:
     chat: bool | None = None  # None if it cannot be known
     comments: list[str] = field(default_factory=list)
 
-
-class _Script:
-    """What a script's syntax tree says of names."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        self.assigned: dict[str, list[ast.expr]] = {}
-        self.imported: dict[str, str] = {}  # name -> "module:function"
-        self.calls: dict[str, ast.Call] = {}  # the last one of each function
-        self.set: list[tuple[str, str, ast.expr]] = []  # object, attribute, value
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
-                self.assigned.setdefault(target.id, []).append(node.value)
-            elif isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
-                if isinstance(target.value, ast.Name):
-                    self.set.append((target.value.id, target.attr, node.value))
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for one in node.names:
-                    self.imported[one.asname or one.name] = f"{node.module}:{one.name}"
-            elif isinstance(node, ast.Call):
-                self.calls[_name(node.func)] = node
-
-    def resolved(self, node: ast.expr) -> ast.expr:
-        """Return what a name is assigned, if that is once, and any other expression as it is."""
-        values = self.assigned.get(node.id, []) if isinstance(node, ast.Name) else []
-        return values[0] if len(values) == 1 else node
-
-    def value(self, node: ast.expr) -> Any:
-        """Return the value of a literal. Raises ValueError for any other expression."""
-        return ast.literal_eval(self.resolved(node))
+    def skip(self, text: str) -> None:
+        """Say that something is not carried over."""
+        self.comments.append(f"not carried over: {text}")
 
 
 def of_script(tree: ast.Module, name: str) -> Found:
     """Return what a script says. Raises UsageError if it makes no GRPOTrainer."""
-    script, found = _Script(tree), Found()
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    found.chat = "role" in texts
-    trainer = script.calls.get("GRPOTrainer")
-    if trainer is None:
+    script, found = Script(tree), Found()
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    found.chat = True if "role" in texts else None
+    trainers = script.calls_of("GRPOTrainer")
+    if not trainers:
         raise UsageError(f"{name} makes no GRPOTrainer; name the script that does, or a YAML")
-    config = script.calls.get("GRPOConfig")
-    if config is None:
-        found.comments.append("the fields of GRPOConfig are not in the script; add yours")
-    else:
-        keywords = list(_keywords(config))
-        if config.args:
-            keywords.append(("output_dir", config.args[0]))
-        made = [key for key, values in script.assigned.items() if config in values]
-        keywords += [(field, value) for owner, field, value in script.set if owner in made]
-        _read_into(found.fields, keywords, script, found, "GRPOConfig")
-    given = dict(_keywords(trainer))
-    given |= dict(zip(("model", "reward_funcs"), trainer.args, strict=False))
+    if len(trainers) > 1:
+        found.comments.append(f"the script makes {len(trainers)} GRPOTrainers; this is the last")
+    given = script.arguments(trainers[-1], _TRAINER, found.skip)
+    given = {key: node for key, node in given.items() if ast.unparse(node) != "None"}
+    _read_config(given, script, found)
     _read_model(given, script, found)
+    _read_adapter(given, script, found)
     _read_data(given, script, found)
     _read_rewards(given, script, found, name)
-    known = ("model", "args", "reward_funcs", "train_dataset", "eval_dataset", "peft_config")
-    found.comments += [
-        f"not carried over: {key} = {ast.unparse(value)}"
-        for key, value in given.items()
-        if key not in known
-    ]
+    for key, value in given.items():
+        if key not in _READ:
+            found.skip(f"{key} = {ast.unparse(value)}")
+    for call in script.calls:
+        if name_of(call.func) == "add_callback":
+            found.skip(ast.unparse(call))
     return found
+
+
+def _read_config(given: dict[str, ast.expr], script: Script, found: Found) -> None:
+    """Read the GRPOConfig that the trainer gets, or the only one that the script makes."""
+    node = given.get("args", ast.Constant(None))
+    config, made = script.resolved(node), script.calls_of("GRPOConfig")
+    if not script.is_call(config, "GRPOConfig"):
+        if isinstance(config, ast.Constant):
+            return  # TRL's defaults
+        if len(made) != 1:
+            count = "are not in the script" if not made else f"are in {len(made)} places"
+            found.comments.append(f"the fields of GRPOConfig {count}; add yours")
+        else:
+            config = made[0]
+    owners = {node.id} if isinstance(node, ast.Name) else set()
+    if isinstance(config, ast.Call) and config in made:
+        owners |= {name for name, values in script.bound.items() if config in values}
+        fields = script.arguments(config, ("output_dir",), found.skip)
+        _read_into(found.fields, fields, script, found, "GRPOConfig")
+    for owner, name, value, surely in script.set:
+        if owner in owners and surely:
+            _read_into(found.fields, {name: value}, script, found, "GRPOConfig")
+        elif owner in owners:
+            found.skip(f"{owner}.{name} = {ast.unparse(value)}, which is set in some cases")
 
 
 def _read_into(
     into: dict[str, Any],
-    keywords: list[tuple[str, ast.expr]],
-    script: _Script,
+    arguments: dict[str, ast.expr],
+    script: Script,
     found: Found,
     owner: str,
 ) -> None:
-    """Put the keywords that are literals `into` a table, and comment on the others."""
-    for name, node in keywords:
+    """Put the arguments that are literals `into` a table, and comment on the others."""
+    for name, node in arguments.items():
         try:
             into[name] = script.value(node)
         except ValueError:
-            found.comments.append(f"not carried over: {owner}({name}={ast.unparse(node)})")
+            into.pop(name, None)  # an earlier value, which this one replaces
+            found.skip(f"{owner}({name}={ast.unparse(node)})")
 
 
-def _read_model(given: dict[str, ast.expr], script: _Script, found: Found) -> None:
+def _read_model(given: dict[str, ast.expr], script: Script, found: Found) -> None:
     model = given.get("model", ast.Constant(None))
     made = script.resolved(model)
-    if isinstance(made, ast.Call) and _name(made.func) == "from_pretrained" and made.args:
-        model = made.args[0]
+    if isinstance(made, ast.Call) and name_of(made.func) == "from_pretrained":
+        first = "pretrained_model_name_or_path"
+        how = script.arguments(made, (first,), found.skip)
+        model = how.pop(first, model)
+        for name, value in how.items():
+            found.skip(f"from_pretrained({name}={ast.unparse(value)})")
     try:
         found.model = script.value(model)
     except ValueError:
-        found.comments.append(f"not carried over: model={ast.unparse(model)}")
-    made = script.resolved(given.get("peft_config", ast.Constant(None)))
-    if isinstance(made, ast.Call) and _name(made.func) == "LoraConfig":
-        options: dict[str, Any] = {"r": 8}  # peft's default
-        _read_into(options, list(_keywords(made)), script, found, "LoraConfig")
+        found.skip(f"model={ast.unparse(model)}")
+
+
+def _read_adapter(given: dict[str, ast.expr], script: Script, found: Found) -> None:
+    node = given.get("peft_config", ast.Constant(None))
+    made = script.resolved(node)
+    if isinstance(made, ast.Call) and script.is_call(made, "LoraConfig"):
+        options: dict[str, Any] = {"r": 8, "lora_alpha": 8}  # peft's defaults
+        arguments = script.arguments(made, (), found.skip)
+        _read_into(options, arguments, script, found, "LoraConfig")
         for name, value in options.items():
             if name in LORA and not (name == "lora_dropout" and value):
                 found.lora[LORA[name]] = value
             elif name != "task_type":
-                found.comments.append(f"not carried over: LoraConfig({name}={value!r})")
+                found.skip(f"LoraConfig({name}={value!r})")
     elif not isinstance(made, ast.Constant):
-        found.comments.append(f"not carried over: peft_config={ast.unparse(made)}")
+        found.skip(f"peft_config={ast.unparse(node)}")
 
 
-def _read_data(given: dict[str, ast.expr], script: _Script, found: Found) -> None:
-    train = script.resolved(given.get("train_dataset", ast.Constant(None)))
-    if isinstance(train, ast.Call) and _name(train.func) == "load_dataset":
-        names = dict(zip(("data", "subset"), train.args, strict=False))
-        names |= {key: node for key, node in _keywords(train) if key == "split"}
-        _read_into(found.task, list(names.items()), script, found, "load_dataset")
+def _read_data(given: dict[str, ast.expr], script: Script, found: Found) -> None:
+    node = given.get("train_dataset", ast.Constant(None))
+    train, more = script.resolved(node), {}
+    if isinstance(train, ast.Subscript):  # load_dataset(...)["train"]
+        more, train = {"split": train.slice}, script.resolved(train.value)
+    if isinstance(train, ast.Call) and script.is_call(train, "load_dataset"):
+        names = script.arguments(train, ("path", "name"), found.skip) | more
+        path = names.get("path")
+        if isinstance(path, ast.Constant) and path.value in _FILES and "data_files" in names:
+            names["path"] = names.pop("data_files")
+            names.pop("split", None)  # a file is one split
+        known = {_DATA[name]: value for name, value in names.items() if name in _DATA}
+        _read_into(found.task, known, script, found, "load_dataset")
+        for name in names.keys() - _DATA.keys():
+            found.skip(f"load_dataset({name}={ast.unparse(names[name])})")
     else:
-        found.comments.append(f"not carried over: train_dataset={ast.unparse(train)}")
+        found.skip(f"train_dataset={ast.unparse(node if more else train)}")
     held_out = given.get("eval_dataset")
     if held_out is not None:
-        found.comments.append(
-            f"not carried over: eval_dataset={ast.unparse(held_out)}; name it in task.eval_data, "
-            "or hold out task.eval_share"
+        found.skip(
+            f"eval_dataset={ast.unparse(held_out)}; name it in task.eval_data, or hold out "
+            "task.eval_share"
         )
 
 
-def _read_rewards(given: dict[str, ast.expr], script: _Script, found: Found, name: str) -> None:
+def _read_rewards(given: dict[str, ast.expr], script: Script, found: Found, name: str) -> None:
     node = script.resolved(given.get("reward_funcs", ast.List([])))
     for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-        if isinstance(one, ast.Name) and one.id in script.imported:
-            found.rewards.append(script.imported[one.id])
-        elif isinstance(one, ast.Name):
+        place = script.imported.get(one.id) if isinstance(one, ast.Name) else None
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value) in script.modules:
+            place = f"{script.modules[ast.unparse(one.value)]}:{one.attr}"
+        if place is not None:
+            found.rewards.append(place)
+        elif isinstance(one, ast.Name) and script.is_defined(one.id):
             found.rewards.append(f"{REWARDS_FILE}:{one.id}")
             found.comments.append(
                 f"task.rewards: move {one.id} from {name} to {REWARDS_FILE}; importing the script "
@@ -159,14 +183,4 @@ def _read_rewards(given: dict[str, ast.expr], script: _Script, found: Found, nam
             )
         else:
             found.rewards.append(None)
-            found.comments.append(f"not carried over: the reward {ast.unparse(one)}")
-
-
-def _keywords(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    for one in call.keywords:
-        yield (one.arg or "**", one.value)
-
-
-def _name(node: ast.expr) -> str:
-    """Return the last part of a dotted name."""
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            found.skip(f"the reward {ast.unparse(one)}")

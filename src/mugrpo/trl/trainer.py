@@ -27,11 +27,13 @@ from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.loading import tokenizer_at
+from mugrpo.model.pretrained import model_path
 from mugrpo.processes.stopping import StopFlag, stop_on_signals
 from mugrpo.run.opening import open_run
 from mugrpo.trl import data
 from mugrpo.trl.callbacks import Callbacks
-from mugrpo.trl.config import GRPOConfig, changed, refuse, warn
+from mugrpo.trl.config import GRPOConfig, changed, is_set, refuse, warn
 from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
 from mugrpo.trl.toml import as_document
@@ -40,7 +42,7 @@ _NOT_OF_A_MODEL = ("optimizer*", "trainer.json", "sha256.json", "stages.json")
 _NO_ANSWERS = ("--task.answer_column", "none")  # which TOML cannot say
 _NOT_HERE = {
     "reward_processing_classes": "call a reward model in a function of your own",
-    "quantization_config": "models are loaded in fp32",
+    "quantization_config": "GRPOConfig(options={'lora.quantization': 'nf4'}) has it in 4 bits",
     "tools": "a response is one turn without tools",
     "rollout_func": "rollouts made elsewhere are read as shards (docs/api.md)",
     "environment_factory": "a response is one turn without tools",
@@ -74,7 +76,7 @@ class GRPOTrainer:
     ) -> None:
         given = locals()
         for name, reason in _NOT_HERE.items():
-            if given[name] is not None:
+            if is_set(given[name]) and given[name] != []:
                 raise UsageError(f"GRPOTrainer takes no {name}: {reason}")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError(
@@ -100,11 +102,39 @@ class GRPOTrainer:
         self._rewards, self._held = data.reward_tables(functions, self.args.reward_weights)
         self._train, self._eval = train_dataset, eval_dataset
         self._raw = self._options()
+        self._is_trained, self._loaded = False, None
 
     @property
     def state(self) -> Any:
         """Return transformers' TrainerState: global_step, max_steps and log_history."""
         return self.callbacks.state
+
+    @property
+    def model(self) -> Any:
+        """Return the trained model after train(), and before it the model that was given.
+
+        It is loaded on first use, on the CPU, with peft_config as a PeftModel. Raises UsageError
+        before train() if a path was given.
+        """
+        if self._is_trained:
+            if self._loaded is None:
+                config = build_config(self._raw, "GRPOTrainer")
+                self._loaded = data.trained_model(self.output_dir, config)
+            return self._loaded
+        if isinstance(self._model, str | Path):
+            raise UsageError(
+                f"trainer.model is the trained model, after train(); before it, load {self._model} "
+                "with AutoModelForCausalLM.from_pretrained"
+            )
+        return self._model
+
+    @property
+    def processing_class(self) -> Any:
+        """Return the tokenizer: the one that was given, or else the model's, which is loaded."""
+        if self._processing_class is None:
+            path = model_path(build_config(self._raw, "GRPOTrainer").model)
+            self._processing_class = tokenizer_at(path)
+        return self._processing_class
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Make the updates that are missing, and leave the model in output_dir.
@@ -144,13 +174,21 @@ class GRPOTrainer:
                     raise
         self.callbacks.end()
         self.save_model()
+        self._is_trained, self._loaded = True, None
         lines = [line for line in read_metrics(self.folder.metrics) if line["kind"] == "update"]
         losses = [line["loss"] for line in lines if line["loss"] is not None]
         mean = sum(losses) / max(1, len(losses))
         return TrainOutput(self.folder.newest_update(), mean, {"train_loss": mean})
 
     def evaluate(self) -> dict[str, float]:
-        """Return the accuracy and mean reward of the newest checkpoint on the eval_dataset."""
+        """Return the accuracy and mean reward of the newest checkpoint on the eval_dataset.
+
+        Raises UsageError if there is no run yet, or no eval_dataset.
+        """
+        if self._eval is None:
+            raise UsageError("evaluate() needs an eval_dataset; give GRPOTrainer one")
+        if not self.folder.config.exists():
+            raise UsageError(f"evaluate() needs the run in {self.output_dir}; call train() first")
         with open_run(self.folder.root, trust=True, held=self._held) as run:
             found = pipeline.evaluate(run, self.folder.newest_update())
         return {f"eval_{name}": value for name, value in found.items()}

@@ -1,0 +1,100 @@
+"""A model with linear layers in 4 bits, for an adapter to be trained on top (QLoRA).
+
+bitsandbytes keeps each weight as one of the 16 values of nf4, and for each 64 of them the largest
+absolute value in fp32. A layer multiplies by the weights that these stand for, in the precision of
+the run. The embeddings, the norms and the output head stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
+
+from mugrpo.config.lora import LoRAOptions
+from mugrpo.disk.errors import UsageError
+
+_BLOCK = 64  # weights that share a largest value
+BYTES = 0.5 + 4 / _BLOCK  # of a weight, with its share of that value
+DEVICES = ("cuda",)  # bitsandbytes has kernels for CPUs as well, but they are slower than fp32
+
+
+def quantization_of(lora: LoRAOptions, precision: str, device: str) -> dict[str, Any] | None:
+    """Return how `from_pretrained` quantizes the model under an adapter, or None if it does not.
+
+    Raises UsageError if `device` is not a GPU, and as `require_bitsandbytes` does.
+    """
+    if not lora.quantized:
+        return None
+    if device not in DEVICES:
+        raise UsageError(
+            f"lora.quantization = {lora.quantization!r} needs a GPU, but the model runs on the "
+            f"{device.upper()}; use --lora.quantization none there"
+        )
+    require_bitsandbytes()
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=lora.quantization,
+        bnb_4bit_compute_dtype=_dtype(precision),
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def require_bitsandbytes() -> None:
+    """Raise UsageError if bitsandbytes, or what transformers loads it with, is missing."""
+    try:
+        import accelerate  # noqa: F401
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"lora.quantization needs bitsandbytes ({error}): pip install 'mugrpo[qlora]'"
+        ) from None
+
+
+def _dtype(precision: str) -> torch.dtype:
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def quantize_fakes(model: Any, precision: str) -> int:
+    """Give a model of fake tensors, with an adapter inside, the memory that a quantized one takes.
+
+    Returns the number of weights that are in 4 bits. Raises UsageError as `require_bitsandbytes`
+    does.
+    """
+    require_bitsandbytes()
+    number, head = 0, model.get_output_embeddings()
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, nn.Linear | Conv1D) or layer is head or layer.weight.requires_grad:
+            continue
+        number += layer.weight.numel()
+        model.set_submodule(name, _FakeLayer(layer, _dtype(precision)))
+    return number
+
+
+class _FakeLayer(nn.Module):
+    """The tensors and operations of bitsandbytes' Linear4bit, which accepts no fake tensors."""
+
+    def __init__(self, layer: nn.Linear | Conv1D, dtype: torch.dtype) -> None:
+        super().__init__()
+        shape = layer.weight.shape
+        self._shape = shape if isinstance(layer, nn.Linear) else torch.Size(reversed(shape))
+        self._dtype = dtype
+        packed = torch.empty(shape.numel() // 2, 1, dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("absmax", torch.empty(-(shape.numel() // -_BLOCK)))
+        self.bias = layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import bitsandbytes
+
+        state = bitsandbytes.functional.QuantState(
+            self.absmax, self._shape, blocksize=_BLOCK, quant_type="nf4", dtype=torch.float32
+        )
+        bias = None if self.bias is None else self.bias.to(self._dtype)
+        product: torch.Tensor = bitsandbytes.matmul_4bit(
+            x.to(self._dtype), self.weight, state, bias=bias
+        )
+        return product.to(x.dtype)
