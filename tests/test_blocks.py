@@ -15,6 +15,7 @@ import pytest
 
 from mugrpo.arguments import parser
 from mugrpo.cli import main
+from mugrpo.config.describe import describe
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
 from mugrpo.study.spec import load_study
@@ -90,6 +91,18 @@ def test_a_config_is_loaded(block: Block, tmp_path: Path, monkeypatch: pytest.Mo
             assert value.keys() <= config[name].keys()
         else:
             assert config[name] == value
+
+
+def test_the_example_on_verl_has_the_numbers_of_its_table_and_real_options():
+    """1024 prompts in batches of 256, twice: 8 updates a stage, 800 in 100; 256 x 5 responses."""
+    [block] = [block for block in blocks("docs/verl.md") if block.kind == "toml"]
+    schedule = build_config(tomllib.loads(block.text), str(block)).schedule
+    assert schedule.total_updates == 800
+    assert schedule.problems_per_update * schedule.group_size == 1280
+    rows = (ROOT / "docs/verl.md").read_text().partition("## Option by option")[2].splitlines()
+    ours = [row.split(" | ")[1] for row in rows if row.startswith("| `")]
+    named = {name for cell in ours for name in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
+    assert len(named) > 25 and named <= {option.name for option in describe()}
 
 
 @pytest.mark.parametrize("block", of("shell"))
