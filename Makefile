@@ -11,7 +11,7 @@ CHAOS_OPTIONS ?= --kills 1000
 SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
-  objective-cost chain-model letters-model golden wheel clean benchmarks \
+  objective-cost chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu vllm-env test-vllm test-ray test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
@@ -117,6 +117,13 @@ chain-model letters-model: %-model: .venv/installed  ## make an embedded model's
 
 golden: .venv/installed-test  ## record the golden trace again
 	$(BIN)/python -m tests.golden_trace --record
+
+.venv/installed-site: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[site]'
+	touch $@
+
+site: .venv/installed-site  ## the documentation as a site that works offline, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/installed  ## build the wheel into dist/
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .

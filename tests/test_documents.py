@@ -68,7 +68,7 @@ def test_every_path_exists(page: Path):
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "log.md"], ids=lambda page: page.name)
 def test_every_link_within_the_project_leads_somewhere(page: Path):
     links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
     broken = []

@@ -107,7 +107,8 @@ def test_every_extra_has_what_is_imported_and_a_message_that_names_it():
         assert package.replace("_", "-") in {distribution(r) for r in EXTRAS[extra]}
     source = "".join(file.read_text() for file in FILES)
     named = set(re.findall(r"pip install 'mugrpo\[(\w+)\]'", source))
-    assert named | {"tensorboard", "trackio", "wandb", *pretrained.PACKAGED} == EXTRAS.keys()
+    others = {"site", "tensorboard", "trackio", "wandb"}
+    assert named | others | {*pretrained.PACKAGED} == EXTRAS.keys()
 
 
 def test_a_packaged_model_asks_for_every_package_of_its_extra(monkeypatch: pytest.MonkeyPatch):

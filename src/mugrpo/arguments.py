@@ -66,11 +66,11 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     root.set_defaults(takes_overrides=False, again=False, until=None)
-    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    named = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
         description = f"{text[0].upper()}{text[1:]}."
-        added: argparse.ArgumentParser = commands.add_parser(
+        added: argparse.ArgumentParser = named.add_parser(
             name,
             help=text,
             description=description,
@@ -210,7 +210,7 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
 
     It is this command. It has --force only if the way out that `reason` names needs that.
     """
-    actions = [a for a in _commands(parser())[options.command]._actions if a.dest in options]
+    actions = [a for a in commands(parser())[options.command]._actions if a.dest in options]
     words = ["mugrpo", options.command]
     for action in sorted(actions, key=lambda action: bool(action.option_strings)):
         value = vars(options)[action.dest]
@@ -222,10 +222,10 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
     return shlex.join([*words, *overrides])
 
 
-def _commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return command -> parser."""
-    [commands] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
-    return dict(commands.choices)
+    [named] = [a for a in root._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(named.choices)
 
 
 def completion(shell: str) -> str:
@@ -236,7 +236,7 @@ def completion(shell: str) -> str:
     values = {f"{group}.name": [*members] for group, members in RunConfig.choices().items()}
     values["preset"] = [*PRESETS]
     meanings = {option.name: option.meaning for option in describe() if "[]" not in option.name}
-    for command in _commands(root).values():
+    for command in commands(root).values():
         for action in command._actions:
             if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,15 @@ import torch
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
+from tests.blocks import blocks
 from tests.updates import hand_batch
-
-DOCS = Path(__file__).parents[2] / "docs" / "objectives.md"
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    text = DOCS.read_text()
-    start = text.index("    # mine.py")
-    block = text[start : text.index("and in the config", start)]
+    [text] = [block.text for block in blocks("docs/objectives.md") if block.file == "mine.py"]
     file = tmp_path / "mine.py"
-    file.write_text(textwrap.dedent(block))
+    file.write_text(text)
     return file
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +28,7 @@ import transformers
 from mugrpo.cli import main
 from mugrpo.disk.records import FinishReason, Status
 from mugrpo.tools.foreign import FIELDS, FORMATS
+from tests.blocks import blocks, commands
 from tests.faults.harm import refused
 from tests.runs import MODEL, ROOT, Command, final_weights, read_metrics
 from tests.tools.imports import (
@@ -546,16 +545,13 @@ def test_traces_of_prime_rl_with_several_turns_are_refused(take: Any):
 def test_the_commands_of_the_page_work(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    page = (ROOT / "docs" / "exchange.md").read_text()
-    example = page.partition("## An example")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^(?:`(\S+)`|The commands).*\n\n((?: {4}.*\n)+)", example, re.MULTILINE)
-    assert [name for name, _ in blocks] == ["rollouts.jsonl", "theirs.toml", ""]
-    texts = {name: textwrap.dedent(block) for name, block in blocks}
+    *files, example = blocks("docs/exchange.md")
     monkeypatch.chdir(tmp_path)
-    for name in ("rollouts.jsonl", "theirs.toml"):
-        Path(name).write_text(texts[name])
-    for line in texts[""].splitlines():
-        checked(command(*shlex.split(line)[1:]))
+    assert [block.file for block in files] == ["rollouts.jsonl", "theirs.toml"]
+    for block in files:
+        Path(block.file).write_text(block.text)
+    for _, *words in commands(example.text):
+        checked(command(*words))
     rewards = [score.reward for _, score in imported(tmp_path / "runs/theirs").values()]
     assert sorted(rewards) == [0, 0, 1, 1]
     assert final_weights(tmp_path / "runs/theirs", 2)

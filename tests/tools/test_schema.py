@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from mugrpo.config.rewards import RegexOptions, WorkerOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.schema import schema
+from tests.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "configs").rglob("*.toml"), *(ROOT / "src").rglob("presets/*.toml")])
@@ -61,9 +60,8 @@ def test_a_committed_config_is_accepted(file: Path):
 
 
 def test_the_config_of_the_readme_is_accepted():
-    text = (ROOT / "README.md").read_text().split("`mine.toml`:\n\n")[1]
-    block = re.match(r"(?: {4}.*\n|\n)+", text)
-    raw = tomllib.loads(textwrap.dedent(block[0])) if block else {}
+    [text] = [block.text for block in blocks("README.md") if block.file == "mine.toml"]
+    raw = tomllib.loads(text)
     assert raw["task"]["rewards"] == ["numeric", "rewards.py:short"]
     assert accepted(raw) == (True, True)
 
