@@ -18,7 +18,7 @@ from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
-from mugrpo.tools.exchange import add_import
+from mugrpo.tools.exchange import add_exchange
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
 
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     _add_phases(add)
-    add_import(add, _takes_overrides(), _TRUST)
+    add_exchange(add, _takes_overrides(), _TRUST)
     _add_others(add)
     return root
 

@@ -15,7 +15,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
-from mugrpo.tools.exchange import run_import
+from mugrpo.tools.exchange import run_import, run_publish
 
 if TYPE_CHECKING:
     from mugrpo.run.opened import OpenRun
@@ -282,6 +282,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "memory": _memory,
     "repair": _repair,
     "import": lambda options: run_import(options, _say),
+    "publish": lambda options: run_publish(options, _say),
     "export": _export,
     "push": _copy,
     "pull": _copy,

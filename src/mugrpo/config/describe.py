@@ -106,7 +106,9 @@ def as_toml(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
-    return "none" if value is None else json.dumps(value)
+    if value is None:
+        return "none"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML refuses
 
 
 def _on_resume(field: FieldInfo) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.options import HARMLESS, NamedOptions, PathOrName
+from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions, PathOrName
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
@@ -88,7 +88,7 @@ class VLLMOptions(EngineOptions):
 
     memory_option = "max_num_seqs"
     name: Literal["vllm"] = "vllm"
-    python: PathOrName | None = None
+    python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
     processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
     """Engines side by side that share a stage's shards (data parallelism). Each has the next
@@ -106,7 +106,7 @@ class VLLMOptions(EngineOptions):
     """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
     process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
     everything. "end" ends the process, so each refresh starts a new one."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRIVATE)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
 
     @field_validator("arguments")
@@ -135,9 +135,11 @@ class VLLMServerOptions(EngineOptions):
 
     memory_option = "concurrency"
     name: Literal["vllm_server"] = "vllm_server"
-    urls: tuple[str, ...] = Field(("http://localhost:8000",), min_length=1)
+    urls: tuple[str, ...] = Field(
+        ("http://localhost:8000",), min_length=1, json_schema_extra=PRIVATE
+    )
     """The servers' URLs. Several servers share a stage's shards."""
-    hand_over: tuple[str, ...] = ()
+    hand_over: tuple[str, ...] = Field((), json_schema_extra=PRIVATE)
     """A command that makes a server sample from new weights. It is run at each refresh for each
     server, followed by the server's URL and the folder of the weights. It must return only once the
     server uses them. Without one, the server is asked to load the weights while it runs."""

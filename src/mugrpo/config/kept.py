@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from mugrpo.config.options import HARMLESS, Options
+from mugrpo.config.options import HARMLESS, PRIVATE, Options
 
 
 class CheckpointOptions(Options):
@@ -56,7 +56,7 @@ class SinkOptions(Options):
 
     tensorboard: bool = Field(False, json_schema_extra=HARMLESS)
     """Write TensorBoard event files into the run's directory."""
-    trackio: str | None = Field(None, json_schema_extra=HARMLESS)
+    trackio: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
     """A trackio project to log to."""
-    wandb: str | None = Field(None, json_schema_extra=HARMLESS)
+    wandb: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
     """A Weights & Biases project to log to."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from mugrpo.config.options import NamedOptions, PathOrName
+from mugrpo.config.options import PLACE, NamedOptions, PathOrName
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -243,7 +243,7 @@ class FileOptions(ObjectiveOptions):
     """An objective of your own, from a Python file."""
 
     name: Literal["file"] = "file"
-    path: PathOrName
+    path: PathOrName = Field(json_schema_extra=PLACE)
     """The file; see docs/objectives.md."""
     options: dict[str, float] = Field(default_factory=dict)
     """Keyword arguments of the file's `loss`."""

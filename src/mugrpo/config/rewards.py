@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from mugrpo.config.options import HARMLESS, NamedOptions, Options, absolute, choices
+from mugrpo.config.options import HARMLESS, PLACE, NamedOptions, Options, absolute, choices
 
 
 def _compiles(pattern: str) -> str:
@@ -84,7 +84,7 @@ class FunctionOptions(RewardOption):
     """
 
     name: Literal["function"] = "function"
-    function: str
+    function: str = Field(json_schema_extra=PLACE)
     """Where to find the function: "module:function" or "path/to/file.py:function". "<...>:function"
     is one that only the process of a script has (docs/trl.md)."""
 

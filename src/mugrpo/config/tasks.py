@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.options import NamedOptions, PathOrName
+from mugrpo.config.options import PLACE, NamedOptions, PathOrName
 from mugrpo.config.rewards import FunctionOptions, MathOptions, Pattern, Rewards, WorkerOptions
 
 
@@ -56,7 +56,7 @@ class DatasetOptions(NamedOptions):
     """Your own problems, from a file or the hub, with rewards of your choice."""
 
     name: Literal["dataset"] = "dataset"
-    data: PathOrName
+    data: PathOrName = Field(json_schema_extra=PLACE)
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
     split: str | None = None
     """The split of a data set on the hub; "train" if unset."""
@@ -64,7 +64,7 @@ class DatasetOptions(NamedOptions):
     """The configuration of a hub data set that has several."""
     revision: str | None = None
     """Commit, tag or branch of a data set on the hub. Only a commit always gives the same data."""
-    eval_data: PathOrName | None = None
+    eval_data: PathOrName | None = Field(None, json_schema_extra=PLACE)
     """The source of the held-out problems, in the same forms as `data`. If only eval_split is set,
     this is `data`."""
     eval_split: str | None = None

@@ -24,6 +24,7 @@ from mugrpo.report.costs import training_clock
 from mugrpo.report.embed import chart_markup
 from mugrpo.report.markup import Content, Markup, tag
 from mugrpo.report.read import RunData, column
+from mugrpo.report.readable import time_unit
 
 _HUES = 8
 _LOW, _HIGH = "accuracy_low", "accuracy_high"
@@ -135,13 +136,31 @@ def staleness_bins(run: RunData) -> list[list[int]]:
 
 def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
     """Return accuracy on the held-out problems against updates, and against training time."""
+    by_update, by_time = accuracy_pictures(runs)
+    sure = any(value is not None for run in runs for value in column(run.evaluations, _LOW))
+    return [
+        drawn(
+            "Accuracy against updates",
+            "share of right responses to the held-out problems"
+            + ("; shaded: 95 % intervals over problems (Wilson)" if sure else "")
+            + _boundary_words(runs),
+            by_update,
+        ),
+        drawn(
+            "Accuracy against wall-clock",
+            "training time: generation, scoring, optimization, checkpoints and refreshes, added up "
+            "from their durations; evaluation is left out",
+            by_time,
+        ),
+    ]
+
+
+def accuracy_pictures(runs: Sequence[RunData]) -> tuple[Picture | None, Picture | None]:
+    """Return accuracy against updates, and against training time; None without evaluations."""
     clocks = [training_clock(run) for run in runs]
     divisor, unit = time_unit(max((t for clock in clocks for t in clock.values()), default=0.0))
-    by_update: list[Trace] = []
-    by_time: list[Trace] = []
-    sure = any(value is not None for run in runs for value in column(run.evaluations, _LOW))
+    by_update, by_time = list[Trace](), list[Trace]()
     for index, run in _first_on_top(runs):
-        clock = clocks[index]
         trace = Trace(
             [float(line["update"]) for line in run.evaluations],
             column(run.evaluations, "accuracy"),
@@ -150,29 +169,17 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
             run_hue(index),
             _run_style(index, "thick"),
         )
-        seconds = [clock["evaluation", line["update"]] / divisor for line in run.evaluations]
+        updates = [line["update"] for line in run.evaluations]
+        seconds = [clocks[index]["evaluation", update] / divisor for update in updates]
         lows, highs = (column(run.evaluations, end) for end in (_LOW, _HIGH))
         band = replace(trace, ys=lows, uppers=highs, series="95 % interval", style="band")
-        for drawn_trace in [*([band] if sure else []), trace]:
+        for drawn_trace in [band, trace] if any(low is not None for low in lows) else [trace]:
             by_update.append(drawn_trace)
             by_time.append(replace(drawn_trace, xs=seconds))
     y = Axis("accuracy", low=0, high=1)
     look: dict[str, Any] = {"width": _WIDE, "height": 300, "ends": True}
-    return [
-        drawn(
-            "Accuracy against updates",
-            "share of right responses to the held-out problems"
-            + ("; shaded: 95 % intervals over problems (Wilson)" if sure else "")
-            + _boundary_words(runs),
-            update_chart(runs, y, by_update, **look),
-        ),
-        drawn(
-            "Accuracy against wall-clock",
-            "training time: generation, scoring, optimization, checkpoints and refreshes, added up "
-            "from their durations; evaluation is left out",
-            line_chart(Axis(f"training time, {unit}", low=0), y, by_time, **look),
-        ),
-    ]
+    time = Axis(f"training time, {unit}", low=0)
+    return update_chart(runs, y, by_update, **look), line_chart(time, y, by_time, **look)
 
 
 def reward_figure(runs: Sequence[RunData]) -> Markup | None:
@@ -231,13 +238,6 @@ def update_chart(
         under = [refresh_ticks(xs, index, run_hue(index)) for index, xs in marked]
         y = replace(y, above=len(runs))
     return line_chart(update_axis(runs), y, traces, under=under, **look)
-
-
-def time_unit(seconds: float) -> tuple[float, str]:
-    """Return a good unit for an axis up to `seconds`: (seconds in the unit, its name)."""
-    if seconds < 180:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
 def _first_on_top(runs: Sequence[RunData]) -> list[tuple[int, RunData]]:

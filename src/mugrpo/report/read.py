@@ -159,7 +159,7 @@ def _config(root: Path) -> dict[str, Any]:
 
 def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
     run_dir, notes = RunDir(root), list[str]()
-    lines = _metrics(run_dir, notes)
+    lines = lines_by_kind(run_dir, notes)
     stages = _rollout_stages(run_dir)
     return RunData(
         name=name,
@@ -176,7 +176,7 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
     )
 
 
-def _metrics(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
+def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
     """Return the metrics lines by kind, up to a damaged line, which is noted."""
     lines: dict[str, dict[int, Line]] = {kind: {} for kind in KINDS}
     try:

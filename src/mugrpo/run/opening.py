@@ -24,7 +24,12 @@ from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
-from mugrpo.run.provenance import judge_fingerprint, provenance_of, settled_config
+from mugrpo.run.provenance import (
+    judge_fingerprint,
+    problems_sha256,
+    provenance_of,
+    settled_config,
+)
 from mugrpo.run.trust import Theirs, require_trusted, theirs_in
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
@@ -92,6 +97,31 @@ def open_run(
             progress.stop()
             task.close()
             folder.settle()
+
+
+@contextmanager
+def run_as_it_is(
+    folder: RunDir, config: RunConfig, progress: Progress, stop: StopFlag
+) -> Iterator[OpenRun]:
+    """Yield a run to read from, without its lock, whatever code it was made with.
+
+    The caller has read `config` from the run, verified its journal and approved its code. Raises
+    UsageError if the run's problems are not those that it began with.
+    """
+    task, prompts = make_task(config.task), prompt_encoder(config)
+    try:
+        problems, held_out = _problems(task, config, prompts, progress)
+        began_with = (folder.read_config() or {})["provenance"].get("problems_sha256")
+        if problems_sha256(problems, held_out) != began_with:
+            raise UsageError(
+                f"the problems of {folder.root} have changed since it began; undo that"
+            )
+        vocabulary = load_vocabulary(config.model, prompts.tokenizer)
+        judge = judge_fingerprint(config, problems)
+        facts = (task, problems, held_out, prompts, vocabulary, judge, progress, stop, ALONE)
+        yield OpenRun(folder, config, *facts)
+    finally:
+        task.close()
 
 
 def _problems(

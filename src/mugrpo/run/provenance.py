@@ -112,17 +112,13 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
 
     Raises UsageError if the chat template's file does not exist.
     """
-    problems = hashlib.sha256()
-    for problem in (problem for problems in problem_sets for problem in problems):
-        content = [problem.id, problem.prompt, problem.answer, problem.columns]
-        problems.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
     template = config.prompt.chat_template
     if template is not None and not Path(template).is_file():
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += ["bitsandbytes"] * config.lora.quantized
     return {
-        "problems_sha256": problems.hexdigest(),
+        "problems_sha256": problems_sha256(*problem_sets),
         "model_sha256": model_fingerprint(config.model),
         "template_sha256": _only(_sums(config, "prompt.chat_template")),
         "rewards_sha256": _sums(config, "task.rewards"),
@@ -132,6 +128,15 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "threads": torch.get_num_threads(),
         "git_revision": _git_revision(HOME),
     }
+
+
+def problems_sha256(*problem_sets: Sequence[Problem]) -> str:
+    """Return a hash of the problems, in their order."""
+    problems = hashlib.sha256()
+    for problem in (problem for problems in problem_sets for problem in problems):
+        content = [problem.id, problem.prompt, problem.answer, problem.columns]
+        problems.update(json.dumps(content, sort_keys=True, default=str).encode() + b"\n")
+    return problems.hexdigest()
 
 
 @cache

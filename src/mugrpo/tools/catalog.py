@@ -46,8 +46,8 @@ def catalog() -> Iterator[str]:
 
 def _part(group: str, name: str, options: type[NamedOptions]) -> Iterator[str]:
     yield f'  name = "{name}"  {inspect.getdoc(options)}'
-    if mathematics := _docstring(group, name):
-        yield textwrap.indent(mathematics, "      ")
+    if equation := equation_of(group, name):
+        yield textwrap.indent(equation, "      ")
     for option in describe(options):
         if option.name != "name":
             yield f"      {option.head}  {option.meaning}"
@@ -61,7 +61,7 @@ def _needs(options: type[NamedOptions]) -> tuple[str, ...]:
     return options.model_validate({}).needs if issubclass(options, Part) and not required else ()
 
 
-def _docstring(group: str, name: str) -> str | None:
+def equation_of(group: str, name: str) -> str | None:
     """Return the docstring of the function behind a part, or None if it has none."""
     if group == "objective":
         if name == "file":

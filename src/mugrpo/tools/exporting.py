@@ -61,17 +61,20 @@ before the first update was {model}. Written by mugrpo {version}.
 {columns}
 
     from datasets import load_dataset
-    rollouts = load_dataset("THIS FOLDER", split="train")
+    rollouts = load_dataset("{called}", split="train")
 
-`mugrpo import CONFIG THIS_FOLDER` begins a run with them, with the same ids, logprobs and rewards.
+`mugrpo import CONFIG {called}` begins a run with them, with the same ids, logprobs and rewards.
 """
 
 
-def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
+def export_rollouts(
+    run: OpenRun, out: Path, stage: int | None = None, *, called: str = "THIS_FOLDER"
+) -> str:
     """Write the scored rollouts of a stage of `run`, or of all stages, as a data set in `out`.
 
-    The data set has one parquet file per shard, and a card. Returns a sentence that says how many
-    there are. Raises UsageError if `out` exists or no shard is scored.
+    The data set has one parquet file per shard, and a card, in which the data set is `called` so.
+    Returns a sentence that says how many rollouts there are. Raises UsageError if `out` exists or
+    no shard is scored.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
@@ -92,6 +95,7 @@ def export_rollouts(run: OpenRun, out: Path, stage: int | None = None) -> str:
             pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
             rows += table.num_rows
         card = _CARD.format(
+            called=called,
             rows=rows,
             size=run.config.schedule.group_size,
             temperature=run.config.rollouts.temperature,

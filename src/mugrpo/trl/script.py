@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from mugrpo.config.load import build_config
+from mugrpo.config.toml import as_document
 from mugrpo.disk.errors import UsageError
 from mugrpo.trl.config import GRPOConfig, changed, nearest
 from mugrpo.trl.fields import FIELDS
 from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
 from mugrpo.trl.syntax import LORA, REWARDS_FILE, Found, of_script
-from mugrpo.trl.toml import as_document
 
 _OWN = ("method", "stages", "options")
 _IN_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")

@@ -23,6 +23,7 @@ from transformers.trainer_utils import TrainOutput
 
 from mugrpo import pipeline
 from mugrpo.config.load import build_config
+from mugrpo.config.toml import as_document
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.disk.publishing import publish_file
@@ -36,7 +37,6 @@ from mugrpo.trl.callbacks import Callbacks
 from mugrpo.trl.config import GRPOConfig, changed, is_set, refuse, warn
 from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
-from mugrpo.trl.toml import as_document
 
 _NOT_OF_A_MODEL = ("optimizer*", "trainer.json", "sha256.json", "stages.json")
 _NO_ANSWERS = ("--task.answer_column", "none")  # which TOML cannot say

@@ -1,0 +1,200 @@
+"""`mugrpo publish`: a run's model, and its rollouts, on the Hugging Face Hub.
+
+What is sent is collected first, as names with files or contents. A dry run writes exactly that into
+a folder. Of a checkpoint only weights, configs and the tokenizer are taken, never code or logs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import DatasetCard
+
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.config.toml import is_absolute
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import SUMS, publish_folder, sealed_folder_fault
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.report.read import RunData, lines_by_kind
+from mugrpo.run.opening import run_as_it_is
+from mugrpo.run.progress import Progress
+from mugrpo.run.trust import Theirs, require_trusted
+from mugrpo.run.weights import NOT_THE_MODEL
+from mugrpo.tools.card import CURVE, Subject, hub_base, learning_curve, model_card
+from mugrpo.tools.exporting import export_rollouts
+from mugrpo.tools.merge import merge
+from mugrpo.tools.repository import STAMP, Files, look, require_name, send
+
+_SENT = re.compile(r"(additional_chat_templates/)?[\w.-]+\.(json|safetensors|jinja|txt|model)")
+_BASE = "base_model_name_or_path"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is to be published of the run at `root`, and how."""
+
+    root: Path
+    name: str  # OWNER/NAME of the model's repository
+    update: int | None = None  # the newest checkpoint if None
+    merged: bool = False  # the whole model instead of the adapter
+    base_model: str | None = None  # hub id of the model before the first update
+    license: str | None = None
+    rollouts: str | None = None  # OWNER/NAME of the rollouts' repository, if they are published
+    public: bool = False
+    replace: bool = False  # what a repository holds of something else
+    trust: bool = False
+
+
+def publish(
+    wanted: Publication,
+    dry_run: Path | None = None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    stop: StopFlag | None = None,
+) -> None:
+    """Send the model and the rollouts to the Hub, or write both to the folder `dry_run`.
+
+    Raises UsageError if the run has no such checkpoint, if it names code or commands that the user
+    has neither used nor approved, and as `merge`, `run_as_it_is` and `look` do; RunStopped if a
+    file of the run is damaged, or if the Hub cannot be reached.
+    """
+    stop = stop or StopFlag()
+    names = {"model": wanted.name} | ({"dataset": wanted.rollouts} if wanted.rollouts else {})
+    for name in filter(None, [*names.values(), wanted.base_model]):
+        require_name(name)
+    run, stored, config, update = _verified(wanted, say)
+    identity, how = stored.get("id"), {"public": wanted.public, "replace": wanted.replace}
+    places = {k: look(k, n, identity, **how) for k, n in names.items()} if not dry_run else {}
+    with TemporaryDirectory(prefix="mugrpo-publish-") as scratch:
+        parts: dict[str, Files] = {}
+        if wanted.rollouts:
+            parts["dataset"] = _rollouts(wanted, run, config, Path(scratch) / "rollouts", stop)
+        parts["model"] = _model(wanted, run, stored, config, update, Path(scratch) / "model")
+        for kind, files in parts.items():
+            stamp = {"mugrpo": version("mugrpo"), "run": identity, "update": update}
+            text = json.dumps({**stamp, "files": sorted([*files, STAMP])}, indent=1) + "\n"
+            parts[kind] = {**files, STAMP: text.encode()}
+        if dry_run:
+            _write(parts, dry_run)
+            say(f"{dry_run} has what would be sent: {', '.join(sorted(parts))}")
+        for kind in parts if not dry_run else ():  # the data first: the model's card links to it
+            stop.check()
+            title = f"{'Rollouts' if kind == 'dataset' else 'Model'} after update {update}"
+            say(send(places[kind], parts[kind], title, public=wanted.public))
+
+
+def _verified(
+    wanted: Publication, say: Callable[[str], None]
+) -> tuple[RunDir, dict[str, Any], RunConfig, int]:
+    """Return the run with its config.json, config and update, after checking what will be sent."""
+    run = RunDir(wanted.root)
+    stored = run.read_config()
+    if stored is None:
+        raise UsageError(f"{run.root} is not a run; name a run's directory")
+    config = build_config(stored["config"], str(run.config))
+    require_trusted(config, Theirs(config, str(run.root)), trust=wanted.trust, say=say)
+    run.journal.require()
+    updates = run.checkpoint_updates()
+    update = max(updates, default=0) if wanted.update is None else wanted.update
+    if update not in updates:
+        raise UsageError(
+            f"update {update} has no checkpoint; choose one of {updates}"
+            if updates
+            else f"{run.root} has no checkpoint yet; train it first with `mugrpo train {run.root}`"
+        )
+    if fault := sealed_folder_fault(checkpoint := run.checkpoint(update)):
+        raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {run.root}` sets it aside")
+    if wanted.merged and not config.lora.rank:
+        raise UsageError("--merged is for runs with lora.rank; leave it out")
+    return run, stored, config, update
+
+
+def _model(
+    wanted: Publication,
+    run: RunDir,
+    stored: dict[str, Any],
+    config: RunConfig,
+    update: int,
+    scratch: Path,
+) -> Files:
+    """Return the model's files, its card and its learning curve."""
+    source = run.checkpoint(update)
+    names = list(json.loads((source / SUMS).read_bytes()))  # what was verified, and nothing beside
+    if wanted.merged:
+        source = merge(source, scratch)
+        names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
+    base = wanted.base_model or hub_base(config)
+    files: dict[str, Path | bytes] = {}
+    for name in sorted(names):
+        if _SENT.fullmatch(name) and not name.startswith(NOT_THE_MODEL):
+            path = source / name
+            files[name] = _without_paths(path, base) if name.endswith("config.json") else path
+    lines = lines_by_kind(run, [])
+    data = RunData(
+        name="",
+        config=stored["config"],
+        provenance=stored["provenance"],
+        refreshes=[line for line in lines["refresh"] if line["update"] < update],
+        updates=[line for line in lines["update"] if line["update"] <= update],
+        evaluations=[line for line in lines["evaluation"] if line["update"] <= update],
+    )
+    adapter = bool(config.lora.rank) and not wanted.merged
+    curve = learning_curve(data)
+    named = (wanted.license, wanted.rollouts)
+    subject = Subject(config, data, update, wanted.name, adapter, base, *named, curve)
+    files["README.md"] = model_card(subject).encode()
+    return {**files, CURVE: curve} if curve else files
+
+
+def _without_paths(file: Path, base: str | None) -> bytes:
+    """Return a config without the places on this machine that libraries write into it."""
+    config = json.loads(file.read_bytes())
+    kept = {
+        key: value
+        for key, value in config.items()
+        if not (key.endswith(("path", "file")) and isinstance(value, str) and is_absolute(value))
+    }
+    if _BASE in config:
+        kept[_BASE] = base
+    return json.dumps(kept, indent=2).encode() + b"\n"
+
+
+def _rollouts(
+    wanted: Publication, run: RunDir, config: RunConfig, folder: Path, stop: StopFlag
+) -> Files:
+    """Return the files of the rollouts' data set, exported to `folder`."""
+    assert wanted.rollouts
+    with run_as_it_is(run, config, Progress(), stop) as opened:
+        export_rollouts(opened, folder, called=wanted.rollouts)
+    card = DatasetCard((folder / "README.md").read_text())
+    if wanted.license:
+        card.data["license"] = wanted.license
+    paths = {
+        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.parquet"))
+    }
+    return {**paths, "README.md": str(card).encode()}
+
+
+def _write(parts: dict[str, Files], target: Path) -> None:
+    """Write what would be sent to a new folder. Raises UsageError if there is one already."""
+    if target.exists():
+        raise UsageError(f"{target} exists already; name a new folder")
+    with publish_folder(target, replace=False) as folder:
+        for kind, files in parts.items():
+            for name, source in files.items():
+                path = folder / kind / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(source, bytes):
+                    path.write_bytes(source)
+                else:
+                    shutil.copyfile(source, path)
