@@ -47,6 +47,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(_http.time, "sleep", lambda _: None)  # between its attempts
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    # Drawing takes longer than the rest. Processes of their own, and test_card.py, do draw.
+    monkeypatch.setattr("mugrpo.tools.publish.learning_curve", lambda _: b"a picture")
     disable_progress_bars()
     yield hub
     enable_progress_bars()
@@ -105,6 +107,7 @@ def test_a_published_model_gives_the_runs_own_logprobs(reference: Path, hub: Hub
     assert done.stdout.count(hub.url) == 2 and TOKEN not in done.stdout
     for key in (MODEL_REPO, DATA_REPO):
         assert hub.repos[key].private and len(hub.repos[key].commits) == 2
+    assert hub.repos[MODEL_REPO].files["learning_curve.png"].startswith(b"\x89PNG")
     model: Any = AutoModelForCausalLM.from_pretrained("alice/tiny", cache_dir=tmp_path / "cache")
     assert gap(model, reference, 1) < 1e-5 < gap(model, reference, 0)
     tokenizer = AutoTokenizer.from_pretrained("alice/tiny", cache_dir=tmp_path / "cache")
@@ -119,7 +122,10 @@ def test_an_adapter_is_published_as_peft_reads_it_or_merged(
     assert {"adapter_config.json", "adapter_model.safetensors"} < repo.files.keys()
     assert json.loads(repo.files["adapter_config.json"])["base_model_name_or_path"] is None
     base: Any = AutoModelForCausalLM.from_pretrained(MODEL)
-    adapted = peft.PeftModel.from_pretrained(base, "alice/tiny", cache_dir=tmp_path / "cache")
+    for name, data in repo.files.items():  # peft would ask the place that it was imported with
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(data)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "copy")
     assert gap(adapted, adapter_run, 1) < 1e-5
     repo.commit("a note", {**repo.files, "NOTES.txt": b"the user's own"})
     published(command, adapter_run, "--update", 3, "--merged")
@@ -169,7 +175,7 @@ def test_nothing_is_sent_but_weights_configs_tokenizer_and_card(
         "generation_config.json",
         "learning_curve.png",
         "model.safetensors",
-        "mugrpo.json",
+        "mugrpo-run.json",
         "tokenizer.json",
         "tokenizer_config.json",
     ]
@@ -183,7 +189,7 @@ def test_a_second_publish_of_a_run_is_one_more_commit(reference: Path, hub: Hub,
     assert repo.titles == ["initial commit", "Model after update 3", "Model after update 6"]
     assert repo.files.keys() == first.keys()
     assert repo.files["model.safetensors"] != first["model.safetensors"]
-    assert json.loads(repo.files["mugrpo.json"])["update"] == 6
+    assert json.loads(repo.files["mugrpo-run.json"])["update"] == 6
 
 
 def test_a_repository_of_something_else_is_refused_and_replaced_with_force(
@@ -249,7 +255,7 @@ def test_an_upload_that_is_cut_short_leaves_the_repository_as_it_was(
     words = resume_words(ended)
     assert words == ["publish", str(reference), "alice/tiny", "--update", "6"]
     assert command(*words).status == 0
-    assert json.loads(hub.repos[MODEL_REPO].files["mugrpo.json"])["update"] == 6
+    assert json.loads(hub.repos[MODEL_REPO].files["mugrpo-run.json"])["update"] == 6
 
 
 def test_a_commit_of_someone_else_meanwhile_is_not_overwritten(

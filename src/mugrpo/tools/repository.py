@@ -1,7 +1,7 @@
 """Repositories on the Hugging Face Hub that hold what a run has published.
 
-`mugrpo.json` in a repository says whose run it is and which files the last publish has written. A
-publish is one commit, so that one that is cut short leaves the repository as it was.
+`mugrpo-run.json` in a repository says whose run it is and which files the last publish has written.
+A publish is one commit, so that one that is cut short leaves the repository as it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import printable
 
-STAMP = "mugrpo.json"
+STAMP = "mugrpo-run.json"
 _THE_HUBS = {".gitattributes"}  # files that it makes itself
 # What the library raises; the bases are OSError and the HTTPError of the httpx that it uses.
 _FAILURES: tuple[type[Exception], ...] = (*HfHubHTTPError.__bases__, RuntimeError, ValueError)
