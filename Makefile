@@ -58,7 +58,7 @@ test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven min
 test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
 	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets
 
-test-long: .venv/installed-test  ## ranks, benchmarks, recipes, presets, 100 random faults (about an hour)
+test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long
 
 memory: .venv/installed  ## peak memory with stages of 4 and of 1024 updates (about fifteen minutes)

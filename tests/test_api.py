@@ -17,17 +17,16 @@ import pytest
 import torch
 
 import mugrpo
+from mugrpo import report
 from mugrpo.disk.shards import ShardSet, read_rollouts
-from tests.runs import ROOT, final_weights, write_config
+from mugrpo.tools import bakeoff
+from tests.pages import blocks
+from tests.runs import ROOT, final_weights, read_metrics, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
-EXAMPLES = [
-    text
-    for block in re.findall(r"(?:^(?: {4}.*)?\n)+", PAGE, re.M)
-    if "import mugrpo\n\n" in (text := re.sub(r"^ {4}", "", block, flags=re.M).strip("\n"))
-]
+EXAMPLES = [block for block in blocks(PAGE) if "import mugrpo\n\n" in block]
 
 
 def names_used(source: str) -> set[str]:
@@ -44,9 +43,15 @@ def names_used(source: str) -> set[str]:
 def test_the_page_has_a_line_for_each_name_and_for_nothing_else():
     assert sorted(re.findall(r"^\| `(\w+)` \| \S", PAGE, re.M)) == sorted(mugrpo.__all__)
     assert set(re.findall(r"`mugrpo\.(\w+)`", PAGE)) <= set(mugrpo.__all__)
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 6
     for example in EXAMPLES:
         assert names_used(example) <= set(mugrpo.__all__)
+
+
+def test_an_example_calls_each_function_and_makes_each_object():
+    source = (ROOT / "examples" / "one_stage.py").read_text()
+    used = set().union(*map(names_used, [source, *EXAMPLES]))
+    assert used == {name for name in mugrpo.__all__ if callable(getattr(mugrpo, name))}
 
 
 def test_the_example_of_one_stage_uses_only_names_of_the_page():
@@ -64,8 +69,19 @@ def test_the_example_of_one_stage_uses_only_names_of_the_page():
 def test_a_name_exists_and_has_a_docstring(name: str):
     thing = getattr(mugrpo, name)
     assert name in dir(mugrpo)
-    if callable(thing):
-        assert inspect.getdoc(thing)
+    if not callable(thing):
+        return
+    text = inspect.getdoc(thing) or ""
+    assert text.endswith(".")
+    if inspect.isclass(thing):
+        members = [m for n, m in vars(thing).items() if n[0] != "_" and is_documented(m)]
+        assert [member for member in members if not inspect.getdoc(member)] == []
+    elif "torch.Tensor" in str(inspect.signature(thing)):
+        assert re.search(r"\[(?:P, G|B, T|B|R)\]", text)
+
+
+def is_documented(member: object) -> bool:
+    return inspect.isfunction(member) or isinstance(member, property)
 
 
 def test_no_name_is_also_a_module():
@@ -124,14 +140,37 @@ def test_the_examples_of_the_page_do_what_it_says(
     capsys: pytest.CaptureFixture[str],
     reference: Path,
 ):
-    resumed, elsewhere, by_hand = EXAMPLES
+    resumed, refused, compared, sampled, elsewhere, by_hand = EXAMPLES
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path).rename("mine.toml")
+    drawn = Path("runs/mine/report.html")  # drawing takes longer than the rest
+    monkeypatch.setattr(report, "write_report", lambda *_: drawn)
+    monkeypatch.setattr(bakeoff, "write_report", lambda *_: drawn)
 
     exec(resumed, {})
     assert final_weights(Path("runs/mine")) == final_weights(reference)
     accuracy = float(capsys.readouterr().out.splitlines()[-1])
     assert 0 <= accuracy <= 1
+
+    exec(refused, {})
+    assert capsys.readouterr().out.startswith("mine.toml: optimizer.lr")
+
+    exec(compared, {})
+    evaluations = [m for m in read_metrics(Path("runs/mine")) if m["kind"] == "evaluation"]
+    printed = capsys.readouterr().out
+    for line in evaluations:
+        assert f"{line['update']} {line['accuracy']}\n" in printed
+    assert f"{drawn}\n" in printed and "\n| grpo | " in printed and "\n| mu-grpo | " in printed
+    arm = Path("runs/mine/bakeoff/stage-000/mu-grpo")  # the method of the run itself
+    assert final_weights(arm, 3) == final_weights(reference, 3)
+
+    exec(sampled, {})
+    prompt, *lines = capsys.readouterr().out.splitlines()
+    answer = str(eval(prompt.removesuffix("=")) % 10)  # of "3+2-1="
+    judged = [line.split(" ") for line in lines]
+    assert sorted(number for number, *_ in judged) == ["0", "1", "2", "3"]
+    for _, reward, text in judged:
+        assert float(reward) == (text.rpartition("=")[2] == answer)
 
     exec(elsewhere, {"sample": replayed(reference)})
     assert final_weights(Path("runs/elsewhere"), 3) == final_weights(reference, 3)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mugrpo.config.load import load_config
     from mugrpo.disk.errors import RunStopped, UsageError
+    from mugrpo.disk.metrics import read_metrics
     from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout
     from mugrpo.disk.shards import ROLLOUT_SCHEMA, ShardSet, read_rollouts, write_rollouts
     from mugrpo.engines import make_engine
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from mugrpo.optimize.reduction import denominator, reduced_loss
     from mugrpo.pipeline import evaluate, generate, score, train
     from mugrpo.pipeline import optimize as make_updates
+    from mugrpo.report import write_report
     from mugrpo.rollouts.schedule import Schedule, rollout_seed
     from mugrpo.run.opening import open_run, prompt_encoder
     from mugrpo.tasks import make_task
+    from mugrpo.tools.bakeoff import bakeoff
 
 __all__ = [
     "ROLLOUT_SCHEMA",
@@ -44,6 +47,7 @@ __all__ = [
     "Schedule",
     "ShardSet",
     "UsageError",
+    "bakeoff",
     "batch_logprobs",
     "denominator",
     "evaluate",
@@ -60,12 +64,14 @@ __all__ = [
     "negative_advantage_veto",
     "open_run",
     "prompt_encoder",
+    "read_metrics",
     "read_rollouts",
     "reduced_loss",
     "rollout_seed",
     "score",
     "topr_loss",
     "train",
+    "write_report",
     "write_rollouts",
 ]
 
@@ -82,6 +88,7 @@ _PLACES = {
     "Schedule": "rollouts.schedule.Schedule",
     "ShardSet": "disk.shards.ShardSet",
     "UsageError": "disk.errors.UsageError",
+    "bakeoff": "tools.bakeoff.bakeoff",
     "batch_logprobs": "optimize.forward.batch_logprobs",
     "denominator": "optimize.reduction.denominator",
     "evaluate": "pipeline.evaluate",
@@ -98,12 +105,14 @@ _PLACES = {
     "negative_advantage_veto": "optimize.masks.negative_advantage_veto",
     "open_run": "run.opening.open_run",
     "prompt_encoder": "run.opening.prompt_encoder",
+    "read_metrics": "disk.metrics.read_metrics",
     "read_rollouts": "disk.shards.read_rollouts",
     "reduced_loss": "optimize.reduction.reduced_loss",
     "rollout_seed": "rollouts.schedule.rollout_seed",
     "score": "pipeline.score",
     "topr_loss": "optimize.objectives.topr.loss",
     "train": "pipeline.train",
+    "write_report": "report.write_report",
     "write_rollouts": "disk.shards.write_rollouts",
 }
 

@@ -38,7 +38,9 @@ from mugrpo.stages.work import OnMetrics, Work, weights_of
 def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each metrics line.
+    `on_metrics` is called with the kind, the update and the values of each metrics line. Raises
+    RunStopped if the run cannot go on now or was asked to stop, and UsageError if its config does
+    not fit the machine, the data or the rewards.
     """
     config = run.config
     run.progress.say(
@@ -87,15 +89,19 @@ def check(run: OpenRun) -> None:
 
 
 def generate(run: OpenRun, number: int) -> None:
-    """Publish the missing rollout shards of a stage. This needs no trainer."""
+    """Publish the missing rollout shards of stage `number` (from 0). This needs no trainer.
+
+    Raises UsageError if the run has not reached the update that the stage begins from, RunStopped
+    if that checkpoint is gone or damaged, or if an engine cannot go on.
+    """
     with Sampling(run, weights_of(run)) as sampling:
         generate_stage(run, Stage.of(run, number), sampling)
 
 
 def score(run: OpenRun, number: int, *, again: bool = False) -> None:
-    """Publish the missing score shards of a stage, or all of them if `again`.
+    """Publish the missing score shards of stage `number` (from 0), or all of them if `again`.
 
-    Raises UsageError if rollouts are missing.
+    Raises UsageError if rollouts are missing, RunStopped if too many responses get no verdict.
     """
     with Work(run) as work:
         stage = work.stage(number)
@@ -107,9 +113,10 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
 
 
 def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
-    """Make the missing updates of a stage, up to `until`.
+    """Make the missing updates of stage `number` (from 0), and save a checkpoint.
 
-    Raises UsageError if rollouts or scores are missing.
+    `until` is the number of updates of the whole run after which to stop, by default those at the
+    stage's end. Raises UsageError if rollouts or scores are missing.
     """
     with Work(run) as work:
         stage = work.stage(number)
@@ -169,9 +176,13 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
 
 
 def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]:
-    """Measure the accuracy of the policy after `update` updates; see `stages.evaluate`.
+    """Measure the policy after `update` updates on the held-out problems.
 
-    Without `again`, return {} if metrics.jsonl has this evaluation already. It keeps the first one.
+    Returns the numbers of a line of metrics.jsonl: "accuracy", the ends of its 95 % interval,
+    "reward", "entropy" in nats per token, "time/evaluate" in seconds and others (README, "The
+    metrics"). Without `again`, return {} if metrics.jsonl has this evaluation already. It keeps the
+    first one. Raises UsageError if the run has not reached that update or holds out no
+    problem, RunStopped if the checkpoint is gone or damaged.
     """
     with Work(run) as work:
         measured = work.metrics.has("evaluation", update)

@@ -13,7 +13,7 @@ from mugrpo.disk.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
-CONFIGS = [DEMO, *sorted((ROOT / "configs").glob("**/*.toml"))]
+CONFIGS = [DEMO, *sorted(ROOT.glob("configs/**/*.toml")), *sorted(ROOT.glob("examples/*/*.toml"))]
 
 # ---- overrides ----
 

@@ -19,10 +19,13 @@ from mugrpo.config.rewards import RegexOptions, WorkerOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.schema import schema
-from tests.blocks import blocks
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*(ROOT / "configs").rglob("*.toml"), *(ROOT / "src").rglob("presets/*.toml")])
+FILES = sorted(
+    file
+    for pattern in ("configs/**/*.toml", "examples/**/*.toml", "src/**/presets/*.toml")
+    for file in ROOT.glob(pattern)
+)
 DOCUMENT = schema()
 VALIDATOR = Draft7Validator(DOCUMENT)
 DATA = "[task]\nname = 'dataset'\ndata = 'd.jsonl'\n"
@@ -57,13 +60,6 @@ def table_of(options: type[Options]) -> dict[str, Any]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_committed_config_is_accepted(file: Path):
     assert [e.message for e in VALIDATOR.iter_errors(tomllib.loads(file.read_text()))] == []
-
-
-def test_the_config_of_the_readme_is_accepted():
-    [text] = [block.text for block in blocks("README.md") if block.file == "mine.toml"]
-    raw = tomllib.loads(text)
-    assert raw["task"]["rewards"] == ["numeric", "rewards.py:short"]
-    assert accepted(raw) == (True, True)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -20,8 +20,9 @@ Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a co
 class Problem:
     """A question with its reference answer. `id` is unique within a data set.
 
-    `prompt` is text, or the turns of a conversation in order. `columns` holds the other columns of
-    the data set, unchanged. Reward functions are called with them.
+    `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...).
+    `columns` holds the other columns of the data set, unchanged. Reward functions are called with
+    them.
     """
 
     id: str
@@ -31,7 +32,7 @@ class Problem:
 
 
 class FinishReason(StrEnum):
-    """The reason that a response ended."""
+    """The reason that a response ended: STOP (it is whole) or LENGTH (it is truncated)."""
 
     STOP = "stop"  # the end-of-sequence token was sampled; it is the response's last id
     LENGTH = "length"  # max_new_tokens reached: the response is truncated
@@ -48,7 +49,7 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response in the form that is judged."""
+    """A response in the form that is judged: decoded `text`, and `ids` as sampled."""
 
     problem: Problem
     text: str  # decoded, without special tokens
@@ -100,7 +101,13 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A sampled response, with everything that optimization needs to know about its sampling."""
+    """A sampled response, with everything that optimization needs to know about its sampling.
+
+    P prompt tokens, T response tokens: `prompt_ids` [P] and `response_ids` [T] are int32,
+    `behavior_logprobs` [T] float32, in nats. The last response id is the end-of-sequence token if
+    it was sampled. A rollout is identified by problem, occurrence (the epoch in which the problem
+    is drawn) and sample (its index in the group).
+    """
 
     problem_id: str
     occurrence: int
@@ -115,6 +122,7 @@ class Rollout:
 
     @property
     def group(self) -> GroupKey:
+        """Return what the responses of a group have in common: the problem and its occurrence."""
         return GroupKey(self.problem_id, self.occurrence)
 
 

@@ -68,6 +68,7 @@ class ShardSet:
         return shard in self._entries
 
     def numbers(self) -> list[int]:
+        """Return the numbers of the listed shards, in ascending order."""
         return sorted(self._entries)
 
     def entry(self, shard: int) -> dict[str, Any]:
@@ -75,9 +76,11 @@ class ShardSet:
         return self._entries[shard]
 
     def entries(self) -> list[dict[str, Any]]:
+        """Return the manifest's entries of all listed shards, in order."""
         return [self._entries[shard] for shard in self.numbers()]
 
     def path(self, shard: int) -> Path:
+        """Return where the file of `shard` is, or would be."""
         return self.folder / f"shard-{shard:05d}.parquet"
 
     def write(self, shard: int, table: pa.Table, **notes: Any) -> None:
@@ -193,10 +196,7 @@ class RowReader:
 
 
 def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
-    """Publish `rollouts` as `shard`.
-
-    Raises ValueError if a response is empty, or if it has more or fewer ids than logprobs.
-    """
+    """Publish `rollouts` as `shard`. Raises ValueError unless each has ids and their logprobs."""
     for r in rollouts:
         if len(r.response_ids) != len(r.behavior_logprobs) or len(r.response_ids) == 0:
             raise ValueError(
@@ -211,7 +211,7 @@ def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **
 
 
 def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
-    """Yield the rollouts of `shard` in order, with one row group in memory at a time."""
+    """Yield the rollouts of `shard`, by row groups. Raises RunStopped if it is gone or damaged."""
     file = shards.open(shard)
     for number in range(file.num_row_groups):
         for row in _rows(file.read_row_group(number)):

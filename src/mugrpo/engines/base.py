@@ -15,7 +15,7 @@ from mugrpo.disk.records import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A response to sample."""
+    """A response to sample: prompt ids [P] int32, and a seed of 64 bits."""
 
     prompt_ids: NDArray[np.int32]  # [P]
     seed: int  # 64 bits; prompt, weights and seed determine the response

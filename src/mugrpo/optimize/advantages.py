@@ -25,7 +25,8 @@ def group(
     deviation is unbiased and eps = 1e-4, as in TRL (verl adds 1e-6). With `eps_inside`, the divisor
     is sqrt(var + eps), as in off-policy GRPO (arXiv 2505.22257). With std "none", A = R - mean, as
     in Dr. GRPO (arXiv 2503.20783). All advantages of a group are 0 if its valid rewards are all
-    equal, compared exactly, or if it has fewer than two.
+    equal, compared exactly, or if it has fewer than two. `rewards_PG` has P groups of G rewards;
+    those where `valid_PG` (bool) is false count in nothing, and their advantages are 0.
     """
     advantages_PG = _centered(rewards_PG, valid_PG)
     if std == "none":

@@ -27,7 +27,12 @@ class Experience:
 
 @dataclass(frozen=True)
 class Responses:
-    """All R responses of an update, in order."""
+    """All R responses of an update, in order, group by group.
+
+    `advantages` [R], `varied` [R] and `groups` [R] are on the CPU. `rewards` [R] and `counted` [R]
+    may be left out if the loss does not ask for them. `stored` has the logprobs [T] of other
+    policies for each rollout, if the objective needs them.
+    """
 
     rollouts: Sequence[Rollout]
     advantages: torch.Tensor  # [R] float64

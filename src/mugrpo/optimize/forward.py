@@ -24,7 +24,11 @@ from mugrpo.optimize.fsdp import release
 def batch_logprobs(
     policy: Policy, batch: MicroBatch, config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs and entropy of the batch's response tokens under `policy`, both [B, T]."""
+    """Return logprobs and entropy of the batch's response tokens under `policy`, both [B, T].
+
+    Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
+    the batch's mask is false. Only logprobs have a gradient.
+    """
     compute = policy.compute or partial(response_logprobs, policy.model)
     with policy.autocast():
         return compute(

@@ -89,9 +89,11 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Return the responses at `places` in micro-batches of at most `tokens` tokens each.
 
-    Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens` is
-    alone in its micro-batch. If there are fewer micro-batches than ranks, they are cut smaller, to
-    an equal share of the tokens for each rank.
+    `places` are indices into the R responses. A micro-batch has `ids` [B, L], `mask` [B, T],
+    `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's device.
+    Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens`
+    is alone in its micro-batch. If there are fewer micro-batches than ranks, they are cut
+    smaller, to an equal share of the tokens for each rank.
     """
     share, ranks = shares_prompts(policy, config), policy.ranks.size
     rollouts = [responses.rollouts[place] for place in places]

@@ -32,7 +32,7 @@ def negative_advantage_veto(
     Scope "suffix" removes H_kappa = { t > tau : r_t >= kappa }, "trigger" T, "post_trigger" all
     t > tau, "from_trigger" all t >= tau, "response" all t. Responses with a positive advantage are
     never touched. We infer from the paper's abstract and captions that its veto is H_kappa after
-    the first trigger; they do not give kappa.
+    the first trigger; they do not give kappa. `advantages` is [B], all other tensors [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     ratio_BT = log_ratios(logprobs.detach(), behavior_logprobs).exp()

@@ -13,7 +13,8 @@ def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_to
     """Return the number that an update's summed loss is divided by.
 
     It counts every response of the update, even if masked, vetoed or not computed. Therefore
-    neither a mask nor the cut into micro-batches changes the weight of the other tokens.
+    neither a mask nor the cut into micro-batches changes the weight of the other tokens. `tokens`
+    and `responses` are those of the update, prompts not counted; `max_new_tokens` is the config's.
     """
     return {
         "token_mean": tokens,
@@ -29,7 +30,7 @@ def reduced_loss(
 
     token_mean and constant: sum of the token losses / denominator. sequence_mean: sum of each
     response's mean token loss / denominator. The contributions of all micro-batches add up to the
-    update's loss.
+    update's loss. `loss_BT` and `mask_BT` (bool, true at response tokens) are [B, T].
     """
     assert loss_BT.shape == mask_BT.shape and loss_BT.ndim == 2
     per_response_B = (loss_BT * mask_BT).sum(-1)

@@ -11,7 +11,9 @@ from mugrpo.tasks.base import Task
 def make_task(options: NamedOptions, held: Held = NONE_HELD) -> Task:
     """Return the task that `options` describes.
 
-    `held` has the reward functions that only this process has, by their names in the options.
+    `held` has the reward functions that only this process has, by their names in the options. The
+    task reads its data when it is first asked for problems, and raises UsageError then if a row is
+    not a valid problem.
     """
     if isinstance(options, DatasetOptions):
         from mugrpo.tasks.dataset import Dataset  # embedded tasks do not need pyarrow

@@ -39,7 +39,8 @@ def loss(
     gives every token the gradient and ratio of the response. TRL's `delta` bounds r before the
     clip, for both signs of A; it equals our c if c >= high.
 
-    Return the token losses, to be minimized, and the clipped tokens as a metric, all [B, T].
+    `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
+    losses, to be minimized, and the clipped tokens as a metric, all [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     low: float | torch.Tensor

@@ -44,6 +44,9 @@ def loss(
     With positives "ratio", tokens with A > 0 have the surrogate min(r_t, largest_ratio) A instead,
     as GRPO with [0, largest_ratio] has. Equals REINFORCE if every ratio and n are 1; all tapers are
     the same for responses of one token.
+
+    `logprobs`, `behavior_logprobs` and `mask` (bool) are [B, T], `advantages` [B]. Return the token
+    losses, to be minimized, and the tapered tokens as a metric, all [B, T].
     """
     assert logprobs.shape == behavior_logprobs.shape == mask.shape and advantages.ndim == 1
     log_ratio_BT = log_ratios(logprobs, behavior_logprobs)
