@@ -18,7 +18,19 @@ from tests.runs import ROOT
 ELSEWHERE = {"CONTRIBUTING.md": "tests/test_contributing.py", "docs/api.md": "tests/test_api.py"}
 AT_THE_ROOT = ("README.md", "AGENTS.md", "SECURITY.md", *ELSEWHERE)
 PAGES = sorted({*AT_THE_ROOT, *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))})
-PROGRAMS = ("mugrpo", "python", "pip", "make", "pytest", "ruff", "mypy", "eval", "torchrun", ".")
+PROGRAMS = (
+    "mugrpo",
+    "cd",
+    "python",
+    "pip",
+    "make",
+    "pytest",
+    "ruff",
+    "mypy",
+    "eval",
+    "torchrun",
+    ".",
+)
 
 _REASON = re.compile(r"<!-- not run: (.+) -->")
 _FILE = re.compile(r"^`([\w./-]+\.(?:py|toml|jsonl))`|^# ([\w-]+\.py)$", re.MULTILINE)
