@@ -19,6 +19,7 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
 from mugrpo.tools.exchange import add_exchange
+from mugrpo.tools.watch import add_watch
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
 
@@ -154,11 +155,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
         "verify every checksum; restore damaged files, or set them aside for `train` to replace",
     )
     repair.add_argument("target", type=Path, help="a run's directory")
-    report = add("report", "write an HTML report on one or more runs")
-    several = "directories of runs; several runs share each chart"
-    report.add_argument("targets", type=Path, nargs="+", help=several)
-    out = "the file (default: report.html, in the run's directory if there is only one)"
-    report.add_argument("--out", type=Path, help=out)
+    add_watch(add)
     study = add("study", "run every combination of options and seeds, or show the results")
     action = "run the missing cells, or show the table"
     study.add_argument("action", choices=("run", "show"), help=action)

@@ -16,6 +16,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.exchange import run_import, run_publish
+from mugrpo.tools.watch import run_report, run_watch
 
 if TYPE_CHECKING:
     from mugrpo.run.opened import OpenRun
@@ -67,7 +68,8 @@ def _train(options: argparse.Namespace) -> int:
     from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
     with _opened(options) as run:
-        train(run)
+        with run.progress.watching(run.folder.root):
+            train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
@@ -92,12 +94,13 @@ def _phase(options: argparse.Namespace) -> None:
             schedule = run.schedule()
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
         _check_stage(run, stage)
-        if options.command == "generate":
-            pipeline.generate(run, stage)
-        elif options.command == "score":
-            pipeline.score(run, stage, again=options.again)
-        else:
-            pipeline.optimize(run, stage, until=options.until)
+        with run.progress.watching(run.folder.root):
+            if options.command == "generate":
+                pipeline.generate(run, stage)
+            elif options.command == "score":
+                pipeline.score(run, stage, again=options.again)
+            else:
+                pipeline.optimize(run, stage, until=options.until)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -203,12 +206,6 @@ def _merge(options: argparse.Namespace) -> None:
     _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
 
 
-def _report(options: argparse.Namespace) -> None:
-    from mugrpo.report import write_report
-
-    _say(write_report(options.targets, options.out))
-
-
 def _objectives(options: argparse.Namespace) -> None:
     from mugrpo.tools.catalog import catalog
 
@@ -287,7 +284,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "push": _copy,
     "pull": _copy,
     "merge": _merge,
-    "report": _report,
+    "report": lambda options: run_report(options, _say),
+    "watch": lambda options: run_watch(options, _say),
     "study": _study,
     "objectives": _objectives,
     "completion": lambda options: _say(completion(options.shell)),

@@ -83,3 +83,21 @@ def test_one_of_few_updates_tells_no_time_left(clock):
     clock.now += 4
     progress.advance(1)
     assert progress.line().endswith("2/4 updates  0:08 left")
+
+
+def test_without_a_terminal_a_line_is_printed_after_ten_seconds_and_at_the_end(clock):
+    out = io.StringIO()
+    progress = Progress(Console(file=out, soft_wrap=True))
+    progress.begin("stage 0 (of 0 to 3)  generate", "rollouts", 40)
+    for seconds, rollouts, tokens in ((11, 8, 110), (5, 8, 0), (6, 24, 0)):
+        clock.now += seconds
+        progress.advance(rollouts, tokens)
+    progress.behavior_reward, progress.accuracy = 0.5, 0.25
+    progress.end()
+    progress.say("a sentence")
+    assert out.getvalue().splitlines() == [
+        "stage 0 (of 0 to 3)  generate  8/40 rollouts  10 tokens/s  0:44 left",
+        "stage 0 (of 0 to 3)  generate  40/40 rollouts  5 tokens/s  0:22  behavior reward 0.500  "
+        "accuracy 0.250",
+        "a sentence",
+    ]

@@ -10,16 +10,17 @@ from mugrpo.disk.publishing import publish_file
 __all__ = ["write_report"]
 
 
-def write_report(runs: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(runs: Sequence[Path], out: Path | None = None, every: int | None = None) -> Path:
     """Draw the runs at `runs` into one file, and return its path.
 
     The default is RUN/report.html for one run. Several runs share each chart, by default in
-    report.html in the working directory. Raises UsageError if a path is not a run.
+    report.html in the working directory. A browser loads the page again `every` so many seconds.
+    Raises UsageError if a path is not a run.
     """
     from mugrpo.report.page import page  # the charts' libraries take a second
     from mugrpo.report.read import read_runs
 
-    text = page(read_runs(runs))
+    text = page(read_runs(runs), every)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with publish_file(target) as file:
         file.write(text.encode("utf-8"))

@@ -26,8 +26,11 @@ _TOKENS_SHOWN = 9000  # of sampled rollouts in a whole page: about 100 bytes eac
 Figures = Sequence[Markup | None]
 
 
-def page(runs: Sequence[RunData]) -> str:
-    """Return the report as HTML. Its security policy allows only its own script and style."""
+def page(runs: Sequence[RunData], every: int | None = None) -> str:
+    """Return the report as HTML. Its security policy allows only its own script and style.
+
+    A browser loads it again `every` so many seconds.
+    """
     style = sheet("colors.css") + sheet("style.css")
     policy = (
         f"default-src 'none'; script-src '{_digest(script())}'; style-src '{_digest(style)}'; "
@@ -38,6 +41,7 @@ def page(runs: Sequence[RunData]) -> str:
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", http_equiv="refresh", content=str(every)) if every else None,
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{names} · mugrpo report"),
