@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 def fault(tag: str, version: str, changelog: str) -> str | None:
     """Return why a commit with this version and changelog cannot be released as `tag`, or None."""
     if tag != f"v{version}":
-        return f"the tag {tag} is not v{version}, the version in pyproject.toml; mend one of them"
+        return f"the tag {tag} is not v{version}, the version in pyproject.toml; fix one of them"
     sections = dict(re.findall(r"^## (\S+).*\n((?:(?!## ).*\n)*)", changelog, re.MULTILINE))
     if not sections.get(version, "").strip():
-        return f"CHANGELOG.md says nothing of {version}; add a section `## {version}`"
+        return f"CHANGELOG.md has no entry for {version}; add a section `## {version}`"
     if sections.get("Unreleased", "").strip():
         return f"CHANGELOG.md has entries under Unreleased; move them to `## {version}`"
     return None

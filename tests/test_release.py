@@ -77,8 +77,8 @@ def test_the_changelog_has_a_section_for_the_version():
         ("v0.1.0", "0.1.0", CHANGELOG.replace("0.2.0", "0.1.0", 1).rpartition("## ")[0], None),
         ("0.2.0", "0.2.0", CHANGELOG, "the tag 0.2.0 is not v0.2.0"),
         ("v0.2.1", "0.2.0", CHANGELOG, "the tag v0.2.1 is not v0.2.0"),
-        ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md says nothing of 0.3.0"),
-        ("v0.2.0", "0.2.0", "## 0.2.0\n\n## 0.1.0\n\n- This.\n", "says nothing of 0.2.0"),
+        ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md has no entry for 0.3.0"),
+        ("v0.2.0", "0.2.0", "## 0.2.0\n\n## 0.1.0\n\n- This.\n", "has no entry for 0.2.0"),
         (
             "v0.2.0",
             "0.2.0",
