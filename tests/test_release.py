@@ -35,11 +35,13 @@ def test_classifiers_workflow_and_metadata_name_the_same_versions_of_python():
 
 def test_a_tag_builds_then_tests_then_publishes_the_same_files():
     assert WORKFLOW[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
-    assert [JOBS[job].get("needs") for job in ("build", "test", "publish")] == [
-        None,
-        "build",
-        "test",
-    ]
+    assert {job: JOBS[job].get("needs") for job in JOBS} == {
+        "check": None,
+        "build": None,
+        "test": "build",
+        "publish": ["check", "test"],
+    }
+    assert lines_of("check") == ["make test PYTHON=python"]
     assert lines_of("build")[0] == 'python scripts/check_release.py "$GITHUB_REF_NAME"'
     assert lines_of("build")[-1] == "python -m build"
     (tested,) = lines_of("test")
@@ -61,7 +63,7 @@ def test_only_the_last_job_may_publish_and_no_password_is_kept():
 def test_every_action_is_pinned_to_a_commit_and_says_which_version_that_is():
     text = (ROOT / ".github/workflows/release.yml").read_text()
     uses = re.findall(r"uses: (.*)", text)
-    assert len(uses) == 8
+    assert len(uses) == 10
     for one in uses:
         assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one), one
 
