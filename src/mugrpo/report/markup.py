@@ -11,7 +11,7 @@ import html
 import unicodedata
 from collections.abc import Iterable
 
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "input"}
 
 
 class Markup(str):
