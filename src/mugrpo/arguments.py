@@ -149,11 +149,10 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open no run."""
-    repair = add(
-        "repair",
-        "verify every checksum; restore damaged files, or set them aside for `train` to replace",
-    )
-    repair.add_argument("target", type=Path, help="a run's directory")
+    repair = "verify checksums; restore damaged files, or set them aside for `train` to replace"
+    view = "list, filter, read and compare rollouts in the terminal"
+    for name, text in (("repair", repair), ("view", view)):
+        add(name, text).add_argument("target", type=Path, help="a run's directory")
     report = add("report", "write an HTML report on one or more runs")
     several = "directories of runs; several runs share each chart"
     report.add_argument("targets", type=Path, nargs="+", help=several)

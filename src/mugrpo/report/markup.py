@@ -63,6 +63,11 @@ def visible(value: str) -> str:
     return "".join(map(_sign, value))
 
 
+def line_ends(value: str) -> str:
+    """Return `value` with a visible sign before each line feed."""
+    return value.replace("\n", "↵\n")
+
+
 def cut(value: str, limit: int) -> tuple[str, str | None]:
     """Return the first `limit` characters of `value`, and a note if there are more."""
     if len(value) <= limit:

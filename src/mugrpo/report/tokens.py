@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mugrpo.report.groups import difference, reference_line, whole_group
-from mugrpo.report.markup import Content, Markup, cut, join, tag, text
+from mugrpo.report.markup import Content, Markup, cut, join, line_ends, tag, text
 from mugrpo.report.readable import plain
 from mugrpo.report.samples import (
     COLORINGS,
@@ -174,5 +174,5 @@ def _token(token: Token) -> Markup:
     words += "".join(f", {cut(mark, 60)[0]}" for mark in token.marks) + (
         f", {note}" if note else ""
     )
-    lines: list[Content] = [text(label.replace("\n", "↵\n")), "…" if note else None]
+    lines: list[Content] = [text(line_ends(label)), "…" if note else None]
     return tag("bdi", *lines, class_=css, title=words)
