@@ -31,11 +31,17 @@ OF_EXTRAS = {
     "bitsandbytes": "qlora",
     "ray": "ray",
     "tensorboard": "tensorboard",
+    "textual": "view",
 }
 ELSEWHERE = {"vllm"}  # in the environment of another interpreter
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package
-# Imported themselves only where they are used; they need `math`.
-LAZY = {"rewards/mathematics.py", "rewards/reading.py", "rewards/strictness.py"}
+# Imported themselves only where they are used; they need this extra.
+LAZY = {
+    "rewards/mathematics.py": "math",
+    "rewards/reading.py": "math",
+    "rewards/strictness.py": "math",
+    "tools/view.py": "view",
+}
 
 
 def distribution(requirement: str) -> str:
@@ -85,8 +91,8 @@ def test_a_file_imports_packages_of_the_base_and_those_of_an_extra_only_where_it
     everywhere = {p for p in third_party(file) if not in_base(p)}
     assert everywhere <= OF_EXTRAS.keys() | ELSEWHERE
     at_once = {p for p in third_party(file, outside_functions=True) if not in_base(p)}
-    if str(file.relative_to(HOUSE)) in LAZY:
-        assert {OF_EXTRAS[p] for p in everywhere} == {"math"}
+    if name := LAZY.get(str(file.relative_to(HOUSE))):
+        assert {OF_EXTRAS[p] for p in everywhere} == {name}
     else:
         assert not at_once
 

@@ -150,11 +150,10 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the commands that open no run."""
-    repair = add(
-        "repair",
-        "verify every checksum; restore damaged files, or set them aside for `train` to replace",
-    )
-    repair.add_argument("target", type=Path, help="a run's directory")
+    repair = "verify checksums; restore damaged files, or set them aside for `train` to replace"
+    view = "list, filter, read and compare rollouts in the terminal"
+    for name, text in (("repair", repair), ("view", view)):
+        add(name, text).add_argument("target", type=Path, help="a run's directory")
     add_watch(add)
     study = add("study", "run every combination of options and seeds, or show the results")
     action = "run the missing cells, or show the table"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -184,11 +185,8 @@ def _repair(options: argparse.Namespace) -> None:
     from mugrpo.tools.repair import repair
 
     damaged = repair(RunDir(options.target), _say)
-    _say(
-        f"{damaged} damaged; `mugrpo train {options.target}` goes on and makes what it needs again"
-        if damaged
-        else "no damage found"
-    )
+    rest = f"`mugrpo train {options.target}` goes on and makes what it needs again"
+    _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
 def _copy(options: argparse.Namespace) -> None:
@@ -206,6 +204,12 @@ def _merge(options: argparse.Namespace) -> None:
     _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
 
 
+def _view(options: argparse.Namespace) -> None:
+    from mugrpo.tools.view import view
+
+    view(options.target)
+
+
 def _objectives(options: argparse.Namespace) -> None:
     from mugrpo.tools.catalog import catalog
 
@@ -213,8 +217,6 @@ def _objectives(options: argparse.Namespace) -> None:
 
 
 def _schema(_: argparse.Namespace) -> None:
-    import json
-
     from mugrpo.tools.schema import schema
 
     _say(json.dumps(schema(), indent=2))
@@ -270,8 +272,7 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
 
 # A command returns an exit status, or None for success.
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "demo": _train,
-    "train": _train,
+    **dict.fromkeys(("demo", "train"), _train),
     **dict.fromkeys(("check", *PHASES), _phase),
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,
@@ -281,11 +282,11 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "import": lambda options: run_import(options, _say),
     "publish": lambda options: run_publish(options, _say),
     "export": _export,
-    "push": _copy,
-    "pull": _copy,
+    **dict.fromkeys(("push", "pull"), _copy),
     "merge": _merge,
     "report": lambda options: run_report(options, _say),
     "watch": lambda options: run_watch(options, _say),
+    "view": _view,
     "study": _study,
     "objectives": _objectives,
     "completion": lambda options: _say(completion(options.shell)),

@@ -95,13 +95,15 @@ def test_marks_and_logprobs_are_those_of_the_responses_own_tokens(experience):
     clipped = torch.tensor([[True, False, True], [False, True, True]])
     vetoed = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     metrics = {"clipped_fraction": clipped, "vetoed_fraction": vetoed}
-    collector(batch([4, 1], [0.75, -0.25], [3, 1]), first, metrics)
+    entropy = torch.tensor([[0.5, 0.25, 1.5], [2.5, 99.0, 99.0]])
+    collector(batch([4, 1], [0.75, -0.25], [3, 1]), first, metrics | {"entropy": entropy})
     second = torch.tensor([[-4.5, -5.5]], dtype=torch.bfloat16)
-    nothing = {name: torch.zeros(1, 2, dtype=torch.bool) for name in metrics}
+    nothing = {name: torch.zeros(1, 2) for name in (*metrics, "entropy")}
     collector(batch([0], [1.5], [2]), second, nothing)
     kept = dict(zip([0, 1, 4], chosen(collector, experience, 3), strict=True))
     assert [kept[row]["advantage"] for row in (0, 1, 4)] == [1.5, -0.25, 0.75]
     assert kept[4]["logprobs"] == [-0.5, -1.5, -2.5]
+    assert (kept[4]["entropies"], kept[1]["entropies"]) == ([0.5, 0.25, 1.5], [2.5])
     assert kept[1]["logprobs"] == [-3.5]
     assert kept[0]["logprobs"] == [-4.5, -5.5]
     assert kept[4]["marks"] == {"clipped": [0, 2], "vetoed": []}
@@ -174,7 +176,8 @@ def test_the_cut_into_micro_batches_changes_nothing_but_rounding(experience):
     assert any(sample["marks"]["vetoed"] for sample in whole)
     assert rows(whole) == rows(cut)
     for a, b in zip(whole, cut, strict=True):
-        np.testing.assert_allclose(a.pop("logprobs"), b.pop("logprobs"), atol=1e-5)
+        for name in ("logprobs", "entropies"):
+            np.testing.assert_allclose(a.pop(name), b.pop(name), atol=1e-5)
         assert a == b
 
 

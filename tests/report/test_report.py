@@ -189,10 +189,10 @@ def test_tokens_carry_their_ratio_and_their_marks(tmp_path):
         )
     }
     assert {text: attributes["class"] for text, attributes in shown.items()} == {
-        "far": "t b6",
-        "below": "t b2 mark-vetoed",
-        "one": "t mark-vetoed",
-        "above": "t a2 mark-clipped",
+        "far": "t b6 p3",  # behavior probability 1/2: 0.69 nats
+        "below": "t b2 p3 mark-vetoed",
+        "one": "t p3 mark-vetoed",
+        "above": "t a2 p3 mark-clipped",
     }
     assert shown["above"]["title"] == "ratio 1.5, β 0.5 to π 0.75, clipped"
     assert page.count("span", "negative") == 1 and "advantage \u22120.7" in page.text

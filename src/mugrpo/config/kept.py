@@ -42,7 +42,7 @@ class EvaluationOptions(Options):
 
 
 class SampleOptions(Options):
-    """Rollouts kept for the report, with the ratio of every token."""
+    """Rollouts kept for people to read, with the ratio and the entropy of every token."""
 
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
     """Keep rollouts of every N-th update, and of a stage's first and last planned update. 0 keeps

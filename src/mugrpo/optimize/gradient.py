@@ -27,7 +27,7 @@ from mugrpo.optimize.fsdp import release
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
 
-# Called with a micro-batch, its logprobs and the loss's metrics, both [B, T].
+# Called with a micro-batch, its logprobs, and the loss's metrics and entropy, all [B, T].
 Watch = Callable[[MicroBatch, torch.Tensor, dict[str, torch.Tensor]], None]
 
 
@@ -79,7 +79,8 @@ def leave_gradient(
             total += part.item()
             statistics.add(batch, logprobs_BT, entropy_BT, metrics)
             if watched:
-                shown.append((batch, logprobs_BT.detach(), metrics))
+                entropy = {"entropy": entropy_BT.detach()}
+                shown.append((batch, logprobs_BT.detach(), metrics | entropy))
     total = sum(policy.ranks.all(total))
     return Gradient(total, batches, statistics.together(policy.ranks), shown)
 

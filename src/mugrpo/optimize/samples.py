@@ -31,6 +31,7 @@ def response(rollout: Rollout, score: Score, tokenizer: Any) -> dict[str, Any]:
 class _Seen:
     advantage: float
     logprobs: list[float]  # [T], of the policy before the update
+    entropies: list[float]  # [T], nats, of the same policy
     marks: dict[str, list[int]]  # what the loss did ("clipped") -> positions of those tokens
 
 
@@ -50,8 +51,11 @@ class SampleCollector:
                 for name, tensor in metrics.items()
                 if name.endswith("_fraction")
             }
-            logprobs = logprobs_BT[i, :length].detach().float().tolist()
-            self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, marks)
+            logprobs, entropies = (
+                tensor[i, :length].detach().float().tolist()
+                for tensor in (logprobs_BT, metrics["entropy"])
+            )
+            self._seen[row] = _Seen(batch.advantages[i].item(), logprobs, entropies, marks)
 
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
@@ -96,5 +100,6 @@ class SampleCollector:
             "tokens": [tokenizer.decode([int(token)]) for token in rollout.response_ids],
             "behavior_logprobs": rollout.behavior_logprobs.tolist(),
             "logprobs": seen.logprobs,
+            "entropies": seen.entropies,
             "marks": seen.marks,
         }

@@ -11,7 +11,7 @@ import html
 import unicodedata
 from collections.abc import Iterable
 
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "input"}
 
 
 class Markup(str):
@@ -61,6 +61,11 @@ def visible(value: str) -> str:
     if value.isprintable():
         return value
     return "".join(map(_sign, value))
+
+
+def line_ends(value: str) -> str:
+    """Return `value` with a visible sign before each line feed."""
+    return value.replace("\n", "↵\n")
 
 
 def cut(value: str, limit: int) -> tuple[str, str | None]:

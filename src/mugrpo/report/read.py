@@ -113,7 +113,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
     roots = list(dict.fromkeys(path.absolute().resolve() for path in paths))
     if not roots:
         raise UsageError("name at least one run's directory")
-    stored = [_config(root) for root in roots]
+    stored = [stored_config(root) for root in roots]
     return [
         _read_run(root, name, document)
         for root, name, document in zip(roots, unique_names(roots), stored, strict=True)
@@ -149,7 +149,8 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _config(root: Path) -> dict[str, Any]:
+def stored_config(root: Path) -> dict[str, Any]:
+    """Return a run's config.json. Raises UsageError if `root` is not a run."""
     run_dir = RunDir(root)
     document = run_dir.read_config() if run_dir.config.is_file() else None
     if document is None:
@@ -231,13 +232,20 @@ def _samples(
     run_dir: RunDir, kind: str, count: int, read: Callable[[Any], _File], notes: list[str]
 ) -> list[_File]:
     """Return what `read` makes of at most `count` of the files of samples of a kind."""
+    chosen = evenly(sample_files(run_dir, kind), count)
+    return [part for file in chosen if (part := read_samples(file, read, notes)) is not None]
+
+
+def sample_files(run_dir: RunDir, kind: str) -> list[Path]:
+    """Return the files of samples of a kind, "update" or "evaluation", in order."""
     files = sorted(run_dir.samples(0).parent.glob(f"{kind}-*.json"))
-    files = [file for file in files if file.stem.removeprefix(f"{kind}-").isdigit()]
-    chosen = evenly(files, count)
-    samples = []
-    for file in chosen:
-        try:
-            samples.append(read(json.loads(file.read_bytes())))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            notes.append(f"{file} has no samples that can be shown ({error})")
-    return samples
+    return [file for file in files if file.stem.removeprefix(f"{kind}-").isdigit()]
+
+
+def read_samples(file: Path, read: Callable[[Any], _File], notes: list[str]) -> _File | None:
+    """Return what `read` makes of a file of samples, or None, with a note, if that fails."""
+    try:
+        return read(json.loads(file.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        notes.append(f"{file} has no samples that can be shown ({error})")
+        return None

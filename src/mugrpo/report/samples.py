@@ -1,12 +1,29 @@
-"""Sampled rollouts as an update saw them: `samples/update-NNNNNN.json`."""
+"""Rollouts as people read them, and sampled ones as an update saw them (`samples/*.json`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
+from mugrpo.report.readable import plain
+
+COLORINGS = {  # what tokens can be colored by, and what its strong colors say
+    "ratio": "importance ratio: below and above 1",
+    "behavior": "behavior logprob: unlikely, in nats",
+    "entropy": "entropy: undecided, in nats",
+}
+RATIOS = (1.05, 1.25, 1.6, 2.5, 5.0, 20.0)  # where the color changes; below 1 downward
+NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
+_LETTERS = {"behavior": "p", "entropy": "e"}
+_LONGEST_EXACT = 2000  # tokens; differences of longer texts overlook some common tokens
+
 _BEYOND = 1e100  # sums of smaller numbers stay finite; float32 ends at 3e38
+
+
+Piece = tuple[str, bool]  # text, and whether it differs
 
 
 @dataclass(frozen=True)
@@ -16,7 +33,8 @@ class Token:
     text: str
     ratio: float | None
     behavior: float | None  # probability under the behavior policy
-    marks: tuple[str, ...]  # what the objective did to it: "clipped", "vetoed", ...
+    marks: tuple[str, ...] = ()  # what the objective did to it: "clipped", "vetoed", ...
+    entropy: float | None = None  # nats, of the policy
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,68 @@ def read_evaluation_file(document: Any) -> EvaluationFile:
     return EvaluationFile(int(document["update"]), groups)
 
 
+def _measured(token: Token, coloring: str) -> float | None:
+    """Return a token's ratio, its -logprob under the behavior policy, or its entropy."""
+    if coloring == "behavior":
+        return None if token.behavior is None else -math.log(token.behavior)
+    return token.ratio if coloring == "ratio" else token.entropy
+
+
+def shade(token: Token, coloring: str) -> str | None:
+    """Return how strongly a token is colored, as a letter and 1 to 6, or "" for not at all.
+
+    A ratio gives b6 (far below 1) to b1 and a1 to a6 (far above 1), an unlikely token p1 to p6, an
+    entropy e1 to e6. Return None if the value is not stored.
+    """
+    if (value := _measured(token, coloring)) is None:
+        return None
+    if coloring != "ratio":
+        step = sum(value >= bound for bound in NATS)
+        return f"{_LETTERS[coloring]}{step}" if step else ""
+    away = math.exp(abs(math.log(value))) if value > 0 else math.inf
+    step = sum(away >= bound for bound in RATIOS)
+    return "" if step == 0 else f"{'a' if value > 1 else 'b'}{step}"
+
+
+def stored_colorings(tokens: Iterable[Token]) -> list[str]:
+    """Return the colorings that at least one of `tokens` has a value for."""
+    seen = {c for token in tokens for c in COLORINGS if _measured(token, c) is not None}
+    return [coloring for coloring in COLORINGS if coloring in seen]
+
+
+def scale(coloring: str) -> tuple[list[str], list[float]]:
+    """Return a coloring's shades in order, and the value at each border between two of them."""
+    steps = range(1, len(NATS) + 1)
+    if coloring != "ratio":
+        return ["", *(f"{_LETTERS[coloring]}{step}" for step in steps)], [*NATS]
+    below, above = ([f"{letter}{step}" for step in steps] for letter in "ba")
+    return [*below[::-1], "", *above], [*(1 / bound for bound in RATIOS[::-1]), *RATIOS]
+
+
+def facts(sample: Sample) -> list[str]:
+    """Return what is known of a rollout besides its texts: advantage, status, reward, ratios."""
+    ratios = [token.ratio for token in sample.tokens if token.ratio is not None]
+    plus = "+" if (sample.advantage or 0) > 0 else ""
+    return [
+        f"advantage {plus}{plain(sample.advantage)}",
+        (sample.status or "not scored").replace("_", " "),
+        f"reward {plain(sample.reward)}",
+        f"finished by {sample.finish_reason}",
+        f"ratios {plain(min(ratios))} to {plain(max(ratios))}" if ratios else "no ratios",
+    ]
+
+
+def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[Piece], list[Piece]]:
+    """Return two texts of tokens as pieces, each with whether the other text lacks it."""
+    sides: tuple[list[Piece], list[Piece]] = [], []
+    matcher = SequenceMatcher(None, old, new, autojunk=len(new) > _LONGEST_EXACT)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        for pieces, tokens in zip(sides, (old[a:b], new[c:d]), strict=True):
+            if tokens:
+                pieces.append(("".join(tokens), kind != "equal"))
+    return sides
+
+
 def _responses(entry: Any) -> list[Response]:
     return [
         Response(
@@ -122,9 +202,11 @@ def _sample(entry: Any) -> Sample:
     texts = [str(token) for token in entry["tokens"]]
     behavior = [finite(value) for value in entry["behavior_logprobs"]]
     policy = [finite(value) for value in entry["logprobs"]]
-    if not len(texts) == len(behavior) == len(policy):
+    entropies = [finite(value) for value in entry.get("entropies") or [None] * len(texts)]
+    if not len(texts) == len(behavior) == len(policy) == len(entropies):
         raise ValueError(
-            f"{len(texts)} tokens with {len(behavior)} and {len(policy)} logprobs in one sample"
+            f"{len(texts)} tokens with {len(behavior)} and {len(policy)} logprobs and "
+            f"{len(entropies)} entropies in one sample"
         )
     marks: dict[int, list[str]] = {}
     for mark, places in dict(entry.get("marks") or {}).items():
@@ -140,8 +222,10 @@ def _sample(entry: Any) -> Sample:
         advantage=finite(entry.get("advantage")),
         finish_reason=str(entry.get("finish_reason") or "unknown"),
         tokens=[
-            Token(text, _ratio(new, old), _exp(old), tuple(marks.get(place, ())))
-            for place, (text, new, old) in enumerate(zip(texts, policy, behavior, strict=True))
+            Token(text, _ratio(new, old), probability(old), tuple(marks.get(place, ())), entropy)
+            for place, (text, new, old, entropy) in enumerate(
+                zip(texts, policy, behavior, entropies, strict=True)
+            )
         ],
         reference=_reference(entry),
         group=_responses(entry),
@@ -149,10 +233,10 @@ def _sample(entry: Any) -> Sample:
 
 
 def _ratio(logprob: float | None, behavior: float | None) -> float | None:
-    return None if logprob is None or behavior is None else _exp(logprob - behavior)
+    return None if logprob is None or behavior is None else probability(logprob - behavior)
 
 
-def _exp(value: float | None) -> float | None:
+def probability(value: float | None) -> float | None:
     """Return e to the power of `value`, clamped to the range of a float."""
     return None if value is None else math.exp(max(-700.0, min(700.0, value)))
 
