@@ -20,13 +20,13 @@ import mugrpo
 from mugrpo import report
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.tools import bakeoff
-from tests.pages import blocks
+from tests.blocks import blocks
 from tests.runs import ROOT, final_weights, read_metrics, write_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
-EXAMPLES = [block for block in blocks(PAGE) if "import mugrpo\n\n" in block]
+EXAMPLES = [block.text for block in blocks("docs/api.md") if "import mugrpo\n\n" in block.text]
 
 
 def names_used(source: str) -> set[str]:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from mugrpo.cli import main
-from tests.pages import blocks
+from tests.blocks import blocks
 from tests.runs import ROOT, read_metrics
 
 FILES = ROOT / "examples" / "own_problems"
-SECTION = (
-    (ROOT / "README.md").read_text().partition("\n## Your own model on your own problems\n")[2]
-)
-LINES, WRITES_PROBLEMS, REWARDS, CONFIG, COMMANDS = blocks(SECTION)[:5]
+BLOCKS = [block.text for block in blocks("README.md")]
+BEGIN = BLOCKS.index((FILES / "rewards.py").read_text()) - 2
+LINES, WRITES_PROBLEMS, REWARDS, CONFIG, COMMANDS = BLOCKS[BEGIN : BEGIN + 5]
 
 # The embedded model reads sums only: "What is 3+9? Answer with ..." becomes "3+9=".
 SUM = "{{ messages[0]['content'].split('?')[0].removeprefix('What is ') }}="
