@@ -227,3 +227,45 @@ def test_configs_and_trainers_in_several_places():
     several = read(f"GRPOTrainer('first')\nargs = GRPOConfig(beta=1)\n{one}")
     assert several.comments[0] == "the script makes 2 GRPOTrainers; this is the last"
     assert several.model == "m" and several.fields == {"beta": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "comment"),
+    [
+        ("args.beta *= 10", "args.beta, which is changed"),
+        ("args.beta, other = 0.1, 2", "args.beta, which is changed"),
+        ("del args.beta", "args.beta, which is changed"),
+        ("same = args\nsame.beta += 1", "same.beta, which is changed"),
+        ("if big:\n    args.beta = 0.2", "args.beta = 0.2, which is set in some cases"),
+        ("def tune():\n    args.beta = 0.2", "args.beta, which is changed"),
+    ],
+)
+def test_a_field_that_is_changed_has_no_value(change: str, comment: str):
+    text = f"args = GRPOConfig(beta=0.04)\n{change}\nGRPOTrainer('m', args=args, {REST})"
+    assert read(text).fields == {} and skipped(text) == {comment}
+
+
+def test_a_field_is_read_wherever_the_config_is_kept():
+    text = f"""
+self.args = GRPOConfig(beta=0.04, max_steps=5)
+self.args.beta = 0.1
+trainer = GRPOTrainer("m", args=self.args, {REST})
+trainer.args.max_steps = 7
+"""
+    assert read(text).fields == {"beta": 0.1, "max_steps": 7} and skipped(text) == set()
+    text = f"trainer = GRPOTrainer('m', {REST})\ntrainer.args.beta = 0.1"
+    assert read(text).fields == {"beta": 0.1}
+
+
+@pytest.mark.parametrize(
+    "call", ["setattr(args, 'beta', 0.1)", "tune(config=args)", "args.set_training(0.1)"]
+)
+def test_what_a_call_may_change_is_told(call: str):
+    text = f"args = GRPOConfig()\n{call}\nGRPOTrainer('m', args=args, {REST})"
+    assert skipped(text) == {f"{call}, if it changes fields"}
+
+
+def test_branches_that_make_the_trainer_are_sure():
+    one = f"GRPOTrainer('m', args=GRPOConfig(beta=beta), {REST})"
+    assert read(f"try:\n    beta = 0.1\n    {one}\nfinally:\n    end()").fields == {"beta": 0.1}
+    assert read(f"if big:\n    beta = 0.1\n{one}").fields == {}
