@@ -199,6 +199,16 @@ GRPOTrainer(model, args=GRPOConfig(), {REST})
             set(),
         ),
         (
+            "load_dataset('json', None, data_files='a.jsonl', split='train[:100]')",
+            {"data": "a.jsonl"},
+            {"load_dataset(split='train[:100]')"},
+        ),
+        (
+            "load_dataset('json', data_files={'train': 'a.jsonl'})['train']",
+            {},
+            {"load_dataset(data={'train': 'a.jsonl'})"},
+        ),
+        (
             "load_dataset(path='d', name='main', revision='v1', data_dir='x')",
             {"data": "d", "subset": "main", "revision": "v1"},
             {"load_dataset(data_dir='x')"},
@@ -224,6 +234,12 @@ def test_configs_and_trainers_in_several_places():
     assert many.comments[0] == "the fields of GRPOConfig are in 2 places; add yours"
     only = read(f"def f(args):\n    {one}\nf(GRPOConfig(beta=2))")
     assert only.fields == {"beta": 2}
+    sentence = "args=args; the fields are those of the script's only GRPOConfig"
+    assert f"not carried over: {sentence}" in only.comments
+    copied = f"args = GRPOConfig(beta=1)\nargs = replace(args, beta=2)\n{one}"
+    assert sentence in skipped(copied)
+    inline = f"base = GRPOConfig(beta=1)\nGRPOTrainer('m', args=replace(base, beta=2), {REST})"
+    assert sentence.replace("=args", "=replace(base, beta=2)") in skipped(inline)
     several = read(f"GRPOTrainer('first')\nargs = GRPOConfig(beta=1)\n{one}")
     assert several.comments[0] == "the script makes 2 GRPOTrainers; this is the last"
     assert several.model == "m" and several.fields == {"beta": 1}
@@ -269,3 +285,27 @@ def test_branches_that_make_the_trainer_are_sure():
     one = f"GRPOTrainer('m', args=GRPOConfig(beta=beta), {REST})"
     assert read(f"try:\n    beta = 0.1\n    {one}\nfinally:\n    end()").fields == {"beta": 0.1}
     assert read(f"if big:\n    beta = 0.1\n{one}").fields == {}
+
+
+def test_an_import_that_is_bound_again_is_no_reward():
+    text = """
+import theirs
+from rw import f, g
+f = wrap(f)
+try:
+    from rw import h
+    import mine as theirs
+except ImportError:
+    from old import h
+GRPOTrainer("m", [f, g, h, theirs.long], GRPOConfig(), load_dataset("d"))
+"""
+    assert read(text).rewards == [None, "rw:g", None, None]
+    assert skipped(text) == {"the reward f", "the reward h", "the reward theirs.long"}
+
+
+def test_an_adapter_of_another_task_and_a_set_of_layers():
+    lora = "LoraConfig(task_type={!r}, target_modules={{'v_proj', 'q_proj'}})"
+    text = f"GRPOTrainer('m', {REST}, peft_config={lora})"
+    assert read(text.format("SEQ_CLS")).lora["targets"] == ["q_proj", "v_proj"]
+    assert skipped(text.format("SEQ_CLS")) == {"LoraConfig(task_type='SEQ_CLS')"}
+    assert skipped(text.format("CAUSAL_LM")) == set()

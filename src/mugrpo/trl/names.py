@@ -96,7 +96,9 @@ class Script:
                 self.imported[one.asname or one.name] = origin
                 self.bound[one.asname or one.name].append(None)
         elif isinstance(node, ast.Import):
-            self.modules |= {one.asname or one.name: one.name for one in node.names}
+            for one in node.names:
+                self.modules[one.asname or one.name] = one.name
+                self.bound[one.asname or one.name].append(None)
         elif isinstance(node, ast.Call):
             self.calls.append(node)
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:

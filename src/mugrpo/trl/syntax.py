@@ -83,6 +83,9 @@ def _read_config(
             count = "are not in the script" if not made else f"are in {len(made)} places"
             found.comments.append(f"the fields of GRPOConfig {count}; add yours")
         else:
+            found.skip(
+                f"args={ast.unparse(node)}; the fields are those of the script's only GRPOConfig"
+            )
             config = made[0]
     if isinstance(config, ast.Call) and config in made:
         fields = script.arguments(config, ("output_dir",), found.skip)
@@ -155,8 +158,8 @@ def _read_adapter(given: dict[str, ast.expr], script: Script, found: Found) -> N
         _read_into(options, arguments, script, found, "LoraConfig")
         for name, value in options.items():
             if name in LORA and not (name == "lora_dropout" and value):
-                found.lora[LORA[name]] = value
-            elif name != "task_type":
+                found.lora[LORA[name]] = sorted(value) if isinstance(value, set) else value
+            elif (name, value) != ("task_type", "CAUSAL_LM"):
                 found.skip(f"LoraConfig({name}={value!r})")
     elif not isinstance(made, ast.Constant):
         found.skip(f"peft_config={ast.unparse(node)}")
@@ -172,9 +175,14 @@ def _read_data(given: dict[str, ast.expr], script: Script, found: Found) -> None
         path = names.get("path")
         if isinstance(path, ast.Constant) and path.value in _FILES and "data_files" in names:
             names["path"] = names.pop("data_files")
-            names.pop("split", None)  # a file is one split
+            split = ast.unparse(script.resolved(names.pop("split", ast.Constant("train"))))
+            if split != "'train'":  # a file is one split
+                found.skip(f"load_dataset(split={split})")
         known = {_DATA[name]: value for name, value in names.items() if name in _DATA}
         _read_into(found.task, known, script, found, "load_dataset")
+        for name in [name for name, value in found.task.items() if not isinstance(value, str)]:
+            if (value := found.task.pop(name)) is not None:
+                found.skip(f"load_dataset({name}={value!r})")
         for name in names.keys() - _DATA.keys():
             found.skip(f"load_dataset({name}={ast.unparse(names[name])})")
     else:
@@ -190,10 +198,11 @@ def _read_data(given: dict[str, ast.expr], script: Script, found: Found) -> None
 def _read_rewards(given: dict[str, ast.expr], script: Script, found: Found, name: str) -> None:
     node = script.resolved(given.get("reward_funcs", ast.List([])))
     for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-        place = script.imported.get(one.id) if isinstance(one, ast.Name) else None
-        if isinstance(one, ast.Attribute) and ast.unparse(one.value) in script.modules:
-            place = f"{script.modules[ast.unparse(one.value)]}:{one.attr}"
-        if place is not None:
+        source = ast.unparse(one.value if isinstance(one, ast.Attribute) else one)
+        place = script.imported.get(source) if isinstance(one, ast.Name) else None
+        if isinstance(one, ast.Attribute) and source in script.modules:
+            place = f"{script.modules[source]}:{one.attr}"
+        if place is not None and len(script.bound[source]) == 1:
             found.rewards.append(place)
         elif isinstance(one, ast.Name) and script.is_defined(one.id):
             found.rewards.append(f"{REWARDS_FILE}:{one.id}")
