@@ -116,9 +116,9 @@ def test_a_model_that_is_quantized_already_is_refused(on_cpu, tmp_path: Path):
     policy = load_policy(ModelOptions())
     load = AutoModelForCausalLM.from_pretrained
     load(policy.model.name_or_path, quantization_config=config).save_pretrained(tmp_path)
-    how = quantized.quantization_of(LORA, "fp32", "cpu")
-    with pytest.raises(UsageError, match="quantized already; name the model that they were made"):
-        load_model(tmp_path, how)
+    for how in (quantized.quantization_of(LORA, "fp32", "cpu"), None):
+        with pytest.raises(UsageError, match="quantized already; name the model that they were"):
+            load_model(tmp_path, how)
 
 
 def test_on_a_cpu_one_sentence_names_the_way_out():

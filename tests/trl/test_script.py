@@ -161,6 +161,15 @@ def test_a_script_whose_arguments_are_parsed(tmp_path: Path, capsys: pytest.Capt
     assert config.lora.rank == 2 and config.prompt.form == "chat"
 
 
+def test_values_of_other_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = SCRIPT.replace("beta=0.04", 'learning_rate="2e-6", beta=None, epsilon_high=None')
+    text = text.replace('"openai/gsm8k", "main"', '"json", data_files={"train": "a.jsonl"}')
+    out, config = printed("train.py", text.replace('"all-linear"', '{"v", "q"}'), tmp_path, capsys)
+    assert config.optimizer.lr == 2e-6 and config.lora.targets == ("q", "v")
+    assert "# not carried over: beta = None\n" in out and "epsilon_high" not in out
+    assert "# not carried over: load_dataset(data={'train': 'a.jsonl'})\n" in out
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

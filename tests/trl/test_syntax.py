@@ -199,6 +199,16 @@ GRPOTrainer(model, args=GRPOConfig(), {REST})
             set(),
         ),
         (
+            "load_dataset('json', None, data_files='a.jsonl', split='train[:100]')",
+            {"data": "a.jsonl"},
+            {"load_dataset(split='train[:100]')"},
+        ),
+        (
+            "load_dataset('json', data_files={'train': 'a.jsonl'})['train']",
+            {},
+            {"load_dataset(data={'train': 'a.jsonl'})"},
+        ),
+        (
             "load_dataset(path='d', name='main', revision='v1', data_dir='x')",
             {"data": "d", "subset": "main", "revision": "v1"},
             {"load_dataset(data_dir='x')"},
@@ -224,6 +234,78 @@ def test_configs_and_trainers_in_several_places():
     assert many.comments[0] == "the fields of GRPOConfig are in 2 places; add yours"
     only = read(f"def f(args):\n    {one}\nf(GRPOConfig(beta=2))")
     assert only.fields == {"beta": 2}
+    sentence = "args=args; the fields are those of the script's only GRPOConfig"
+    assert f"not carried over: {sentence}" in only.comments
+    copied = f"args = GRPOConfig(beta=1)\nargs = replace(args, beta=2)\n{one}"
+    assert sentence in skipped(copied)
+    inline = f"base = GRPOConfig(beta=1)\nGRPOTrainer('m', args=replace(base, beta=2), {REST})"
+    assert sentence.replace("=args", "=replace(base, beta=2)") in skipped(inline)
     several = read(f"GRPOTrainer('first')\nargs = GRPOConfig(beta=1)\n{one}")
     assert several.comments[0] == "the script makes 2 GRPOTrainers; this is the last"
     assert several.model == "m" and several.fields == {"beta": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "comment"),
+    [
+        ("args.beta *= 10", "args.beta, which is changed"),
+        ("args.beta, other = 0.1, 2", "args.beta, which is changed"),
+        ("del args.beta", "args.beta, which is changed"),
+        ("same = args\nsame.beta += 1", "same.beta, which is changed"),
+        ("if big:\n    args.beta = 0.2", "args.beta = 0.2, which is set in some cases"),
+        ("def tune():\n    args.beta = 0.2", "args.beta, which is changed"),
+    ],
+)
+def test_a_field_that_is_changed_has_no_value(change: str, comment: str):
+    text = f"args = GRPOConfig(beta=0.04)\n{change}\nGRPOTrainer('m', args=args, {REST})"
+    assert read(text).fields == {} and skipped(text) == {comment}
+
+
+def test_a_field_is_read_wherever_the_config_is_kept():
+    text = f"""
+self.args = GRPOConfig(beta=0.04, max_steps=5)
+self.args.beta = 0.1
+trainer = GRPOTrainer("m", args=self.args, {REST})
+trainer.args.max_steps = 7
+"""
+    assert read(text).fields == {"beta": 0.1, "max_steps": 7} and skipped(text) == set()
+    text = f"trainer = GRPOTrainer('m', {REST})\ntrainer.args.beta = 0.1"
+    assert read(text).fields == {"beta": 0.1}
+
+
+@pytest.mark.parametrize(
+    "call", ["setattr(args, 'beta', 0.1)", "tune(config=args)", "args.set_training(0.1)"]
+)
+def test_what_a_call_may_change_is_told(call: str):
+    text = f"args = GRPOConfig()\n{call}\nGRPOTrainer('m', args=args, {REST})"
+    assert skipped(text) == {f"{call}, if it changes fields"}
+
+
+def test_branches_that_make_the_trainer_are_sure():
+    one = f"GRPOTrainer('m', args=GRPOConfig(beta=beta), {REST})"
+    assert read(f"try:\n    beta = 0.1\n    {one}\nfinally:\n    end()").fields == {"beta": 0.1}
+    assert read(f"if big:\n    beta = 0.1\n{one}").fields == {}
+
+
+def test_an_import_that_is_bound_again_is_no_reward():
+    text = """
+import theirs
+from rw import f, g
+f = wrap(f)
+try:
+    from rw import h
+    import mine as theirs
+except ImportError:
+    from old import h
+GRPOTrainer("m", [f, g, h, theirs.long], GRPOConfig(), load_dataset("d"))
+"""
+    assert read(text).rewards == [None, "rw:g", None, None]
+    assert skipped(text) == {"the reward f", "the reward h", "the reward theirs.long"}
+
+
+def test_an_adapter_of_another_task_and_a_set_of_layers():
+    lora = "LoraConfig(task_type={!r}, target_modules={{'v_proj', 'q_proj'}})"
+    text = f"GRPOTrainer('m', {REST}, peft_config={lora})"
+    assert read(text.format("SEQ_CLS")).lora["targets"] == ["q_proj", "v_proj"]
+    assert skipped(text.format("SEQ_CLS")) == {"LoraConfig(task_type='SEQ_CLS')"}
+    assert skipped(text.format("CAUSAL_LM")) == set()

@@ -116,7 +116,8 @@ def _load_config(options: ModelOptions) -> Any:
 def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> Any:
     """Return the model in fp32, with linear layers in 4 bits if `quantized` says how.
 
-    Raises UsageError if it cannot be loaded or lacks weights, or if its config has absurd sizes.
+    Raises UsageError if it cannot be loaded or lacks weights, if they are quantized already, or if
+    its config has absurd sizes.
     """
     text = str(path)
     _refuse_absent(text)
@@ -127,7 +128,8 @@ def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> 
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             path, dtype=torch.float32, output_loading_info=True, **_how(path), **(quantized or {})
         )
-    if quantized and model.hf_quantizer.pre_quantized:
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None and quantizer.pre_quantized:
         raise UsageError(
             f"the weights of {text} are quantized already; name the model that they were made from"
         )

@@ -1,6 +1,7 @@
 """What the names of a script for TRL stand for, from its syntax tree.
 
-A name counts only if it is bound once in the part of the script that makes the trainer.
+A name counts only if it is bound once, in any case, in the part of the script that makes the
+trainer. The field of an object is a name with a dot.
 """
 
 from __future__ import annotations
@@ -25,20 +26,27 @@ class Script:
         self.imported: dict[str, str | None] = {}  # name -> "module:function"; None: relative
         self.modules: dict[str, str] = {}  # name -> module
         self.calls: list[ast.Call] = []
-        self.set: list[tuple[str, str, ast.expr, bool]] = []  # object, attribute, value, surely
+        # Object, attribute, value (None if it is no plain expression), surely.
+        self.set: list[tuple[ast.expr, str, ast.expr | None, bool]] = []
         self._visit(tree, surely=True)
 
     def _visit(self, node: ast.AST, *, surely: bool) -> None:
-        """Note what `node` binds and calls. `surely` is false within conditions and loops."""
+        """Note what `node` binds and calls.
+
+        `surely` is false within conditions and loops that do not make the trainer.
+        """
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             self.bound[node.name].append(None)
         if not self._counts(node):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Attribute) and not isinstance(inner.ctx, ast.Load):
+                    self._bind(inner, None)
             return
         names = self._assign(node, surely=surely)
         self._note(node)
         main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
         if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match) and not main:
-            surely = False
+            surely = surely and self._makes(node, "GRPOTrainer")
         for child in ast.iter_child_nodes(node):
             if child not in names:
                 self._visit(child, surely=surely)
@@ -47,8 +55,11 @@ class Script:
         """Return whether the names in `node` matter: not if it is a scope that makes nothing."""
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             return True
-        calls = (inner for inner in ast.walk(node) if isinstance(inner, ast.Call))
-        return any(self.origin(name_of(call.func)) in _OURS for call in calls)
+        return self._makes(node, *_OURS)
+
+    def _makes(self, node: ast.AST, *names: str) -> bool:
+        """Return whether `node` contains a call of one of `names`."""
+        return any(self.is_call(inner, name) for inner in ast.walk(node) for name in names)
 
     def _assign(self, node: ast.AST, *, surely: bool) -> list[ast.expr]:
         """Note the assignments that `node` makes. Return the names that it assigns to."""
@@ -58,19 +69,25 @@ class Script:
             targets, value = [node.target], node.value
         else:
             return []
-        for target in targets:
-            if isinstance(target, ast.Name):
-                self.bound[target.id].append(value)
-            elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                self.set.append((target.value.id, target.attr, value, surely))
-        return [target for target in targets if isinstance(target, ast.Name)]
+        plain: list[ast.expr] = [
+            one for one in targets if isinstance(one, ast.Name | ast.Attribute)
+        ]
+        for target in plain:
+            self._bind(target, value, surely=surely)
+        return plain
+
+    def _bind(self, target: ast.expr, value: ast.expr | None, *, surely: bool = True) -> None:
+        """Note that `target` is bound to `value`. A binding that is not sure counts as two."""
+        self.bound[ast.unparse(target)] += [value] if surely else [value, None]
+        if isinstance(target, ast.Attribute):
+            self.set.append((target.value, target.attr, value, surely))
 
     def _note(self, node: ast.AST) -> None:
         """Note calls and imports, and every other way to bind or change what a name stands for."""
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            self.bound[node.id].append(None)
+        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            self._bind(node, None)
         elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            self.bound[getattr(node.value, "id", "")].append(None)
+            self._bind(node.value, None)
         elif isinstance(node, ast.arg):
             self.bound[node.arg].append(None)
         elif isinstance(node, ast.ImportFrom):
@@ -79,11 +96,13 @@ class Script:
                 self.imported[one.asname or one.name] = origin
                 self.bound[one.asname or one.name].append(None)
         elif isinstance(node, ast.Import):
-            self.modules |= {one.asname or one.name: one.name for one in node.names}
+            for one in node.names:
+                self.modules[one.asname or one.name] = one.name
+                self.bound[one.asname or one.name].append(None)
         elif isinstance(node, ast.Call):
             self.calls.append(node)
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
-                self.bound[getattr(node.func.value, "id", "")].append(None)
+                self._bind(node.func.value, None)
 
     def origin(self, name: str) -> str:
         """Return what an imported name is called in its module, and others as they are."""
@@ -103,7 +122,8 @@ class Script:
     def resolved(self, node: ast.expr) -> ast.expr:
         """Return what a name is bound to, if that is once, and any other expression as it is."""
         for _ in self.bound:  # a chain of names has an end
-            values = self.bound.get(node.id, []) if isinstance(node, ast.Name) else []
+            named = isinstance(node, ast.Name | ast.Attribute)
+            values = self.bound.get(ast.unparse(node), []) if named else []
             if len(values) != 1 or values[0] is None:
                 break
             node = values[0]

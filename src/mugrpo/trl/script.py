@@ -50,9 +50,7 @@ def from_trl(file: Path) -> str:
 
 def _document(found: Found) -> str:
     comments = found.comments
-    for name in [name for name in found.fields if name not in (*FIELDS, *_OWN)]:
-        value = found.fields.pop(name)
-        comments.append(f"{name} = {value!r}: TRL 1.16 has no such field{nearest(name)}")
+    _check_fields(found)
     raw = _carried(found.fields, comments, evaluates="eval_split" in found.task)
     if not raw["evaluation"]["every"]:
         found.task.pop("eval_split", None)
@@ -84,6 +82,19 @@ def _document(found: Found) -> str:
     raw = with_own(raw, GRPOConfig(options=found.fields.get("options")))
     build_config(raw, "the printed config")
     return as_document(raw, comments)
+
+
+def _check_fields(found: Found) -> None:
+    """Make comments of the fields that TRL does not have, and of None where it takes none."""
+    for name, value in [*found.fields.items()]:
+        if name not in (*FIELDS, *_OWN):
+            del found.fields[name]
+            found.comments.append(f"{name} = {value!r}: TRL 1.16 has no such field{nearest(name)}")
+        elif value is None and name in FIELDS and "None" not in FIELDS[name].type:
+            del found.fields[name]
+            found.skip(f"{name} = None")
+        else:
+            found.fields[name] = _typed(name, value)
 
 
 def _lora(lora: dict[str, Any], comments: list[str]) -> dict[str, Any]:
@@ -155,7 +166,7 @@ def _of_yaml(read: Any) -> Found:
             }
     for name, value in read.items():
         if name in FIELDS or name in _OWN:
-            found.fields[name] = _typed(name, value)
+            found.fields[name] = value
         else:
             found.skip(f"{name} = {value!r}{nearest(name)}")
     return found

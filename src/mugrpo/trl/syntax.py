@@ -6,6 +6,7 @@ What cannot be read becomes a comment.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +58,7 @@ def of_script(tree: ast.Module, name: str) -> Found:
         found.comments.append(f"the script makes {len(trainers)} GRPOTrainers; this is the last")
     given = script.arguments(trainers[-1], _TRAINER, found.skip)
     given = {key: node for key, node in given.items() if ast.unparse(node) != "None"}
-    _read_config(given, script, found)
+    _read_config(given, trainers[-1], script, found)
     _read_model(given, script, found)
     _read_adapter(given, script, found)
     _read_data(given, script, found)
@@ -71,28 +72,50 @@ def of_script(tree: ast.Module, name: str) -> Found:
     return found
 
 
-def _read_config(given: dict[str, ast.expr], script: Script, found: Found) -> None:
+def _read_config(
+    given: dict[str, ast.expr], trainer: ast.Call, script: Script, found: Found
+) -> None:
     """Read the GRPOConfig that the trainer gets, or the only one that the script makes."""
     node = given.get("args", ast.Constant(None))
     config, made = script.resolved(node), script.calls_of("GRPOConfig")
-    if not script.is_call(config, "GRPOConfig"):
-        if isinstance(config, ast.Constant):
-            return  # TRL's defaults
+    if config not in made and not isinstance(config, ast.Constant):  # which is TRL's defaults
         if len(made) != 1:
             count = "are not in the script" if not made else f"are in {len(made)} places"
             found.comments.append(f"the fields of GRPOConfig {count}; add yours")
         else:
+            found.skip(
+                f"args={ast.unparse(node)}; the fields are those of the script's only GRPOConfig"
+            )
             config = made[0]
-    owners = {node.id} if isinstance(node, ast.Name) else set()
     if isinstance(config, ast.Call) and config in made:
-        owners |= {name for name, values in script.bound.items() if config in values}
         fields = script.arguments(config, ("output_dir",), found.skip)
         _read_into(found.fields, fields, script, found, "GRPOConfig")
+    owners = set() if isinstance(node, ast.Constant) else {ast.unparse(node)}
+    for name, values in script.bound.items():
+        owners |= {name} if config in values else set()
+        owners |= {f"{name}.args"} if trainer in values else set()
+    _read_changes(
+        lambda part: ast.unparse(part) in owners or script.resolved(part) is config, script, found
+    )
+
+
+def _read_changes(is_config: Callable[[ast.expr], bool], script: Script, found: Found) -> None:
+    """Read the fields that are set outside GRPOConfig(...), and say what else may change some."""
     for owner, name, value, surely in script.set:
-        if owner in owners and surely:
+        if not is_config(owner):
+            continue
+        if value is not None and surely:
             _read_into(found.fields, {name: value}, script, found, "GRPOConfig")
-        elif owner in owners:
-            found.skip(f"{owner}.{name} = {ast.unparse(value)}, which is set in some cases")
+            continue
+        found.fields.pop(name, None)
+        how = "changed" if value is None else "set in some cases"
+        text = "" if value is None else f" = {ast.unparse(value)}"
+        found.skip(f"{ast.unparse(owner)}.{name}{text}, which is {how}")
+    for call in script.calls:
+        parts = [*call.args, *(one.value for one in call.keywords)]
+        parts += [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        if not script.is_call(call, "GRPOTrainer") and any(map(is_config, parts)):
+            found.skip(f"{ast.unparse(call)}, if it changes fields")
 
 
 def _read_into(
@@ -135,8 +158,8 @@ def _read_adapter(given: dict[str, ast.expr], script: Script, found: Found) -> N
         _read_into(options, arguments, script, found, "LoraConfig")
         for name, value in options.items():
             if name in LORA and not (name == "lora_dropout" and value):
-                found.lora[LORA[name]] = value
-            elif name != "task_type":
+                found.lora[LORA[name]] = sorted(value) if isinstance(value, set) else value
+            elif (name, value) != ("task_type", "CAUSAL_LM"):
                 found.skip(f"LoraConfig({name}={value!r})")
     elif not isinstance(made, ast.Constant):
         found.skip(f"peft_config={ast.unparse(node)}")
@@ -152,9 +175,14 @@ def _read_data(given: dict[str, ast.expr], script: Script, found: Found) -> None
         path = names.get("path")
         if isinstance(path, ast.Constant) and path.value in _FILES and "data_files" in names:
             names["path"] = names.pop("data_files")
-            names.pop("split", None)  # a file is one split
+            split = ast.unparse(script.resolved(names.pop("split", ast.Constant("train"))))
+            if split != "'train'":  # a file is one split
+                found.skip(f"load_dataset(split={split})")
         known = {_DATA[name]: value for name, value in names.items() if name in _DATA}
         _read_into(found.task, known, script, found, "load_dataset")
+        for name in [name for name, value in found.task.items() if not isinstance(value, str)]:
+            if (value := found.task.pop(name)) is not None:
+                found.skip(f"load_dataset({name}={value!r})")
         for name in names.keys() - _DATA.keys():
             found.skip(f"load_dataset({name}={ast.unparse(names[name])})")
     else:
@@ -170,10 +198,11 @@ def _read_data(given: dict[str, ast.expr], script: Script, found: Found) -> None
 def _read_rewards(given: dict[str, ast.expr], script: Script, found: Found, name: str) -> None:
     node = script.resolved(given.get("reward_funcs", ast.List([])))
     for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-        place = script.imported.get(one.id) if isinstance(one, ast.Name) else None
-        if isinstance(one, ast.Attribute) and ast.unparse(one.value) in script.modules:
-            place = f"{script.modules[ast.unparse(one.value)]}:{one.attr}"
-        if place is not None:
+        source = ast.unparse(one.value if isinstance(one, ast.Attribute) else one)
+        place = script.imported.get(source) if isinstance(one, ast.Name) else None
+        if isinstance(one, ast.Attribute) and source in script.modules:
+            place = f"{script.modules[source]}:{one.attr}"
+        if place is not None and len(script.bound[source]) == 1:
             found.rewards.append(place)
         elif isinstance(one, ast.Name) and script.is_defined(one.id):
             found.rewards.append(f"{REWARDS_FILE}:{one.id}")
