@@ -213,8 +213,14 @@ def _rollouts(
     """Return the files of the data set: the rollouts sampled before `update`. Uses `folder`."""
     assert wanted.rollouts
     with run_as_it_is(run, config, Progress(), stop) as opened:
-        how = {"called": wanted.rollouts, "model": wanted.base_model}
-        export_rollouts(opened, folder, **how, before=update, reasons=False)
+        export_rollouts(
+            opened,
+            folder,
+            called=wanted.rollouts,
+            model=wanted.base_model,
+            before=update,
+            reasons=False,
+        )
     card = DatasetCard((folder / "README.md").read_text())
     if wanted.license:
         card.data["license"] = wanted.license
