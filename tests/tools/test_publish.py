@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +15,17 @@ from typing import Any
 import huggingface_hub
 import numpy as np
 import peft
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import OIDCError
 from huggingface_hub.utils import _http, disable_progress_bars, enable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
+from mugrpo.tools import publish as publishing
 from tests.faults.harm import accepted, edited, flip_bit, refused, resume_words, stopped
 from tests.runs import ENVIRONMENT, MODEL, ROOT, Command, finished
 from tests.tools.hub import TOKEN, Hub, Refusal
@@ -159,6 +165,75 @@ def test_a_dry_run_is_what_is_sent_and_asks_nobody(
     assert 'load_dataset("alice/rollouts", split="train")' in sent["README.md"].decode()
     assert "license: mit" in sent["README.md"].decode()
     refused(publish(command, reference, "--dry-run", tmp_path / "dry"), "name a new folder")
+
+
+def test_rollouts_are_those_of_the_updates_that_are_published(
+    reference: Path, hub: Hub, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """The second stage was sampled after update 3. What errors said is never among them."""
+    table = pa.table({"status": ["none"]})
+    monkeypatch.setattr("mugrpo.tools.exporting._without_reasons", lambda _: table)
+    options = ("--rollouts", "alice/rollouts", "--base-model", "alice/base", "--update", 3)
+    published(command, reference, *options, "--dry-run", tmp_path / "dry")
+    files = files_in(tmp_path / "dry" / "dataset")
+    names = {name for name in files if name.endswith(".parquet")}
+    assert names == {f"data/stage-000-{shard:05d}.parquet" for shard in range(3)}
+    assert all(pq.read_table(io.BytesIO(files[name])) == table for name in names)
+    card = " ".join(files["README.md"].decode().split())
+    assert "model before the first update was alice/base." in card
+
+
+@pytest.mark.parametrize("when", ["mugrpo.tools.publish.model_card", "mugrpo.tools.publish.send"])
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_one_sentence(
+    run_dir: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    original = getattr(publishing, when.rpartition(".")[2])
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(run_dir / "checkpoints" / "update-000004")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(when, late)
+    stopped(publish(command, run_dir, "--update", 4), "update-000004 meanwhile; publish again")
+    assert not any(repo.files for repo in hub.repos.values())
+
+
+@pytest.mark.parametrize(
+    ("error", "ends", "sentence"),
+    [
+        (OIDCError("no id token"), refused, "(OIDCError: no id token); correct HF_ENDPOINT"),
+        (OSError(28, "No space left on device"), stopped, "device); mend that on this machine"),
+        (PermissionError(13, "Permission denied", "token"), stopped, "mend that on this machine"),
+    ],
+)
+def test_a_failure_on_this_machine_is_not_one_of_the_network(
+    reference: Path,
+    hub: Hub,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    ends: Any,
+    sentence: str,
+):
+    def fails() -> None:
+        raise error
+
+    monkeypatch.setattr("mugrpo.tools.repository.get_token", fails)
+    ends(publish(command, reference), "alice/tiny was not published (", sentence)
+
+
+def test_a_commit_that_is_perhaps_made_is_not_denied(reference: Path, hub: Hub, command: Command):
+    hub.refusals.append(Refusal("POST .*/commit/", 504))
+    stopped(publish(command, reference), "(504: as the test", "look whether it has the commit")
+
+
+def test_an_adapter_that_cannot_be_merged_is_told_without_options_of_merge(
+    adapter_run: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mugrpo.tools.merge.model_fingerprint", lambda _: "other")
+    ended = publish(command, adapter_run, "--merged")
+    refused(ended, "has changed since; make it with `mugrpo merge`, or publish the adapter")
+    assert "--base" not in ended.err and "--force" not in ended.err
 
 
 def test_nothing_is_sent_but_weights_configs_tokenizer_and_card(

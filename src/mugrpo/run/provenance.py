@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -189,10 +189,14 @@ def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
 
 
 def _git_revision(folder: Path) -> str | None:
-    """Return the commit that `folder` is checked out at, or None outside a git checkout."""
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    """Return the commit that `folder` is checked out at, or None if git does not track its files.
+
+    Another project's checkout may have the folder in it, as a part of a virtual environment.
+    """
+    asked = ["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
     try:
-        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        _, process = [run(["git", "-C", str(folder), *words]) for words in asked]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return process.stdout.strip()
+    return str(process.stdout.strip())

@@ -36,8 +36,8 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     Every evaluation uses the same seeds, so two policies are compared on the same random numbers.
     Rollouts and scores are kept in the run's folder of evaluations: shard 0 has the samples, shard
     1 the greedy responses, if there are any. Returns the metrics of `accuracy`, those of the
-    greedy responses under greedy/, `entropy` in nats per token, estimated on the samples, and the
-    seconds taken. Raises UsageError if no problem is held out.
+    greedy responses under greedy/, the samples' `temperature`, `entropy` in nats per token,
+    estimated on the samples, and the seconds taken. Raises UsageError if no problem is held out.
     """
     began = time.monotonic()
     if not run.eval_problems:
@@ -49,7 +49,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
     samples = (options.final_samples if last else None) or options.samples
     passes = [("", samples, options.temperature)]
     passes += [("greedy/", 1, _GREEDY)] if last and options.final_greedy else []
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] = {"temperature": options.temperature}
     with publish_folder(run.folder.evaluation(update)) as folder:
         rollouts = ShardSet(folder / "rollouts", "rollouts")
         scores = ShardSet(folder / "scores", "scores")

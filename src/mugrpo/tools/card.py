@@ -29,10 +29,13 @@ _PAPERS = "https://arxiv.org/abs"
 CURVE = "learning_curve.png"
 _FOR_CODE = ("Return ", "Equals ")  # beginnings of paragraphs that only readers of code need
 _VERSIONS = ("mugrpo", "git_revision", "torch", "transformers", "peft", "numpy")
+_CONDITIONS = {"problems": "on {:,.0f} problems", "temperature": "at temperature {:g}"}
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 _SECRET = re.compile(  # shapes of access tokens, and the user of a URL
-    r"\b(hf_\w{20,}|sk-[\w-]{20,}|gh[opsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|AKIA\w{16}|"
-    r"xox[abp]-[\w-]{10,})|(?<=://)[^/\s@\"]+@"
+    r"\b(hf_\w{20,}|api_(org_)?[^\W_]{20,}|sk-[\w-]{20,}|[rs]k_(live|test)_\w{16,}|"
+    r"gh[oprsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|A[KS]IA\w{16}|AIza[\w-]{35}|"
+    r"xox[abp]-[\w-]{10,}|eyJ[\w-]{8,}\.eyJ[\w.-]+)|"
+    r"(?<=://)([^/\s\"]+|[^/\s\":]+:[^\s\"]+)@"
 )
 
 
@@ -93,14 +96,14 @@ def _sections(subject: Subject) -> Iterator[str]:
     config, update, run = subject.config, subject.update, subject.run
     yield f"# {subject.name.partition('/')[2]}"
     began = _link(subject.base) if subject.base else _model(config.model.path)
-    kind = "A LoRA adapter for" if subject.adapter else "Trained from"
+    kind = "A LoRA adapter trained for" if subject.adapter else "Trained from"
     planned = config.schedule.total_updates
     yield (
         f"{kind} {began} by reinforcement learning with verifiable rewards, with mugrpo. These are "
         f"the weights after update {update:,} of {planned:,}."
     )
     yield f"## How to load it\n\n{_loading(subject)}"
-    if accuracy := _accuracy(run, update, config.evaluation.temperature):
+    if accuracy := _accuracy(subject):
         yield f"## Accuracy\n\n{accuracy}"
     if subject.curve:
         yield f"![The learning curve]({CURVE})"
@@ -139,9 +142,9 @@ def _loading(subject: Subject) -> str:
     return text
 
 
-def _accuracy(run: RunData, update: int, temperature: float) -> str | None:
+def _accuracy(subject: Subject) -> str | None:
     """Return a table of the accuracies before and after, or None if neither was measured."""
-    rows = []
+    rows, run, update = [], subject.run, subject.update
     for words, at in (("before the first update", 0), (f"after update {update:,}", update)):
         line = next((line for line in run.evaluations if line["update"] == at), {})
         share, low, high = (number(line, f"accuracy{end}") for end in ("", "_low", "_high"))
@@ -149,24 +152,40 @@ def _accuracy(run: RunData, update: int, temperature: float) -> str | None:
             around = f"{low:.3f} to {high:.3f}" if low is not None and high is not None else ""
             sizes = [number(line, key) for key in ("problems", "samples")]
             of = " x ".join(f"{size:,.0f}" for size in sizes if size is not None)
-            rows.append(f"| {words} | {share:.3f} | {around} | {of} |")
-    head = (
-        "| | accuracy | 95 % interval | held-out problems x responses |\n| --- | --- | --- | --- |"
+            warm = "" if (t := number(line, "temperature")) is None else f"{t:g}"
+            rows.append(f"| {words} | {share:.3f} | {around} | {of} | {warm} |")
+    columns = ("", "accuracy", "95 % interval", "held-out problems x responses", "temperature")
+    head = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    text = "\n".join([*head, *rows])
+    return (text + _measured_on(subject)) if rows else None
+
+
+def _measured_on(subject: Subject) -> str:
+    """Return what must be known of the weights that a run with lora.quantization evaluates."""
+    if subject.config.lora.quantization == "none":
+        return ""
+    if subject.adapter:
+        return "\n\nThe base model was in 4 bits when these were measured."
+    return (
+        "\n\nThese were measured with the base model in 4 bits. The adapter is merged here into "
+        "the base model in full precision, whose accuracy was not measured."
     )
-    note = f"Responses were sampled at temperature {temperature:g}."
-    return "\n".join([head, *rows, "", note]) if rows else None
 
 
 def _eval_results(subject: Subject) -> list[EvalResult]:
-    """Return the accuracy of the published weights, if the problems are a data set of the Hub."""
+    """Return the accuracy of the published weights on a split of a data set of the Hub."""
     config, task = subject.config, subject.config.task
     after = [line for line in subject.run.evaluations if line["update"] == subject.update]
     share = number(after[0], "accuracy") if after else None
     if share is None or not isinstance(task, DatasetOptions):
         return []
+    if config.lora.quantization != "none" and not subject.adapter:
+        return []  # it was measured on other weights
     data = task.eval_data or task.data
-    if _is_local(data):
+    if _is_local(data) or not (task.eval_data or task.eval_split):
         return []
+    known = [(number(after[0], key), words) for key, words in _CONDITIONS.items()]
+    conditions = [words.format(value) for value, words in known if value is not None]
     return [
         EvalResult(
             task_type="text-generation",
@@ -176,7 +195,7 @@ def _eval_results(subject: Subject) -> list[EvalResult]:
             dataset_split=task.eval_split or task.split or "train",
             dataset_revision=task.revision,
             metric_type="accuracy",
-            metric_name=f"accuracy at temperature {config.evaluation.temperature:g}",
+            metric_name=", ".join(["accuracy", *conditions]),
             metric_value=round(share, 4),
         )
     ]
@@ -202,10 +221,20 @@ def _data(config: RunConfig) -> str:
     parts = {"split": task.split, "subset": task.subset, "revision": task.revision}
     chosen = "".join(f", {name} `{value}`" for name, value in parts.items() if value)
     text = f"{_source(task.data)}{chosen}."
-    if task.eval_data:
-        text += f" Held out: {_source(task.eval_data)}."
+    if task.eval_data or task.eval_split or task.eval_share:
+        text += f" Held out: {_held_out(task)}."
     rewards = ", ".join(f"`{reward.label}` (weight {reward.weight:g})" for reward in task.rewards)
     return f"{text} Rewards: {rewards}." if rewards else text
+
+
+def _held_out(task: DatasetOptions) -> str:
+    """Return where the problems of evaluations are from."""
+    if task.eval_data or task.eval_split:
+        split = f", split `{task.eval_split}`" if task.eval_split else ""
+        held = f"{_source(task.eval_data or task.data)}{split}"
+    else:
+        held = f"{task.eval_share:.3g} of it, by a hash of the prompt"
+    return f"{held}; at most {task.eval_problems:,} problems" if task.eval_problems else held
 
 
 def _batches(config: RunConfig, run: RunData) -> dict[str, str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder
-from mugrpo.disk.records import Message, Problem, Rollout
+from mugrpo.disk.records import Message, Problem, Rollout, Status
 from mugrpo.disk.shards import ROLLOUT_SCHEMA, SCORE_SCHEMA, ShardSet, read_rollouts
 from mugrpo.rollouts.score import response_text, scored
 from mugrpo.run.opened import OpenRun
@@ -39,6 +40,7 @@ _MEANINGS = {
     "seed": "the seed of the response",
     "policy_step": "updates that the policy had received",
 }
+_FAILED = (Status.ERROR, Status.UNFINISHED, Status.SKIPPED)  # parts["reason"] says why
 _CARD = """\
 ---
 configs:
@@ -68,17 +70,29 @@ before the first update was {model}. Written by mugrpo {version}.
 
 
 def export_rollouts(
-    run: OpenRun, out: Path, stage: int | None = None, *, called: str = "THIS_FOLDER"
+    run: OpenRun,
+    out: Path,
+    stage: int | None = None,
+    *,
+    called: str = "THIS_FOLDER",
+    model: str | None = None,
+    before: int | None = None,
+    reasons: bool = True,
 ) -> str:
     """Write the scored rollouts of a stage of `run`, or of all stages, as a data set in `out`.
 
-    The data set has one parquet file per shard, and a card, in which the data set is `called` so.
+    Stages that were sampled after `before` updates or more are left out, and without `reasons` the
+    texts of errors. The data set has one parquet file per shard, and a card, in which the data set
+    is `called` so and the model before the first update is called `model`.
     Returns a sentence that says how many rollouts there are. Raises UsageError if `out` exists or
     no shard is scored.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
-    shards = list(_scored_shards(run, run.folder.stages() if stage is None else [stage]))
+    stages = run.folder.stages() if stage is None else [stage]
+    if before is not None:
+        stages = [number for number in stages if run.schedule().first_update(number) < before]
+    shards = list(_scored_shards(run, stages))
     if not shards:
         raise UsageError(
             f"{run.folder.root} has no scored rollouts to export; run `mugrpo generate` and "
@@ -92,6 +106,8 @@ def export_rollouts(
         for number, rollouts, scores, shard in shards:
             run.stop.check()
             table = _table(run, problems, number, rollouts, scores, shard, chat=chat)
+            if not reasons:
+                table = _without_reasons(table)
             pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
             rows += table.num_rows
         card = _CARD.format(
@@ -99,7 +115,7 @@ def export_rollouts(
             rows=rows,
             size=run.config.schedule.group_size,
             temperature=run.config.rollouts.temperature,
-            model=Path(run.config.model.path).name,
+            model=model or Path(run.config.model.path).name,
             version=version("mugrpo"),
             columns="\n".join(f"| `{name}` | {text} |" for name, text in _MEANINGS.items()),
         )
@@ -142,6 +158,18 @@ def _table(
     columns["answer"] = pa.array([problem.answer for problem in asked], pa.string())
     columns["response"] = pa.array(texts, pa.string())
     return pa.table({name: columns[name] for name in _MEANINGS})
+
+
+def _without_reasons(table: pa.Table) -> pa.Table:
+    """Return the table without what errors said, which can name files and addresses."""
+    parts = [
+        json.dumps({key: part for key, part in json.loads(row["parts"]).items() if key != "reason"})
+        if row["status"] in _FAILED
+        else row["parts"]
+        for row in table.select(["status", "parts"]).to_pylist()
+    ]
+    place = table.schema.get_field_index("parts")
+    return table.set_column(place, "parts", pa.array(parts, pa.string()))
 
 
 def _problem(problems: Mapping[str, Problem], rollout: Rollout, path: Path) -> Problem:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +37,7 @@ from mugrpo.tools.merge import merge
 from mugrpo.tools.repository import STAMP, Files, look, require_name, send
 
 _SENT = re.compile(r"(additional_chat_templates/)?[\w.-]+\.(json|safetensors|jinja|txt|model)")
+_FOLDER = re.compile(r"[\\/]*[^\\/]+[\\/]+[^\\/]")
 _BASE = "base_model_name_or_path"
 
 
@@ -75,11 +77,13 @@ def publish(
     run, stored, config, update = _verified(wanted, say)
     identity, how = stored.get("id"), {"public": wanted.public, "replace": wanted.replace}
     places = {k: look(k, n, identity, **how) for k, n in names.items()} if not dry_run else {}
-    with TemporaryDirectory(prefix="mugrpo-publish-") as scratch:
+    with TemporaryDirectory(prefix="mugrpo-publish-") as scratch, _in_place(run.checkpoint(update)):
         parts: dict[str, Files] = {}
         if wanted.rollouts:
-            parts["dataset"] = _rollouts(wanted, run, config, Path(scratch) / "rollouts", stop)
-        parts["model"] = _model(wanted, run, stored, config, update, Path(scratch) / "model")
+            parts["dataset"] = _rollouts(
+                wanted, run, config, update, Path(scratch) / "rollouts", stop
+            )
+        parts["model"] = _model(wanted, run, stored, config, update, Path(scratch) / "model", say)
         for kind, files in parts.items():
             stamp = {"mugrpo": version("mugrpo"), "run": identity, "update": update}
             text = json.dumps({**stamp, "files": sorted([*files, STAMP])}, indent=1) + "\n"
@@ -112,8 +116,9 @@ def _verified(
             if updates
             else f"{run.root} has no checkpoint yet; train it first with `mugrpo train {run.root}`"
         )
-    if fault := sealed_folder_fault(checkpoint := run.checkpoint(update)):
-        raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {run.root}` sets it aside")
+    with _in_place(checkpoint := run.checkpoint(update)):
+        if fault := sealed_folder_fault(checkpoint):
+            raise RunStopped(f"{checkpoint} {fault}; `mugrpo repair {run.root}` sets it aside")
     if wanted.merged and not config.lora.rank:
         raise UsageError("--merged is for runs with lora.rank; leave it out")
     return run, stored, config, update
@@ -126,12 +131,13 @@ def _model(
     config: RunConfig,
     update: int,
     scratch: Path,
+    say: Callable[[str], None],
 ) -> Files:
     """Return the model's files, its card and its learning curve."""
     source = run.checkpoint(update)
     names = list(json.loads((source / SUMS).read_bytes()))  # what was verified, and nothing beside
     if wanted.merged:
-        source = merge(source, scratch)
+        source = _merged(source, scratch, say)
         names = [path.relative_to(source).as_posix() for path in source.rglob("*")]
     base = wanted.base_model or hub_base(config)
     files: dict[str, Path | bytes] = {}
@@ -156,26 +162,65 @@ def _model(
     return {**files, CURVE: curve} if curve else files
 
 
+def _merged(checkpoint: Path, target: Path, say: Callable[[str], None]) -> Path:
+    try:
+        return merge(checkpoint, target, say=say)
+    except UsageError as error:  # what it advises are options that mean something else here
+        reason = str(error).partition("; ")[0]
+        raise UsageError(f"{reason}; make it with `mugrpo merge`, or publish the adapter") from None
+
+
+@contextmanager
+def _in_place(checkpoint: Path) -> Iterator[None]:
+    """Explain the failures that come of a run that removes its checkpoints meanwhile."""
+    try:
+        yield
+    except Exception:
+        if checkpoint.is_dir():
+            raise
+        reason = f"the run has removed {checkpoint} meanwhile; publish again"
+        raise RunStopped(reason) from None
+
+
 def _without_paths(file: Path, base: str | None) -> bytes:
     """Return a config without the places on this machine that libraries write into it."""
     config = json.loads(file.read_bytes())
-    kept = {
-        key: value
-        for key, value in config.items()
-        if not (key.endswith(("path", "file")) and isinstance(value, str) and is_absolute(value))
-    }
+    kept = _kept(config)
     if _BASE in config:
         kept[_BASE] = base
     return json.dumps(kept, indent=2).encode() + b"\n"
 
 
+def _kept(value: Any) -> Any:
+    """Return `value` without the places in its dicts and lists."""
+    if isinstance(value, dict):
+        return {key: _kept(entry) for key, entry in value.items() if not _is_place(entry)}
+    if isinstance(value, list):
+        return [_kept(entry) for entry in value if not _is_place(entry)]
+    return value
+
+
+def _is_place(value: Any) -> bool:
+    """Return whether `value` is a path with a folder in it: "/" and "/think" may be tokens."""
+    if not isinstance(value, str):
+        return False
+    return value.startswith("~/") or (is_absolute(value) and bool(_FOLDER.match(value)))
+
+
 def _rollouts(
-    wanted: Publication, run: RunDir, config: RunConfig, folder: Path, stop: StopFlag
+    wanted: Publication, run: RunDir, config: RunConfig, update: int, folder: Path, stop: StopFlag
 ) -> Files:
-    """Return the files of the rollouts' data set, exported to `folder`."""
+    """Return the files of the data set: the rollouts sampled before `update`. Uses `folder`."""
     assert wanted.rollouts
     with run_as_it_is(run, config, Progress(), stop) as opened:
-        export_rollouts(opened, folder, called=wanted.rollouts)
+        export_rollouts(
+            opened,
+            folder,
+            called=wanted.rollouts,
+            model=wanted.base_model,
+            before=update,
+            reasons=False,
+        )
     card = DatasetCard((folder / "README.md").read_text())
     if wanted.license:
         card.data["license"] = wanted.license

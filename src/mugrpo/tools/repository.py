@@ -27,8 +27,8 @@ from mugrpo.processes.messages import printable
 
 STAMP = "mugrpo-run.json"
 _THE_HUBS = {".gitattributes"}  # files that it makes itself
-# What the library raises; the bases are OSError and the HTTPError of the httpx that it uses.
-_FAILURES: tuple[type[Exception], ...] = (*HfHubHTTPError.__bases__, RuntimeError, ValueError)
+# Errors of the connection; the first is the HTTPError of the httpx that the library uses.
+_ON_THE_WAY = (HfHubHTTPError.__bases__[0], ConnectionError, RuntimeError)
 _LATER = (408, 425, 429)  # statuses that a later attempt may not get; so are those from 500
 
 Files = Mapping[str, Path | bytes]  # name in the repository -> a file, or the content
@@ -128,29 +128,38 @@ def _explained(name: str) -> Iterator[None]:
     """Turn an error of the Hub into one sentence. It never holds a header or a URL."""
     try:
         yield
-    except UsageError:
+    except (UsageError, RunStopped):
         raise
-    except _FAILURES as error:
+    except Exception as error:  # some of the library's have no other base
         raise _refusal(name, error) from None
 
 
 def _refusal(name: str, error: BaseException) -> UsageError | RunStopped:
     """Return what to raise for an error of the Hub, or of the way to it."""
+    on_the_way = isinstance(error, _ON_THE_WAY)
     while not isinstance(error, HfHubHTTPError) and error.__cause__ is not None:
         error = error.__cause__
+        on_the_way |= isinstance(error, _ON_THE_WAY)
     if isinstance(error, OfflineModeIsEnabled):
         return UsageError("HF_HUB_OFFLINE is set; unset it to publish")
     if isinstance(error, ValueError):
         return UsageError(f"the Hub refuses {name}: {printable(' '.join(str(error).split()))}")
     if not isinstance(error, HfHubHTTPError):
         reason = printable(f"{type(error).__name__}: {error}".partition("\n")[0])
-        return RunStopped(f"{constants.ENDPOINT} cannot be reached ({reason}); check the network")
+        if on_the_way:
+            reason = f"{constants.ENDPOINT} cannot be reached ({reason}); check the network"
+            return RunStopped(reason)
+        if isinstance(error, OSError):
+            return RunStopped(f"{name} was not published ({reason}); mend that on this machine")
+        return UsageError(f"{name} was not published ({reason}); correct HF_ENDPOINT or HF_TOKEN")
     status, owner = error.response.status_code, name.partition("/")[0]
     said = f"{status}: {printable(error.server_message)}" if error.server_message else f"{status}"
     if status == 412:
         return RunStopped(f"{name} was changed by someone else meanwhile ({said})")
     if status in _LATER or status >= 500:
-        return RunStopped(f"the Hub did not take {name} ({said}), which is as it was; try later")
+        made = "/commit/" in error.response.url.path  # perhaps
+        way_out = "look whether it has the commit" if made else "try later"
+        return RunStopped(f"the Hub did not take {name} ({said}); {way_out}")
     ways_out = {
         401: "the token is not valid: log in again with `hf auth login`, or correct HF_TOKEN",
         403: f"the token must be allowed to write to {owner}: choose one at {constants.ENDPOINT}/"
