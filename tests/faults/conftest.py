@@ -17,9 +17,9 @@ def case(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> C
     loads: list[str] = []
     load = policy.load_model
 
-    def noted(path: str | Path) -> Any:
+    def noted(path: str | Path, *how: Any) -> Any:
         loads.append(str(path))
-        return load(path)
+        return load(path, *how)
 
     monkeypatch.setattr(policy, "load_model", noted)
     return Case(tmp_path, command, loads)

@@ -23,7 +23,7 @@ def both(options: ModelOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Vocabu
     expected = load_policy(options).vocabulary
     tokenizer = load_tokenizer(options)
     with monkeypatch.context() as patch:
-        patch.setattr(policies, "load_model", lambda _: pytest.fail("the weights are read"))
+        patch.setattr(policies, "load_model", lambda *_: pytest.fail("the weights are read"))
         return expected, load_vocabulary(options, tokenizer)
 
 

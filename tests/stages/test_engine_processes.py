@@ -132,7 +132,7 @@ def test_generation_in_separate_engines_makes_no_trainer_and_reads_no_weights(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     loads, trainers = list[Any](), list[Any]()
-    monkeypatch.setattr(policies, "load_model", lambda path: loads.append(path))
+    monkeypatch.setattr(policies, "load_model", lambda path, *_: loads.append(path))
     monkeypatch.setattr(Trainer, "__init__", lambda *_, **__: trainers.append(1))
     config = write_config(tmp_path)
     ended = command("generate", config, "--run-dir", tmp_path / "run", "--engine.processes", 1)
