@@ -202,7 +202,11 @@ class Rollouts:
         for token in ids.tolist():
             if tokenizer is None or tokenizer.id_to_token(token) is None:
                 texts.append(f"⟨{token}⟩")
-            else:
+                continue
+            try:
+                texts.append(stream.step(tokenizer, token) or "")
+            except Exception:  # of no narrower class: the decoder changed what it wrote before
+                stream = DecodeStream(skip_special_tokens=False)
                 texts.append(stream.step(tokenizer, token) or "")
         return texts
 
