@@ -23,7 +23,7 @@ FLOORS = (
     "run",
     "stages",
     "pipeline",
-    "tools trl",
+    "tools trl benchmark",
     "study arguments",
     "cli",
     "__init__ __main__",

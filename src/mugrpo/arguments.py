@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mugrpo.benchmark.command import add_benchmark
 from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         return added
 
     _add_phases(add)
+    add_benchmark(add, _takes_overrides(), _TRUST)
     add_exchange(add, _takes_overrides(), _TRUST)
     _add_others(add)
     return root

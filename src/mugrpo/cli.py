@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mugrpo.arguments import PHASES, completion, parser, resume_command
+from mugrpo.benchmark.command import run_benchmark
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
@@ -277,6 +278,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "evaluate": _evaluate,
     "bakeoff": _bakeoff,
     "alignment": _alignment,
+    "benchmark": lambda options: run_benchmark(options, _say),
     "memory": _memory,
     "repair": _repair,
     "import": lambda options: run_import(options, _say),

@@ -86,9 +86,11 @@ def tables(
             else:
                 key = (place, _kind(field), about, _on_resume(field))
                 merged.setdefault(key, {})[owner] = shown(default)
+                about = f"A table of the list {place}."
                 if named:
-                    about = f"A table of the list {place}."
                     inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
+                elif entry := _entry(annotation):
+                    inside.append(tables({"": entry}, f"{place}[]", about))
     yield Table(name, meaning, chooser, members, [Option(*key, merged[key]) for key in merged])
     for inner in inside:
         yield from inner
@@ -109,6 +111,12 @@ def as_toml(value: Any) -> str:
     if value is None:
         return "none"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML refuses
+
+
+def _entry(annotation: Any) -> type[Options] | None:
+    """Return the options of a list's tables, or None if it is no list of tables."""
+    kind = typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else None
+    return kind if inspect.isclass(kind) and issubclass(kind, Options) else None
 
 
 def _on_resume(field: FieldInfo) -> str:
@@ -137,6 +145,8 @@ def _type(annotation: Any) -> str:
         return "|".join("none" if a is type(None) else _type(a) for a in arguments)
     if kind is tuple and choices(annotation):
         return "names or tables"
+    if _entry(annotation):
+        return "tables"
     if kind is tuple:
         return f"[{', '.join('...' if a is Ellipsis else _type(a) for a in arguments)}]"
     return "table" if kind is dict else annotation.__name__

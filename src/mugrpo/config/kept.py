@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
-from mugrpo.config.options import HARMLESS, PRIVATE, Options
+from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Options, PathOrName
 
 
 class CheckpointOptions(Options):
@@ -20,9 +22,38 @@ class CheckpointOptions(Options):
     keep: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Keep the newest N checkpoints, and those still needed: the one that the current stage began
     from, and a reference policy's. 0 keeps all that `every` and `stage_end` ask for."""
+    best: str | None = Field(None, json_schema_extra=HARMLESS)
+    """Also keep the checkpoint with the highest avg@k on this suite, one of evaluation.suites. The
+    policy is then saved whenever the suite is measured."""
     beside_training: bool = Field(True, json_schema_extra=HARMLESS)
     """Write a checkpoint while training goes on, from a copy in CPU memory: 12 bytes per parameter.
     Otherwise training waits until it is written."""
+
+
+class SuiteUse(Options):
+    """A benchmark suite that is measured during training."""
+
+    name: PathOrName = Field(json_schema_extra=HARMLESS | PLACE)
+    """A suite (docs/evaluation.md), or a suite file of your own."""
+    every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Measure every N updates, and before the first and after the last. 0: only these two."""
+    data: PathOrName | None = Field(None, json_schema_extra=HARMLESS | PLACE)
+    """A local file with the problems; the suite's data set on the hub if unset."""
+    problems: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Measure on N problems; all if unset."""
+    samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Responses per problem; the suite's number if unset."""
+    max_new_tokens: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    """Longest response in tokens; the suite's if unset."""
+    temperature: float | None = Field(None, ge=1e-3, le=10, json_schema_extra=HARMLESS)
+    """Sampling temperature; rollouts.temperature if unset."""
+    top_p: float = Field(1.0, gt=0, le=1, json_schema_extra=HARMLESS)
+    """Sample from the most likely tokens with this probability."""
+
+    @property
+    def label(self) -> str:
+        """Return the name of the suite's results."""
+        return Path(self.name).stem
 
 
 class EvaluationOptions(Options):
@@ -39,6 +70,8 @@ class EvaluationOptions(Options):
     nearly greedy."""
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature."""
+    suites: tuple[SuiteUse, ...] = Field((), json_schema_extra=HARMLESS)
+    """Benchmark suites to measure beside the held-out problems, each at its own period."""
 
 
 class SampleOptions(Options):

@@ -12,6 +12,7 @@
       stages/000/plan/shard-00000.parquet, manifest.json
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
+      benchmarks/gsm8k/update-000064/     the same of a benchmark suite, and its result.json
       samples/update-000064.json          a few rollouts of an update (or evaluation-000064.json)
       nonfinite/update-000017.json        the loss and groups of an update that was not applied
       handed_over/update-000064/          weights for engines in other processes
@@ -64,6 +65,8 @@ class RunDir:
         self.metrics = root / "metrics.jsonl"
         self.journal = Journal(root)
         self.checkpoints = root / "checkpoints"
+        self.benchmarks = root / "benchmarks"  # results of suites
+        self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers
         self.origin = root / "origin.json"  # of a run on another run's rollouts, see `bakeoff`
         self.pending: Pending | None = None
         self.unsaved: Unsaved | None = None
@@ -90,11 +93,6 @@ class RunDir:
     def rank_logs(self) -> Path:
         """Return the log folder of the ranks."""
         return self.root / "logs" / "ranks"
-
-    @property
-    def ranks(self) -> Path:
-        """The folder in which the run and its ranks exchange orders and answers."""
-        return self.root / "ranks"
 
     @property
     def stop_request(self) -> Path:

@@ -27,7 +27,13 @@ Figures = Sequence[Markup | None]
 
 
 def page(runs: Sequence[RunData], every: int | None = None) -> str:
-    """Return the report as HTML. Its security policy allows only its own script and style.
+    """Return the report as HTML. A browser loads it again `every` so many seconds."""
+    names = ", ".join(run.name for run in runs)
+    return document(f"{names} · mugrpo report", _sections(runs), every)
+
+
+def document(title: str, content: Sequence[Content], every: int | None = None) -> str:
+    """Return a whole page. Its security policy allows only its own script and style.
 
     A browser loads it again `every` so many seconds.
     """
@@ -36,7 +42,6 @@ def page(runs: Sequence[RunData], every: int | None = None) -> str:
         f"default-src 'none'; script-src '{_digest(script())}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    names = ", ".join(run.name for run in runs)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -44,10 +49,10 @@ def page(runs: Sequence[RunData], every: int | None = None) -> str:
         tag("meta", http_equiv="refresh", content=str(every)) if every else None,
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{names} · mugrpo report"),
+        tag("title", title),
         tag("style", Markup(style)),
     )
-    body = tag("body", tag("main", *_sections(runs)), tag("script", Markup(script())))
+    body = tag("body", tag("main", *content), tag("script", Markup(script())))
     return "<!doctype html>\n" + tag("html", head, "\n", body, lang="en") + "\n"
 
 

@@ -45,7 +45,7 @@ def theirs_in(file: Path, config: RunConfig) -> Theirs | None:
     if file.stat().st_uid not in (0, os.geteuid()):
         return Theirs(config, f"{file} belongs to another user and")
     for folder in file.resolve().parents:
-        if _is_run(folder):
+        if is_run(folder):
             return Theirs(config, f"{file} lies in the run {folder} and")
         if folder == _CHECKOUT:
             return None
@@ -141,7 +141,8 @@ def approvals_folder() -> Path:
     return Path(state) / "mugrpo" / "trusted"
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Return whether `folder` is a run's directory."""
     try:
         return "provenance" in json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):

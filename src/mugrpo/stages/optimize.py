@@ -18,6 +18,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.logprobs import Compute
 from mugrpo.stages.reader import StageReader
 from mugrpo.stages.stage import Stage
+from mugrpo.stages.suites_due import best_may_change
 from mugrpo.stages.training import Training
 
 Metrics = dict[str, Any]
@@ -76,7 +77,7 @@ def optimize_stage(
         training.unsaved_seconds += line["time/update"]
         if checkpoint_due(config, training.schedule, update):
             training.save()
-        elif training.overdue():
+        elif best_may_change(config, update) or training.overdue():
             training.save(temporary=True)
         run.progress.advance(1, line["tokens"])
         between(update)

@@ -17,6 +17,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
 from mugrpo.stages.stage import reference_update
+from mugrpo.stages.suites_due import best_update
 
 
 class Training:
@@ -100,13 +101,16 @@ class Training:
         if run.ranks.first:
             record_growth(run.folder.metrics)
         stage = schedule.stage_of(trainer.update - 1)
-        references = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
+        needed = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
+        needed |= {schedule.first_update(stage)}
+        if (best := best_update(run)) is not None:
+            needed.add(best)
         save_checkpoint(
             trainer,
             run.folder,
             starts=schedule.starts,
             keep=run.config.checkpoint.keep,
-            needed={schedule.first_update(stage), *references},
+            needed=needed,
             temporary=temporary,
         )
         self.unsaved_seconds = 0.0

@@ -19,6 +19,7 @@ from mugrpo.stages.overlap import Arrivals
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
+from mugrpo.stages.suites_due import measure_once, suites_due
 from mugrpo.stages.training import Training
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]
@@ -85,9 +86,16 @@ class Work:
         self.training.save()
 
     def evaluate_if_due(self, update: int) -> None:
-        """Evaluate if an evaluation is due. Ranks leave this to the run that started them."""
-        if evaluation_due(self.run.config, update) and self.run.ranks.alone:
+        """Measure what is due after `update`: the held-out problems, and benchmark suites.
+
+        Ranks leave this to the run that started them.
+        """
+        if not self.run.ranks.alone:
+            return
+        if evaluation_due(self.run.config, update):
             evaluate_once(self.run, self.sampling, self.metrics, update)
+        for use in suites_due(self.run.config, update):
+            measure_once(self.run, self.sampling, self.metrics, use, update)
 
     def optimize(self, stage: Stage, until: int | None = None) -> None:
         """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""

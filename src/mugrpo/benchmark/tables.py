@@ -1,0 +1,92 @@
+"""Results and comparisons as Markdown, for the terminal and for a model card. No number without
+its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mugrpo.benchmark.comparing import Comparison, Comparisons, Result
+from mugrpo.report.readable import MISSING, plain
+
+HEAD = (
+    *("benchmark", "update", "problems x samples", "avg@k", "pass@k", "maj@k"),
+    *("truncated", "no answer", "tokens", "graders agree"),
+)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return a row per result: its measures with their 95 % intervals."""
+    return markdown(HEAD, [row(result) for result in results])
+
+
+def row(result: Result) -> list[str]:
+    """Return the cells of a result under HEAD."""
+    k, measures = result["samples"], result["measures"]
+    agree = result.get("agreement")
+    return [
+        result["title"],
+        str(result["update"]),
+        f"{result['problems']} x {k}",
+        with_interval(measures[f"avg@{k}"]),
+        with_interval(measures.get(f"pass@{k}")) if k > 1 else MISSING,
+        with_interval(measures.get(f"maj@{k}")) if k > 1 else MISSING,
+        with_interval(measures["truncated"]),
+        with_interval(measures["no_answer"]),
+        with_interval(measures["mean_length"]),
+        f"{agree['share']:.3f}" if agree and agree["share"] is not None else MISSING,
+    ]
+
+
+def with_interval(measure: Sequence[float] | None) -> str:
+    """Return a measure, (value, low, high), as text: shares to three decimals."""
+    if measure is None:
+        return MISSING
+    value, low, high = measure
+    if value > 1:  # a mean of tokens
+        return f"{plain(value)} ({plain(low)} to {plain(high)})"
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def comparison_table(compared: Comparisons) -> str:
+    """Return a row per benchmark and the pooled rows, with the number of comparisons below."""
+    head = ["benchmark", "problems", compared.first, compared.second, "difference", "p", "p (Holm)"]
+    body = [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
+    return "\n\n".join([markdown(head, body), comparison_note(compared), *compared.notes])
+
+
+def comparison_note(compared: Comparisons) -> str:
+    """Return how many comparisons there are, and what their numbers mean."""
+    number = len(compared.benchmarks)
+    return (
+        f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Differences are those "
+        f"of avg@k, {compared.second} minus {compared.first}, with 95 % intervals. Holm's p-values "
+        "hold for all comparisons together."
+    )
+
+
+def _compared(one: Comparison) -> list[str]:
+    difference = one.difference
+    return [
+        one.title,
+        str(difference.problems),
+        f"{one.first:.3f}",
+        f"{one.second:.3f}",
+        f"{difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})",
+        _p(difference.p_value),
+        _p(one.holm),
+    ]
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return MISSING
+    return "below 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, whose columns line up in plain text too."""
+    cells = [[text.replace("|", "\\|") for text in row] for row in (head, *body)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
