@@ -18,6 +18,7 @@ from mugrpo.cli import main
 from mugrpo.config.describe import describe
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
+from mugrpo.config.suites import load_suites
 from mugrpo.study.spec import load_study
 from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
 from tests.runs import ROOT
@@ -84,6 +85,10 @@ def test_a_config_is_loaded(block: Block, tmp_path: Path, monkeypatch: pytest.Mo
         Path(raw["base"]).touch()
         study, cells = load_study(Path("block.toml"))
         assert study.title == raw["title"] and len(cells) == 2 * len(raw["seeds"])
+        return
+    if "title" in raw:
+        Path("block.toml").write_text(block.text)
+        assert [suite.options.title for suite in load_suites("block.toml")]
         return
     task = {"task": {**DATA, **raw["task"]}} if "task" in raw else {}
     config = build_config({**raw, **task}, str(block)).model_dump()

@@ -13,13 +13,16 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from mugrpo.config.describe import as_toml, describe
+from mugrpo.config.options import Options
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+
+Group = TypeVar("Group", bound=Options)
 
 
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -47,10 +50,16 @@ def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str,
 
 def build_config(raw: dict[str, Any], source: str) -> RunConfig:
     """Return the config of raw nested values. Raises UsageError with `source` and the faults."""
+    return validated(RunConfig, raw, source)
+
+
+def validated(group: type[Group], raw: dict[str, Any], source: str) -> Group:
+    """Return the options of `group` with raw nested values. Raises UsageError as build_config."""
     try:
-        return RunConfig.model_validate(raw)
+        return group.model_validate(raw)
     except ValidationError as error:
-        raise UsageError(f"{source}: " + "; ".join(map(_sentence, error.errors()))) from None
+        faults = (_sentence(fault, group) for fault in error.errors())
+        raise UsageError(f"{source}: " + "; ".join(faults)) from None
 
 
 def as_override(name: str, value: Any) -> str:
@@ -150,15 +159,15 @@ def _set(raw: dict[str, Any], name: str, value: Any) -> None:
     table[leaf] = value
 
 
-def _sentence(error: Any) -> str:
-    """Return a sentence that explains one of pydantic's errors."""
-    name, value = _dotted(error["loc"]), error["input"]
+def _sentence(error: Any, root: type[Options]) -> str:
+    """Return a sentence that explains one of pydantic's errors on the options of `root`."""
+    name, value = _dotted(error["loc"], root), error["input"]
     if error["type"] == "extra_forbidden":
-        return _unknown(name)
+        return _unknown(name, root)
     if error["type"] == "missing":
         return f"{name} must be given"
     if error["type"] == "union_tag_invalid":
-        known = ", ".join(sorted(RunConfig.choices()[name]))
+        known = ", ".join(sorted(root.choices()[name]))
         return f"{name}.name: no such name {value['name']!r}: choose among {known}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error is about the config as a whole
@@ -168,22 +177,27 @@ def _sentence(error: Any) -> str:
     return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
 
 
-def _dotted(location: Sequence[str | int]) -> str:
+def _dotted(location: Sequence[str | int], root: type[Options]) -> str:
     """Return an error's location, dotted, without the chosen name after a group or list index."""
-    chosen = {1} if location and location[0] in RunConfig.choices() else set()
+    chosen = {1} if location and location[0] in root.choices() else set()
     chosen |= {place + 1 for place, part in enumerate(location) if isinstance(part, int)}
     return ".".join(str(part) for place, part in enumerate(location) if place not in chosen)
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, root: type[Options]) -> str:
     """Return a sentence that says there is no option `name`, with a hint at the right one."""
     group, _, leaf = name.rpartition(".")
-    in_group = RunConfig.choices().get(group, {})
+    in_group = root.choices().get(group, {})
     owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]
     if owners:
         return f"{name} is an option if {group}.name = {' or '.join(owners)}"
-    near = _near(name, list(dict.fromkeys(option.name for option in describe())))
-    hint = f"did you mean {near}?" if near else "`mugrpo train --help all` lists all options"
+    known = list(dict.fromkeys(option.name for option in describe(root)))
+    if near := _near(name, known):
+        hint = f"did you mean {near}?"
+    elif root is RunConfig:
+        hint = "`mugrpo train --help all` lists all options"
+    else:
+        hint = f"choose among {', '.join(known)}"
     return f"there is no option {name}; {hint}"
 
 

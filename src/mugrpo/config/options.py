@@ -30,6 +30,12 @@ class Options(BaseModel):
     def _lists_as_tuples(cls, raw: Any) -> Any:
         return tuples(raw)
 
+    @classmethod
+    def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:
+        """Return group -> name -> options, for the groups that are chosen by name."""
+        unions = {group: choices(field.annotation) for group, field in cls.model_fields.items()}
+        return {group: union for group, union in unions.items() if union}
+
 
 HARMLESS: JsonDict = {"on_resume": "harmless"}
 FIXED: JsonDict = {"on_resume": "fixed"}

@@ -8,20 +8,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config import backends, engines, objectives, options, parts, stages, tasks
+from mugrpo.config import backends, engines, objectives, parts, stages, tasks
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import (
-    FIXED,
-    HARMLESS,
-    PLACE,
-    NamedOptions,
-    Options,
-    PathOrName,
-    absolute,
-)
+from mugrpo.config.options import FIXED, HARMLESS, PLACE, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.disk.records import Status
 
@@ -170,14 +162,6 @@ class RunConfig(Options):
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
     sinks: SinkOptions = SinkOptions()
-
-    @classmethod
-    def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:
-        """Return group -> name -> options, for the groups that are chosen by name."""
-        unions = {
-            group: options.choices(field.annotation) for group, field in cls.model_fields.items()
-        }
-        return {group: union for group, union in unions.items() if union}
 
     @classmethod
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:

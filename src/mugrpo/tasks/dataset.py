@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
@@ -17,14 +16,11 @@ from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
-from mugrpo.processes.limited import LimitError, limited
 from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
+from mugrpo.tasks.patterns import found_by
 from mugrpo.tasks.rows import Row, is_local, read_rows
-
-# What task.answer_pattern may take: for all answers, and answers per further second of CPU time.
-_SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 1000
 
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -47,9 +43,24 @@ class Dataset:
     def eval_problems(self) -> Sequence[Problem]:
         return self._split[1]
 
-    def prepare(self, log: Path) -> None:
+    def every_problem(self, limit: int | None = None) -> list[Problem]:
+        """Return the problems of `data` in its order, none held out: all, or `limit` of them.
+
+        These are the ones with the lowest hashes, so those of a lower limit are among those of a
+        higher one. A benchmark has no training split.
+        """
+        pairs = self._problems(self.options.data, self.options.split)
+        lowest = sorted(range(len(pairs)), key=lambda row: pairs[row][0])[:limit]
+        return [pairs[row][1] for row in sorted(lowest)]
+
+    def prepare(self, log: Path, problems: Sequence[Problem] | None = None) -> None:
+        """Load the rewards and check the references of `problems`, or of both sides of the split.
+
+        Otherwise as in `Task`.
+        """
         self.grader.start(log)
-        problems = [*self.train_problems(), *self.eval_problems()]
+        if problems is None:
+            problems = [*self.train_problems(), *self.eval_problems()]
         if unreadable := self.grader.unreadable(problem.answer for problem in problems):
             bad = [problem for problem in problems if problem.answer in unreadable]
             answer = bad[0].answer
@@ -126,7 +137,7 @@ class Dataset:
         if pattern is None or column is None:
             return {}
         cells = (row.get(column) for _, row in rows)
-        return _found_by(pattern, sorted({str(cell) for cell in cells if cell is not None}))
+        return found_by(pattern, sorted({str(cell) for cell in cells if cell is not None}))
 
     def _problem(
         self, place: str, row: dict[str, Any], found: Mapping[str, str | None]
@@ -204,27 +215,6 @@ def _cell(place: str, row: dict[str, Any], column: str, option: str) -> Any:
             f"--task.{option}"
         )
     return row[column]
-
-
-def _found_by(pattern: str, texts: Sequence[str]) -> dict[str, str | None]:
-    """Return what the first group of `pattern` matches in each text, or None if nothing.
-
-    A process with limits applies the pattern. Raises UsageError if it takes too much.
-    """
-
-    def found() -> list[str | None]:
-        matches = [re.search(pattern, text) for text in texts]
-        return [match[1].strip() if match and match[1] else None for match in matches]
-
-    seconds = _SECONDS + len(texts) // _PER_SECOND
-    try:
-        answers: list[str | None] = limited(found, seconds=seconds, megabytes=_MEGABYTES)
-    except LimitError as error:
-        raise UsageError(
-            f"task.answer_pattern = {pattern!r} {error} for {len(texts)} answers; choose one that "
-            "tries fewer ways to match"
-        ) from None
-    return dict(zip(texts, answers, strict=True))
 
 
 def prompt_of(value: Any, place: str) -> str | list[Message]:

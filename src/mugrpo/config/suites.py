@@ -1,0 +1,206 @@
+"""Benchmark suites: which problems, how they are asked, sampled and judged. One TOML file each.
+
+A suite of your own is a file in the same form. A file may also be a group, which names others:
+
+    title = "What we report"
+    suites = ["aime24", "math500", "mine.toml"]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from mugrpo.config.load import read_toml, validated
+from mugrpo.config.options import Options
+from mugrpo.config.run import PromptOptions
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import UsageError
+
+_FOLDER = Path(__file__).parent / "suites"
+
+# The judges of every suite that names none. The first decides; one of weight 0 is a second opinion.
+GRADERS = ("math",)
+
+# What a suite's tables have unless its file says otherwise.
+_DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": GRADERS}, "prompt": {"form": "chat"}}
+
+# Options of a task that divide or limit the problems of a run.
+_OF_RUNS = ("eval_data", "eval_split", "eval_share", "train_problems", "eval_problems")
+
+
+class SuiteOptions(Options):
+    """A benchmark: its problems, and how models are asked, sampled and judged."""
+
+    title: str = Field(min_length=1)
+    """The benchmark's name for readers."""
+    task: DatasetOptions
+    """The problems, the text around each of them, and how responses are judged."""
+    prompt: PromptOptions = PromptOptions(form="chat")
+    """How a problem becomes token ids."""
+    problems: int | None = Field(None, ge=1)
+    """Ask only N problems, those with the lowest hashes. If unset, all."""
+    samples: int = Field(1, ge=1)
+    """Responses per problem."""
+    max_new_tokens: int = Field(ge=1)
+    """Longest response in tokens, including its end-of-sequence token."""
+    temperature: float = Field(1.0, ge=1e-3, le=10)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample only from the most probable tokens that together have at least this probability."""
+    conventions: dict[str, str] = Field(default_factory=dict)
+    """Option -> where its value comes from: the paper or harness, and its address."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beneath(cls, raw: Any) -> Any:
+        """Return `raw` over the defaults of its tables."""
+        if not isinstance(raw, dict):
+            return raw
+        tables = {name: raw.get(name, {}) for name in _DEFAULTS}
+        filled = {
+            name: {**_DEFAULTS[name], **table}
+            for name, table in tables.items()
+            if isinstance(table, dict)
+        }
+        return {**raw, **filled}
+
+    @model_validator(mode="after")
+    def _all_problems_are_asked(self) -> Self:
+        fields = DatasetOptions.model_fields
+        named = [name for name in _OF_RUNS if getattr(self.task, name) != fields[name].default]
+        if named:
+            raise ValueError(
+                f"task.{named[0]} divides the problems of a run, and a suite asks all of them; "
+                "leave it out, and name part of them with task.split or `problems`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _conventions_are_of_options(self) -> Self:
+        groups = (SuiteOptions, DatasetOptions, PromptOptions)
+        known = [name for group in groups for name in group.model_fields]
+        for name, source in self.conventions.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "name an option of the suite"
+                raise ValueError(f"conventions has {name}, which is no option; {hint}")
+            if not source.strip():
+                raise ValueError(f"conventions.{name} is empty; say where its value comes from")
+        return self
+
+
+class GroupOptions(Options):
+    """Several suites under one name."""
+
+    title: str = Field(min_length=1)
+    """The group's name for readers."""
+    suites: tuple[str, ...] = Field(min_length=1)
+    """Names of suites or groups, and files beside this one."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite with the name that its results have, which is its file's."""
+
+    name: str
+    options: SuiteOptions
+
+    def adjusted(
+        self,
+        *,
+        problems: int | None = None,
+        samples: int | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+    ) -> Suite:
+        """Return this suite with the options that are given (not None) instead of its own.
+
+        Raises UsageError if one is out of bounds.
+        """
+        given = {
+            "problems": problems,
+            "samples": samples,
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+        }
+        return self.over({name: value for name, value in given.items() if value is not None})
+
+    def over(self, raw: dict[str, Any]) -> Suite:
+        """Return this suite with raw values of options over its own."""
+        options = validated(
+            SuiteOptions, {**self.options.model_dump(), **raw}, f"suite {self.name}"
+        )
+        return dataclasses.replace(self, options=options)
+
+
+def packaged() -> list[str]:
+    """Return the names of the suites and groups that come with mugrpo."""
+    return sorted(file.stem for file in _FOLDER.glob("*.toml"))
+
+
+def load_suites(words: str) -> list[Suite]:
+    """Return the suites that `words` names: names or files, with commas between them.
+
+    Groups are expanded. A suite that is named twice counts once. Raises UsageError if a name or
+    file does not exist, if a file is not a valid suite, or if two files have the same name.
+    """
+    named = [word.strip() for word in words.split(",") if word.strip()]
+    if not named:
+        raise UsageError(f"no suite is named; choose among {', '.join(packaged())}, or name a file")
+    files: dict[str, Path] = {}
+    suites = []
+    for file, raw in (found for word in named for found in _found(word, Path(), ())):
+        name = file.stem
+        if name not in files:
+            files[name] = file
+            suites.append(Suite(name, validated(SuiteOptions, raw, str(file))))
+        elif files[name] != file:
+            raise UsageError(
+                f"two suites are called {name}, {files[name]} and {file}; rename one file, because "
+                "results are kept by name"
+            )
+    return suites
+
+
+def _found(
+    word: str, folder: Path, inside: tuple[Path, ...]
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the file and the raw values of each suite that `word` names, seen from `folder`.
+
+    `inside` has the groups around it.
+    """
+    file = _file(word, folder).resolve()
+    if file in inside:
+        raise UsageError(f"{file}: the group contains itself")
+    raw = read_toml(file)
+    if "suites" not in raw:
+        yield file, raw
+        return
+    for member in validated(GroupOptions, raw, str(file)).suites:
+        yield from _found(member, file.parent, (*inside, file))
+
+
+def _file(word: str, folder: Path) -> Path:
+    if word.endswith(".toml") or os.sep in word:
+        if not (folder / word).is_file():
+            raise UsageError(f"there is no suite file {(folder / word).absolute()}")
+        return folder / word
+    known = packaged()
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=1)
+        hint = f"did you mean {near[0]}? There are" if near else "choose among"
+        raise UsageError(
+            f"there is no suite {word!r}; {hint} {', '.join(known)}, and a suite of your own is "
+            "named by its file, such as mine.toml"
+        )
+    return _FOLDER / f"{word}.toml"
