@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen3Config,
+    TopPLogitsWarper,
 )
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
@@ -105,6 +106,7 @@ def generated(
     batch_size: int = 64,
     temperature: float = 1.0,
     max_new_tokens: int = 48,
+    top_p: float = 1.0,
 ) -> list[Completion]:
     """Return all completions of `requests`, in order, from the engine that ENGINE names."""
     engine = (
@@ -114,7 +116,7 @@ def generated(
     )
     completions: dict[int, Completion] = {}
     for decoded in engine.generate(
-        requests, temperature=temperature, max_new_tokens=max_new_tokens
+        requests, temperature=temperature, max_new_tokens=max_new_tokens, top_p=top_p
     ):
         assert not completions.keys() & dict(decoded.completions).keys()
         completions.update(decoded.completions)
@@ -122,16 +124,24 @@ def generated(
 
 
 def plain_logprobs(
-    policy: Policy, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float = 1.0
+    policy: Policy,
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    temperature: float = 1.0,
+    top_p: float = 1.0,
 ) -> torch.Tensor:
     """Return log_softmax(logits / temperature) at the response's ids.
 
-    One row, all logits, no cache.
+    One row, all logits, no cache. If `top_p` < 1, transformers restricts the logits to their
+    nucleus, and a token outside has the logprob -inf.
     """
     ids_1L = torch.tensor([[*prompt_ids, *response_ids]])
     logits_LV = policy.model(input_ids=ids_1L, use_cache=False).logits[0].float()
     start = len(prompt_ids) - 1
-    logprobs_TV = torch.log_softmax(logits_LV[start:-1] / temperature, -1)
+    tempered_TV = logits_LV[start:-1] / temperature
+    if top_p < 1:
+        tempered_TV = TopPLogitsWarper(top_p)(ids_1L, tempered_TV)
+    logprobs_TV = torch.log_softmax(tempered_TV, -1)
     return logprobs_TV.gather(-1, ids_1L[0, start + 1 :, None])[:, 0]
 
 

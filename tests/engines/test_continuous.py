@@ -48,6 +48,17 @@ def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, 
         np.testing.assert_allclose(completion.logprobs, logprobs, atol=5e-5)
 
 
+def test_with_top_p_tokens_are_the_plain_engines():
+    policy = tiny_policy("llama")
+    requests, sampling = groups_of(policy, 5), {"max_new_tokens": 24, "top_p": 0.7}
+    completions = generated(policy, requests, batch_size=7, **sampling)
+    plain = HFEngine(policy, HFOptions(batch_size=64))
+    (batch,) = plain.generate(requests, temperature=1.0, **sampling)
+    for completion, (_, expected) in zip(completions, batch.completions, strict=True):
+        np.testing.assert_array_equal(completion.ids, expected.ids)
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=5e-5)
+
+
 def test_a_prompt_goes_through_the_model_once_for_all_its_responses(monkeypatch):
     policy = tiny_policy("llama")
     seen: list[bytes] = []

@@ -39,6 +39,21 @@ def test_logprobs_are_the_plain_models_over_all_logits(any_policy, temperature):
         np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
 
 
+def test_with_top_p_tokens_are_of_the_nucleus_and_logprobs_those_under_it(any_policy):
+    """transformers' nucleus: a token outside would have the logprob -inf."""
+    requests, sampling = requests_of(any_policy, 12), {"temperature": 0.9, "top_p": 0.6}
+    completions = generated(any_policy, requests, batch_size=5, **sampling)
+    raised = 0
+    for request, completion in zip(requests, completions, strict=True):
+        expected = plain_logprobs(any_policy, request.prompt_ids, completion.ids, **sampling)
+        np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
+        whole = plain_logprobs(any_policy, request.prompt_ids, completion.ids, 0.9)
+        raised += int((completion.logprobs > whole.detach().numpy() + 0.1).sum())
+    assert raised > 12  # the nucleus left something out
+    whole = generated(any_policy, requests, batch_size=5, temperature=0.9)
+    assert [c.ids.tolist() for c in whole] != [c.ids.tolist() for c in completions]
+
+
 def test_a_response_does_not_depend_on_the_batch_it_is_in(any_policy):
     requests = requests_of(any_policy, 20)
     alone = generated(any_policy, requests, batch_size=1)

@@ -90,10 +90,14 @@ def shared(kept: Remote) -> Remote:
     return kept
 
 
-def taken(engine, requests, *, after=lambda done: None, temperature=1.0) -> list[Completion]:
+def taken(
+    engine, requests, *, after=lambda done: None, temperature=1.0, top_p=1.0
+) -> list[Completion]:
     """Return a completion for each of `requests`. `after` is called with how many are done."""
     completions: dict[int, Completion] = {}
-    for decoded in engine.generate(requests, temperature=temperature, max_new_tokens=LIMIT):
+    for decoded in engine.generate(
+        requests, temperature=temperature, max_new_tokens=LIMIT, top_p=top_p
+    ):
         for index, completion in decoded.completions:
             assert index not in completions
             completions[index] = completion
@@ -112,6 +116,18 @@ def test_another_process_samples_the_same_bits(shared: Remote, requests, expecte
     assert_same(taken(shared.engine, requests), expected)
     assert_same(taken(shared.engine, requests), expected)  # the same process again
     assert shared.said == []
+
+
+def test_it_samples_from_the_nucleus_of_the_call(
+    shared: Remote, embedded_policy: Policy, requests, expected
+):
+    sampling = {"temperature": 1.5, "top_p": 0.6}
+    in_process = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
+    nucleus = taken(in_process, requests[:6], **sampling)
+    whole = taken(in_process, requests[:6], temperature=1.5)
+    assert [c.ids.tolist() for c in nucleus] != [c.ids.tolist() for c in whole]
+    assert_same(taken(shared.engine, requests[:6], **sampling), nucleus)
+    assert_same(taken(shared.engine, requests, temperature=1.0), expected)  # of that call alone
 
 
 def test_it_samples_from_the_weights_of_the_refresh(

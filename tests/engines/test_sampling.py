@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from transformers import TopPLogitsWarper
 
-from mugrpo.engines.sampling import sample, uniforms
+from mugrpo.engines.sampling import nucleus, sample, uniforms
 
 JUST_BELOW_ONE = 1 - 2.0**-53  # the largest uniform there is
 WORD = 2**64
@@ -157,3 +158,97 @@ def test_sampled_frequencies_are_the_distributions():
     assert chisquare(counts, np.array(probabilities) * draws).pvalue > 1e-3
     wrong = np.array([0.02, 0.4, 0.08, 0.23, 0.07, 0.2])  # the same test must tell these apart
     assert chisquare(counts, wrong * draws).pvalue < 1e-3
+
+
+# ---- top-p ----
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"),
+    [
+        (1e-9, [0, 1, 0, 0]),  # at least one token
+        (0.5, [0, 1, 0, 0]),  # reached exactly
+        (0.51, [0, 0.625, 0, 0.375]),
+        (0.7, [0, 0.625, 0, 0.375]),  # 0.5 / 0.8 and 0.3 / 0.8; 0.3 crosses 0.7
+        (0.8, [0, 0.625, 0, 0.375]),  # reached exactly
+        (0.81, [3 / 19, 10 / 19, 0, 6 / 19]),
+        (0.96, [0.15, 0.5, 0.05, 0.3]),
+    ],
+)
+def test_a_nucleus_by_hand(top_p, expected):
+    probabilities = torch.tensor([[0.15, 0.5, 0.05, 0.3]])
+    torch.testing.assert_close(nucleus(probabilities, top_p), torch.tensor([expected]))
+
+
+def test_tokens_of_a_nucleus_are_drawn_in_the_order_of_their_ids_with_its_logprobs():
+    """With 0.625 for token 1 and 0.375 for token 3. Without top-p, 0.14 draws token 0."""
+    numbers = torch.tensor([0.0, 0.14, 0.624, 0.626, JUST_BELOW_ONE], dtype=torch.float64)
+    logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log().expand(len(numbers), -1)
+    assert drawn(logits, numbers).tolist() == [0, 0, 1, 1, 3]
+    tokens, logprobs = sample(logits, 1.0, numbers, 0.7)
+    assert tokens.tolist() == [1, 1, 1, 3, 3]
+    expected = torch.tensor([0.625, 0.625, 0.625, 0.375, 0.375]).log()
+    torch.testing.assert_close(logprobs, expected)
+
+
+def test_the_temperature_comes_before_the_nucleus():
+    """At temperature 1/2, 0.5, 0.3, 0.15, 0.05 become 50, 18, 4.5 and 0.5 of 73."""
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    (token,), (logprob,) = sample(logits, 0.5, torch.tensor([0.99]).double(), 0.68)
+    assert token == 0 and logprob == 0  # 50 / 73 = 0.685
+    (token,), (logprob,) = sample(logits, 0.5, torch.tensor([0.99]).double(), 0.69)
+    assert token == 1
+    assert logprob.item() == pytest.approx(np.log(9 / 34), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "kept"),
+    [
+        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.5, [0, 1, 2]),
+        ([0.1, 0.3, 0.3, 0.3], 0.5, [1, 2]),
+        ([0.3, 0.1, 0.3, 0.3], 0.25, [0]),
+        ([1 / 4096] * 4096, 0.5, list(range(2048))),  # more tokens than are sorted first
+    ],
+)
+def test_of_equally_likely_tokens_at_the_edge_those_with_the_lowest_ids_are_kept(
+    probabilities, top_p, kept
+):
+    inside = nucleus(torch.tensor([probabilities]), top_p)[0]
+    assert inside.nonzero()[:, 0].tolist() == kept
+    torch.testing.assert_close(inside[kept], torch.full((len(kept),), 1 / len(kept)))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 300, 1024, 5000])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95])
+def test_nuclei_are_those_of_transformers(vocabulary, spread, top_p):
+    """Flat and peaked distributions, with nuclei of one token and of thousands."""
+    torch.manual_seed(vocabulary)
+    logits = spread * torch.randn(50, vocabulary)
+    warped = TopPLogitsWarper(top_p)(torch.zeros(50, 1), logits.double())
+    expected = torch.softmax(warped, -1)
+    actual = nucleus(torch.softmax(logits, -1), top_p).double()
+    differ = ((actual > 0) != (expected > 0)).any(-1)
+    assert differ.sum() <= 1  # a sum that is top_p but for rounding
+    torch.testing.assert_close(actual[~differ], expected[~differ], rtol=1e-5, atol=1e-7)
+
+
+def test_frequencies_and_logprobs_are_those_of_transformers_nucleus():
+    draws, top_p, temperature = 20_000, 0.8, 0.7
+    torch.manual_seed(3)
+    logits = torch.randn(1, 12)
+    warped = TopPLogitsWarper(top_p)(torch.zeros(1, 1), logits / temperature)
+    expected = torch.log_softmax(warped, -1)[0]
+    numbers = torch.from_numpy(uniforms(range(draws // 20), 20).ravel())
+    tokens, logprobs = sample(logits.expand(draws, -1), temperature, numbers, top_p)
+    torch.testing.assert_close(logprobs, expected[tokens], rtol=0, atol=1e-5)
+    counts, inside = np.bincount(tokens, minlength=12), expected.isfinite().numpy()
+    assert 3 <= inside.sum() < 12 and not counts[~inside].any()
+    assert chisquare(counts[inside], expected.exp().double().numpy()[inside] * draws).pvalue > 1e-3
+
+
+def test_a_row_without_a_distribution_has_no_nucleus_and_leaves_the_others_theirs():
+    logits = torch.tensor([[torch.nan] * 4, [0.5, 0.3, 0.15, 0.05]]).log()
+    tokens, logprobs = sample(logits, 1.0, torch.tensor([0.5, 0.7]).double(), 0.7)
+    assert logprobs[0].isnan() and 0 <= tokens[0] < 4
+    assert tokens[1] == 1 and logprobs[1].item() == pytest.approx(np.log(0.375), abs=1e-6)

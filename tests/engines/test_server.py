@@ -64,6 +64,7 @@ class Server:
                             [request],
                             temperature=body["temperature"],
                             max_new_tokens=body["max_tokens"],
+                            top_p=body["top_p"],
                         )
                         for _, completion in decoded.completions
                     )
@@ -115,24 +116,27 @@ def engine_of(server: Server, policy: Policy, folder: Path, **options: Any) -> S
     return ServerEngine(server.url, policy.vocabulary, chosen, folder / "hand_over.log")
 
 
-def taken(engine: ServerEngine, requests: list[Request]) -> list[Completion]:
+def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> list[Completion]:
     completions: dict[int, Completion] = {}
-    for decoded in engine.generate(requests, temperature=1.1, max_new_tokens=LIMIT):
+    limits = {"temperature": 1.1, "max_new_tokens": LIMIT}
+    for decoded in engine.generate(requests, **limits, **sampling):
         completions.update(decoded.completions)
     return [completions[index] for index in range(len(requests))]
 
 
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.6}])
 def test_every_request_gets_its_own_answer(
-    server: Server, embedded_policy: Policy, requests, tmp_path: Path
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, sampling
 ):
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "not asked for")
-    completions = taken(engine, requests)
+    completions = taken(engine, requests, **sampling)
+    assert {body["top_p"] for body in server.asked} == set(sampling.values() or [1.0])
     alone = ContinuousEngine(embedded_policy, ContinuousOptions(slots=1))
     for request, completion in zip(requests, completions, strict=True):
         (expected,) = (
             c
-            for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT)
+            for d in alone.generate([request], temperature=1.1, max_new_tokens=LIMIT, **sampling)
             for _, c in d.completions
         )
         np.testing.assert_array_equal(completion.ids, expected.ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from mugrpo.config.engines import VLLMOptions
@@ -55,17 +56,22 @@ class Calls:
             reset_prefix_cache=lambda: self.asked.append("reset"),
             add_lora=lambda request: self.asked.append(("add", request)),
             remove_lora=lambda number: self.asked.append(("remove", number)),
+            add_request=lambda *request, lora_request: self.asked.append((*request, lora_request)),
         )
         for name, value in {
             "__version__": "0.32.0",
             "EngineArgs": lambda **arguments: self.made.append(arguments),
             "LLMEngine": SimpleNamespace(from_engine_args=lambda _: engine),
+            "SamplingParams": lambda **parameters: parameters,
         }.items():
             setattr(self.vllm, name, value)
         setattr(platforms, "current_platform", SimpleNamespace(is_cpu=lambda: self.cpu))  # noqa: B010
         lora = ModuleType("vllm.lora.request")
         lora.LoRARequest = Adapter  # type: ignore[attr-defined]
+        parameters = ModuleType("vllm.sampling_params")
+        parameters.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "vllm", self.vllm)
+        monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
         monkeypatch.setitem(sys.modules, "vllm.lora.request", lora)
         monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
 
@@ -81,6 +87,30 @@ def test_one_engine_takes_all_weights(calls: Calls):
     worker.load("/later", 4)
     assert [made["model"] for made in calls.made] == ["/initial"]
     assert calls.asked == [("take_weights", ("/later",)), "reset"]
+
+
+def test_a_request_has_its_tasks_sampling(calls: Calls):
+    """A task that does not name top_p asks for the whole distribution."""
+    worker = VLLM(SETUP)
+    worker.load("/initial", 0)
+    task = {"prompts": [np.array([5, 6], np.int32)], "temperature": 0.6, "max_new_tokens": 9}
+    worker.add(requests=[[3, 0, 7]], **task, top_p=0.95)
+    worker.add(requests=[[4, 0, 8]], **task)
+    asked = [(index, prompt, parameters) for index, prompt, parameters, _ in calls.asked]
+    assert [index for index, *_ in asked] == ["3", "4"]
+    for seed, top_p, (_, prompt, parameters) in zip((7, 8), (0.95, 1.0), asked, strict=True):
+        assert prompt == {"prompt_token_ids": [5, 6]}
+        assert parameters == {
+            "temperature": 0.6,
+            "top_p": top_p,
+            "max_tokens": 9,
+            "seed": seed,
+            "logprobs": 0,
+            "stop_token_ids": [1],
+            "ignore_eos": True,
+            "detokenize": False,
+            "output_kind": "final",
+        }
 
 
 def test_on_a_gpu_it_sleeps_and_wakes_the_weights_before_the_cache(calls: Calls):

@@ -44,7 +44,12 @@ class Recorder:
         self.prompts: list[int] = []
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         for place, request in enumerate(requests):
             self.prompts.append(int(request.prompt_ids[0]))

@@ -196,7 +196,12 @@ class EchoEngine:
     """An engine that answers every request with one token."""
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         done = Completion(np.array([1], np.int32), np.zeros(1, np.float32), FinishReason.STOP)
         yield Decoded([(index, done) for index in range(len(requests))], len(requests))

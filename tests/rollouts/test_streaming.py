@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines import worker
@@ -25,6 +26,7 @@ class Slots(RemoteEngine):
     def __init__(self) -> None:
         self.idle: list[int] = []  # free slots in each step
         self.log: list[str] = []
+        self.top_ps: list[float] = []  # of each call
 
     def generate(
         self,
@@ -32,8 +34,10 @@ class Slots(RemoteEngine):
         *,
         temperature: float,
         max_new_tokens: int,
+        top_p: float = 1.0,
         more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
+        self.top_ps.append(top_p)
         queue = [(i, int(r.prompt_ids[0])) for i, r in enumerate(requests)]
         total, running = len(queue), {}
         while queue or running:
@@ -56,7 +60,7 @@ class Slots(RemoteEngine):
         return Completion(IDS, np.array([-float(steps)], np.float32), FinishReason.STOP)
 
 
-def sampler(engine: Slots) -> Sampler:
+def sampler(engine: Slots, **sampling: float) -> Sampler:
     return Sampler(
         engine,
         lambda problem: np.array([int(problem.id)], np.int32),  # type: ignore[arg-type]
@@ -66,6 +70,7 @@ def sampler(engine: Slots) -> Sampler:
         temperature=1.0,
         max_new_tokens=8,
         policy_step=0,
+        **sampling,  # type: ignore[arg-type]
     )
 
 
@@ -89,6 +94,17 @@ def test_no_slot_is_idle_while_the_last_responses_of_a_shard_run():
     assert len(engine.idle) == 9
     assert engine.idle[:3] == [0, 0, 0]
     assert sum(shard.slots for _, shard in done) == 6
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_sampler_asks_for_its_nucleus_and_one_without_for_the_whole_distribution(streams: bool):
+    """Responses of one shard, and those of a stage in pieces."""
+    engine, draws = Slots(), [(Problem("1", "", ""), 0)]
+    engine.streams = streams  # type: ignore[misc, assignment]
+    for sampling in ({}, {"top_p": 0.95}):
+        sampler(engine, **sampling).sample(draws, lambda _: None)
+        list(sampled_shards([sampler(engine, **sampling)], [(0, draws)], lambda _: None))
+    assert engine.top_ps == [1.0, 1.0, 0.95, 0.95]
 
 
 class Backend:

@@ -180,6 +180,35 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature(tmp_path: Path):
     assert chisquare(counts, expected).pvalue > 1e-3
 
 
+def test_logprobs_with_top_p_are_those_of_our_engine_under_its_nucleus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Under the renormalized nucleus. A token outside would have the logprob -inf."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    policy, sampling = load_policy(ModelOptions()), {"temperature": 1.5, "top_p": 0.7}
+    options = VLLMOptions(python=str(PYTHON), enforce_eager=True, arguments={"max_model_len": 128})
+    (engine,) = make_engines(
+        RunConfig(engine=options),
+        vocabulary=policy.vocabulary,
+        policy=None,
+        log=lambda name: tmp_path / name,
+        notify=print,
+        check=lambda: None,
+    )
+    engine.refresh(0, lambda: str(EMBEDDED["chain"]))
+    requests = [Request(encoded(policy, prompt), seed) for seed in range(8) for prompt in PROMPTS]
+    differences = []
+    for decoded in engine.generate(requests, max_new_tokens=24, **sampling):
+        for index, completion in decoded.completions:
+            case = policy, requests[index].prompt_ids, completion.ids
+            expected = plain_logprobs(*case, **sampling).detach()
+            np.testing.assert_allclose(completion.logprobs, expected, atol=1e-3)
+            differences.append(expected - plain_logprobs(*case, sampling["temperature"]).detach())
+    engine.close()
+    assert len(differences) == len(requests)
+    assert torch.cat(differences).max() > 0.1  # the nucleus left something out
+
+
 def tied_policy(folder: Path, seed: int) -> Policy:
     """Save and return a random model whose head shares the embeddings."""
     torch.manual_seed(seed)

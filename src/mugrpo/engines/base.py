@@ -26,7 +26,7 @@ class Completion:
     """A sampled response."""
 
     ids: NDArray[np.int32]  # [T], including the end-of-sequence token if it was sampled
-    logprobs: NDArray[np.float32]  # [T], log_softmax(logits / temperature) at each id
+    logprobs: NDArray[np.float32]  # [T], under the distribution that each id was drawn from
     finish_reason: FinishReason
 
 
@@ -54,12 +54,22 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         """Yield a completion for each of `requests`, as they finish.
 
         Every token is drawn from softmax(logits / temperature) and nothing else (no top-k, no
         penalties), and reported with its logprob under that same distribution.
+
+        If `top_p` < 1, the distribution is restricted to its nucleus and renormalized, and logprobs
+        are those of the result. The nucleus is the smallest set of most likely tokens whose
+        probability reaches `top_p` (Holtzman et al., arXiv 1904.09751), with the token that crosses
+        it. Only evaluations ask for it: training needs the whole distribution.
         """
         ...
 
@@ -87,6 +97,7 @@ class StreamingEngine(Engine, Protocol):
         *,
         temperature: float,
         max_new_tokens: int,
+        top_p: float = 1.0,
         more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
         """See `Engine.generate`.

@@ -46,10 +46,15 @@ class ContinuousEngine(SharedModel):
         self.options = options
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Finished responses are reported after every step."""
-        batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens)
+        batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens, top_p)
         with self.policy.evaluating(), reordered(self.policy, batch.slots):
             while batch.busy:
                 yield batch.advance()
@@ -139,12 +144,14 @@ class _Sequences:
         requests: Sequence[Request],
         temperature: float,
         max_new_tokens: int,
+        top_p: float,
     ) -> None:
         self.policy = policy
         self.prefill_tokens = options.prefill_tokens
         self.requests = requests
         self.temperature = temperature
         self.limit = max_new_tokens
+        self.top_p = top_p
         self.slots = min(options.slots, len(requests))
         self.cache = SlotCache(self.slots)
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
@@ -230,7 +237,8 @@ class _Sequences:
     def _draw(self, rows: np.ndarray, logits_AV: torch.Tensor) -> None:
         """Sample the next token of the slots `rows`."""
         place_A = self.length_S[rows]
-        token_A, logprob_A = sample(logits_AV, self.temperature, self.uniforms_ST[rows, place_A])
+        uniforms_A = self.uniforms_ST[rows, place_A]
+        token_A, logprob_A = sample(logits_AV, self.temperature, uniforms_A, self.top_p)
         refuse_nan(logprob_A, self.policy)
         self.ids_ST[rows, place_A] = token_A
         self.logprobs_ST[rows, place_A] = logprob_A

@@ -30,19 +30,25 @@ class HFEngine(SharedModel):
         self.options = options
 
     def generate(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. A batch runs until its longest response ends."""
         size = self.options.batch_size
         for start in range(0, len(requests), size):
             passing("engine batch")
-            completions = self._batch(requests[start : start + size], temperature, max_new_tokens)
+            batch = requests[start : start + size]
+            completions = self._batch(batch, temperature, max_new_tokens, top_p)
             slots = len(completions) * max(len(completion.ids) for completion in completions)
             yield Decoded(list(enumerate(completions, start)), slots)
 
     @torch.inference_mode()
     def _batch(
-        self, requests: Sequence[Request], temperature: float, max_new_tokens: int
+        self, requests: Sequence[Request], temperature: float, max_new_tokens: int, top_p: float
     ) -> list[Completion]:
         policy, device = self.policy, self.policy.device
         longest = max(len(r.prompt_ids) for r in requests)
@@ -71,7 +77,7 @@ class HFEngine(SharedModel):
                         use_cache=True,
                         logits_to_keep=1,
                     ).logits[:, -1]
-                token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t])
+                token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t], top_p)
                 refuse_nan(logprob_B, policy)
                 tokens.append(token_B)
                 logprobs.append(logprob_B)

@@ -147,6 +147,7 @@ class RemoteEngine:
         *,
         temperature: float,
         max_new_tokens: int,
+        top_p: float = 1.0,
         more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
         """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
@@ -156,14 +157,14 @@ class RemoteEngine:
         Raises RunStopped if the process is lost too often or returns malformed completions.
         """
         requests, fresh_requests = list(requests), True
+        sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
         missing = set(range(len(requests)))
         try:
             while missing:
                 try:
                     process = self._loaded()
                     indices = range(len(requests)) if self._host.exact else sorted(missing)
-                    task = _task([(i, requests[i]) for i in indices], temperature, max_new_tokens)
-                    process.send(task)
+                    process.send(_task([(i, requests[i]) for i in indices], sampling))
                     self._tasks = 1
                     for decoded in self._decoded(process, max_new_tokens):
                         fresh = [(i, c) for i, c in decoded.completions if i in missing]
@@ -176,7 +177,7 @@ class RemoteEngine:
                                 requests += [request for _, request in added]
                                 missing |= {index for index, _ in added}
                                 self._tasks += 1
-                                process.send(_task(added, temperature, max_new_tokens))
+                                process.send(_task(added, sampling))
                     if missing:
                         raise PeerLost(f"left {len(missing)} requests unanswered")
                 except PeerLost as lost:
@@ -287,12 +288,11 @@ def _understood() -> Iterator[None]:
         raise PeerLost(f"has sent a message of another form ({error!r})") from None
 
 
-def _task(requests: Sequence[tuple[int, Request]], temperature: float, longest: int) -> str:
+def _task(requests: Sequence[tuple[int, Request]], sampling: dict[str, float]) -> str:
     """Return the message that requests responses: each prompt once, requests in order."""
     numbers: dict[bytes, int] = {}
     entries = []
     for index, request in requests:
         prompt = request.prompt_ids.astype(np.int32).tobytes()
         entries.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
-    task = {"temperature": temperature, "max_new_tokens": longest}
-    return to_json({"generate": {"prompts": list(numbers), "requests": entries, **task}})
+    return to_json({"generate": {"prompts": list(numbers), "requests": entries, **sampling}})

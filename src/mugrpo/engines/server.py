@@ -34,7 +34,6 @@ _PAUSE = 1.0  # seconds between attempts to reach the server
 
 # Overrides the model's own generation config.
 _NEUTRAL = {
-    "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
     "presence_penalty": 0.0,
@@ -146,15 +145,16 @@ class ServerEngine:
         *,
         temperature: float,
         max_new_tokens: int,
+        top_p: float = 1.0,
         more: Callable[[], Sequence[Request]] = lambda: (),
     ) -> Iterator[Decoded]:
         """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
 
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
+        sampling = {"temperature": temperature, "max_tokens": max_new_tokens, "top_p": top_p}
         asked = _Asked(
-            lambda request: self._completed(request, temperature, max_new_tokens),
-            self._options.concurrency,
+            lambda request: self._completed(request, sampling), self._options.concurrency
         )
         try:
             may_ask = asked.add(requests)
@@ -167,18 +167,16 @@ class ServerEngine:
         finally:
             asked.stop()
 
-    def _completed(self, request: Request, temperature: float, max_new_tokens: int) -> Completion:
+    def _completed(self, request: Request, sampling: dict[str, Any]) -> Completion:
         body = {
             "model": self._model,
             "prompt": request.prompt_ids.tolist(),
-            "temperature": temperature,
-            "max_tokens": max_new_tokens,
             "seed": request.seed % (1 << 63),
             "stop_token_ids": self._vocabulary.stop_ids,
         }
-        answer = self._ask("/v1/completions", body | _NEUTRAL)
+        answer = self._ask("/v1/completions", body | sampling | _NEUTRAL)
         with self._understood():
-            return self._completion(answer["choices"][0], max_new_tokens)
+            return self._completion(answer["choices"][0], sampling["max_tokens"])
 
     def rest(self) -> None:
         """See `Engine.rest`. Does nothing: the server has its own machine."""

@@ -9,7 +9,7 @@ library, numpy and what its backend needs. Messages are JSON (`processes/message
     {"load": PATH, "update": N}                                  -> {"loaded": {"wake": SECONDS}}
     {"sleep": true}                                              -> {"asleep": BOOL}
     {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
-                  "max_new_tokens"}}                                ..., {"alive"} ..., {"end"}
+                  "max_new_tokens", "top_p"}}                       ..., {"alive"} ..., {"end"}
 
 A request is [index, number of its prompt, seed]. An expected failure is answered with
 {"failed": "memory", "stopped" or "refused", "text"}. A crash ends the process.
@@ -62,13 +62,12 @@ class Own:
         return 0.0
 
     def generate(
-        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+        self, prompts: list[Any], requests: list[Any], **sampling: Any
     ) -> Iterator[tuple[Responses, int]]:
         from mugrpo.engines.base import Request
 
         inputs = [Request(prompts[number], seed) for _, number, seed in requests]
-        limits = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        for decoded in self._engine.generate(inputs, **limits):
+        for decoded in self._engine.generate(inputs, **sampling):
             responses = [
                 (requests[place][0], c.ids, c.logprobs, c.finish_reason.value)
                 for place, c in decoded.completions
@@ -182,20 +181,25 @@ class VLLM:
         return bool(current_platform.is_cpu())
 
     def generate(
-        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+        self, prompts: list[Any], requests: list[Any], **sampling: Any
     ) -> Iterator[tuple[Responses, int]]:
         """Yield (responses finished since the last report, their number of tokens).
 
-        Every token is drawn from softmax(logits / temperature), and its logprob is under that same
-        distribution. More requests may be added meanwhile.
+        Every token is drawn from softmax(logits / temperature), or from its nucleus of `top_p`, and
+        its logprob is under that same distribution. More requests may be added meanwhile.
         """
-        self.add(prompts, requests, temperature, max_new_tokens)
+        self.add(prompts, requests, **sampling)
         while self._engine.has_unfinished_requests():
             responses = [self._response(o) for o in self._engine.step() if o.finished]
             yield responses, sum(len(ids) for _, ids, *_ in responses)
 
     def add(
-        self, prompts: list[Any], requests: list[Any], temperature: float, max_new_tokens: int
+        self,
+        prompts: list[Any],
+        requests: list[Any],
+        temperature: float,
+        max_new_tokens: int,
+        top_p: float = 1.0,
     ) -> None:
         """Queue requests. They begin in this order as soon as there is room."""
         from vllm import SamplingParams
@@ -206,6 +210,7 @@ class VLLM:
             params = SamplingParams(
                 temperature=temperature,
                 max_tokens=max_new_tokens,
+                top_p=top_p,
                 seed=seed % (1 << 63),
                 logprobs=0,
                 stop_token_ids=self._setup["stop_ids"],

@@ -25,7 +25,8 @@ class Sampler:
 
     `stage` is the stage's number or "evaluation"; it and `seed` enter the seed of each rollout, see
     `rollout_seed`. `policy_step` is the number of updates that the engine's weights have received.
-    The groups that are `expected` to have the longest responses are generated first.
+    The groups that are `expected` to have the longest responses are generated first. `top_p` is for
+    evaluations, see `Engine.generate`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Sampler:
         temperature: float,
         max_new_tokens: int,
         policy_step: int,
+        top_p: float = 1.0,
         expected: ExpectedLengths | None = None,
     ) -> None:
         self.expected = expected or ExpectedLengths()
@@ -49,6 +51,7 @@ class Sampler:
         self.group_size = group_size
         self.temperature = temperature
         self.max_new_tokens = max_new_tokens
+        self.top_p = top_p
         self.policy_step = policy_step
 
     def sample(
@@ -69,6 +72,7 @@ class Sampler:
             asked.requests,
             temperature=self.temperature,
             max_new_tokens=min(self.max_new_tokens, longest or self.max_new_tokens),
+            top_p=self.top_p,
         ):
             completions.update(decoded.completions)
             on_decoded(decoded)
@@ -100,6 +104,7 @@ class Sampler:
             more(),
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
+            top_p=self.top_p,
             more=more,
         )
         for decoded in decodings:
