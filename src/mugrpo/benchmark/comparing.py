@@ -40,7 +40,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """All benchmarks that two measurements share, the pooled rows, and what the reader must know."""
+    """The benchmarks that two measurements share, the pooled rows, and notes for readers."""
 
     first: str
     second: str

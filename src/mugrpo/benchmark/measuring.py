@@ -22,10 +22,10 @@ from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.sinks import Sinks
-from mugrpo.run.trust import Theirs, is_run, require_trusted
+from mugrpo.run.trust import Theirs, is_run, require_trusted, theirs_in
 from mugrpo.stages.refresh import refreshed
-from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.results import line_of
+from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.suites import measure_suite, suite_config, suite_run
 from mugrpo.stages.work import weights_of
 from mugrpo.tasks.stand_in import with_data
@@ -78,8 +78,9 @@ def measure(
     chosen = {**found.own, **chosen}
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
     configs = [_config(base, suite, overrides) for suite in mine]
-    for config in configs:
-        require_trusted(config, found.theirs, trust=trust, say=progress.say)
+    for suite, config in zip(mine, configs, strict=True):
+        for theirs in (found.theirs, theirs_in(suite.file, config)):
+            require_trusted(config, theirs, trust=trust, say=progress.say)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from mugrpo.benchmark.every_eval_ever import record
 from mugrpo.benchmark.comparing import Result
+from mugrpo.benchmark.every_eval_ever import record
 from mugrpo.benchmark.tables import HEAD, row, table, with_interval
 from mugrpo.config.suites import Suite
 from mugrpo.disk.publishing import publish_file, publish_json
@@ -35,7 +34,9 @@ def write_page(folder: Path, suites: Sequence[Suite]) -> Path:
     with publish_file(folder / "table.md") as out:
         out.write(f"{table(known)}\n".encode())
     with publish_file(folder / "report.html") as out:
-        out.write(document(f"{folder} · mugrpo benchmark", _sections(folder, known, suites)).encode())
+        out.write(
+            document(f"{folder} · mugrpo benchmark", _sections(folder, known, suites)).encode()
+        )
     return folder / "report.html"
 
 
@@ -106,7 +107,11 @@ def _passes(by_suite: Sequence[Sequence[Result]]) -> Iterator[Markup | None]:
     for results in by_suite:
         traces = []
         for hue, result in enumerate(results):
-            found = [(m[1], v) for name, v in result["measures"].items() if (m := _PASS_AT.fullmatch(name))]
+            found = [
+                (m[1], v)
+                for name, v in result["measures"].items()
+                if (m := _PASS_AT.fullmatch(name))
+            ]
             if len(found) > 1:
                 ks = [float(k) for k, _ in found]
                 traces += _banded(ks, [v for _, v in found], f"update {result['update']}", hue)
@@ -144,7 +149,13 @@ def _graders(result: Result) -> Markup | None:
         ]
         for one in found["disagreements"]
     ]
-    head = ["response", "reference", "right for", f"{found['first']} reads", f"{found['second']} reads"]
+    head = [
+        "response",
+        "reference",
+        "right for",
+        f"{found['first']} reads",
+        f"{found['second']} reads",
+    ]
     table = fold(f"{len(listed)} disagreements", _table(head, listed)) if listed else None
     return tag("div", tag("p", words), table)
 
@@ -162,7 +173,10 @@ def _setting(result: Result, suites: Sequence[Suite]) -> Markup:
         "div",
         tag("h3", result["title"]),
         _table(["option", "value"], rows),
-        fold("Where the suite's conventions come from", _table(["option", "source"], list(sources.items())))
+        fold(
+            "Where the suite's conventions come from",
+            _table(["option", "source"], list(sources.items())),
+        )
         if sources
         else None,
     )

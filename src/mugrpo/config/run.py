@@ -211,6 +211,14 @@ class RunConfig(Options):
                 "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
                 "in 4 bits"
             )
+        names = [use.label for use in self.evaluation.suites]
+        if self.checkpoint.best is not None and self.checkpoint.best not in names:
+            yield (
+                f"checkpoint.best = {self.checkpoint.best!r} is not among evaluation.suites; "
+                f"name one of them ({', '.join(names) or 'there is none'})"
+            )
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"evaluation.suites has {min(twice)} twice; results are kept by name"
         if self.overlap and self.engine_in_process:
             yield (
                 "overlap = true needs an engine outside this process (engine.processes = 1 or "

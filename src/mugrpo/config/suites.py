@@ -112,6 +112,7 @@ class Suite:
 
     name: str
     options: SuiteOptions
+    file: Path
 
     def adjusted(
         self,
@@ -163,7 +164,7 @@ def load_suites(words: str) -> list[Suite]:
         name = file.stem
         if name not in files:
             files[name] = file
-            suites.append(Suite(name, validated(SuiteOptions, raw, str(file))))
+            suites.append(Suite(name, validated(SuiteOptions, raw, str(file)), file))
         elif files[name] != file:
             raise UsageError(
                 f"two suites are called {name}, {files[name]} and {file}; rename one file, because "

@@ -19,6 +19,7 @@ from mugrpo.report.logged import logged_figures
 from mugrpo.report.markup import Content, Markup, fold, join, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
+from mugrpo.report.suites import suite_figures
 from mugrpo.report.tokens import sampled_rollouts
 
 _TOKENS_SHOWN = 9000  # of sampled rollouts in a whole page: about 100 bytes each
@@ -70,6 +71,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
         _section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
+        _section("Benchmarks", _grid(list(suite_figures(runs)))),
         _section("Results and options", _tables(runs)),
         _section("Rewards", _grid(logged_figures(runs))),
         _section(

@@ -37,6 +37,7 @@ Line = Mapping[str, Any]
 Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens of each rollout
 
 KINDS = ("refresh", "update", "evaluation")
+SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 
 _STAGES_READ = 6  # stages whose rollouts are read; thousands would take minutes
 _SAMPLE_FILES_READ = 12
@@ -55,6 +56,7 @@ class RunData:
     refreshes: list[Line]
     updates: list[Line]
     evaluations: list[Line]
+    suites: dict[str, list[Line]] = field(default_factory=dict)  # of benchmark suites, by name
     lengths: dict[int, Lengths] = field(default_factory=dict)  # stage -> lengths, of some stages
     rollout_stages: int = 0  # stages that have rollouts
     samples: list[SampleFile] = field(default_factory=list)
@@ -169,6 +171,7 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
         refreshes=lines["refresh"],
         updates=lines["update"],
         evaluations=lines["evaluation"],
+        suites={kind.removeprefix(SUITE): lines[kind] for kind in lines if kind.startswith(SUITE)},
         lengths=_lengths(run_dir, evenly(stages, _STAGES_READ), notes),
         rollout_stages=len(stages),
         samples=_samples(run_dir, "update", _SAMPLE_FILES_READ, read_sample_file, notes),
@@ -183,8 +186,9 @@ def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
     try:
         for line in read_metrics(run_dir.metrics):
             update = line["update"]
-            if line["kind"] in KINDS and isinstance(update, int) and update >= 0:
-                lines[line["kind"]][update] = line
+            known = line["kind"] in KINDS or line["kind"].startswith(SUITE)
+            if known and isinstance(update, int) and update >= 0:
+                lines.setdefault(line["kind"], {})[update] = line
     except (RunStopped, OSError, UnicodeError) as error:
         notes.append(f"{error}; this report uses the lines before it")
     return {kind: [by_update[u] for u in sorted(by_update)] for kind, by_update in lines.items()}

@@ -18,7 +18,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.logprobs import Compute
 from mugrpo.stages.reader import StageReader
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_due import best_may_change
+from mugrpo.stages.suites_in_training import best_may_change
 from mugrpo.stages.training import Training
 
 Metrics = dict[str, Any]

@@ -1,8 +1,8 @@
 """A benchmark suite on one policy: sampled, scored and measured. Its rollouts are shards.
 
-    FOLDER/suite.json           what decides the numbers: suite, model, engine, seed
-           rollouts/, scores/   as in a stage: after a kill, only the missing shards are made
-           result.json          the measures with their intervals, and the counts of each problem
+FOLDER/suite.json           what decides the numbers: suite, model, engine, seed
+       rollouts/, scores/   as in a stage: after a kill, only the missing shards are made
+       result.json          the measures with their intervals, and the counts of each problem
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import build_config, changes
-from mugrpo.config.run import RunConfig
+from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -128,6 +129,11 @@ def measure_suite(
     _settle(folder / "suite.json", _identity(run, suite, update))
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
+    for shards in (rollouts, scores):
+        for shard in shards.numbers():
+            if fault := shards.fault(shard):
+                run.progress.say(f"{shards.path(shard)} {fault}; it is made again")
+                shards.forget(shard)
     began = time.monotonic()
     _sample(run, suite, engines, update, rollouts)
     scorer = run.scorer(run.eval_problems, None)
@@ -150,9 +156,7 @@ def measure_suite(
     return result
 
 
-def _sample(
-    run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts: ShardSet
-) -> None:
+def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts: ShardSet) -> None:
     """Publish the missing rollout shards: `samples` responses to each problem."""
     size, options = suite.options.samples, run.config.rollouts
     draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
@@ -191,13 +195,19 @@ def _sample(
     run.progress.end()
 
 
+@cache
+def _fingerprint(model: ModelOptions) -> str:
+    """Return the hash of the initial model; it takes a second per half gigabyte."""
+    return model_fingerprint(model)
+
+
 def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
     """Return what decides the rollouts. What only judges them is under the scores' fingerprint."""
     config = run.config
     return {
         "suite": suite.name,
         "update": update,
-        "model": model_fingerprint(config.model),
+        "model": _fingerprint(config.model),
         "precision": config.model.precision,
         "engine": config.engine.name,
         "seed": config.seed,

@@ -17,7 +17,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
 from mugrpo.stages.stage import reference_update
-from mugrpo.stages.suites_due import best_update
+from mugrpo.stages.suites_in_training import best_update
 
 
 class Training:

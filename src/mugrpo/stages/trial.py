@@ -24,6 +24,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
+from mugrpo.stages.suites_in_training import opened_suite, used_suite
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _WEIGHT = 12  # bytes of a trained parameter in a checkpoint: fp32, with AdamW's two moments
@@ -41,6 +42,7 @@ def try_out(run: OpenRun, *, tell: bool = False) -> None:
     require_engines(run.config)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
+    _try_suites(run, tell)
     _try_disk(run, tell)
 
 
@@ -68,6 +70,16 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
                 f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
             )
+
+
+def _try_suites(run: OpenRun, tell: bool) -> None:
+    """Read the suites that are measured during training, with their problems and references."""
+    for use in run.config.evaluation.suites:
+        suite = used_suite(run.config, use)
+        with opened_suite(run, suite) as suited:
+            if tell:
+                k, problems = suite.options.samples, len(suited.eval_problems)
+                run.progress.say(f"suite       {suite.name}: {problems} problems x {k}")
 
 
 def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:

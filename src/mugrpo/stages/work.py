@@ -19,7 +19,7 @@ from mugrpo.stages.overlap import Arrivals
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_due import measure_once, suites_due
+from mugrpo.stages.suites_in_training import measure_once, suites_due
 from mugrpo.stages.training import Training
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]

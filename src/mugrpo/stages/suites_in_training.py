@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import Suite, load_suites
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.journal import forget
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.places import passing
-from mugrpo.disk.journal import forget
 from mugrpo.run.opened import OpenRun
+from mugrpo.run.trust import require_trusted, theirs_in
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.results import line_of
 from mugrpo.stages.sampling import Sampling
@@ -29,8 +33,14 @@ def suites_due(config: RunConfig, update: int) -> list[SuiteUse]:
 
 
 def used_suite(config: RunConfig, use: SuiteUse) -> Suite:
-    """Return the suite as the run uses it. Raises UsageError if it or its data cannot be read."""
-    (suite,) = load_suites(use.name)
+    """Return the suite as the run uses it.
+
+    Raises UsageError if it or its data cannot be read, or if it is a group of suites.
+    """
+    suite, *others = load_suites(use.name)
+    if others:
+        names = ", ".join(each.name for each in (suite, *others))
+        raise UsageError(f"evaluation.suites: {use.name} is a group; name its suites ({names})")
     if use.data is not None:
         suite = with_data(suite, use.data)
     return suite.adjusted(
@@ -58,11 +68,7 @@ def measure_once(
         forget(folder)  # the updates since the last checkpoint were lost, and may differ in a bit
         shutil.rmtree(folder)
     draws = [(problem, 0) for problem in run.eval_problems or run.problems]
-    config = suite_config(run.config, suite)
-    with (
-        run.progress.aside(),
-        suite_run(run.folder, config, suite, run.progress, run.stop) as suited,
-    ):
+    with run.progress.aside(), opened_suite(run, suite) as suited:
         result = measure_suite(
             suited,
             suite,
@@ -72,6 +78,19 @@ def measure_once(
         )
     passing("suite without metrics line")
     metrics.append(kind, update, **line_of(result))
+
+
+@contextmanager
+def opened_suite(run: OpenRun, suite: Suite) -> Iterator[OpenRun]:
+    """Yield a run of the suite with the model and the engine of `run`.
+
+    Raises UsageError as `suite_run` does, and for code in someone else's suite file that this user
+    has neither used nor approved.
+    """
+    config = suite_config(run.config, suite)
+    require_trusted(config, theirs_in(suite.file, config), trust=False, say=run.progress.say)
+    with suite_run(run.folder, config, suite, run.progress, run.stop) as suited:
+        yield suited
 
 
 def kind_of(use: SuiteUse) -> str:
