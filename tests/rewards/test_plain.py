@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -328,3 +329,38 @@ def test_math_verify_and_its_rules_agree_on_all_of_them(text, reference, right):
 def test_known_differences(text, reference, right, reason):
     assert plain(text, reference).right is right, reason
     assert MATH(text, reference).right is not right, reason
+
+
+def test_it_shares_no_code_with_math():
+    """It imports Python's own modules, and of this package only the verdict, and its own forms."""
+    for file in (module.__file__, forms.__file__):
+        imported = set()
+        for node in ast.walk(ast.parse(Path(str(file)).read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module))
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        ours = {name for name in imported if name.startswith("mugrpo")}
+        assert ours <= {"mugrpo.disk.records", "mugrpo.rewards.forms", "mugrpo.rewards.verdict"}
+        assert {name.split(".")[0] for name in imported - ours} <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_compared_of_a_hostile_answer_is_short_and_not_12(name):
+    verdict = plain(HOSTILE[name], "12")
+    assert len(verdict.answer or "") <= LONGEST_ANSWER
+    assert name in TRULY_12 or verdict.status in (Status.WRONG, Status.NO_ANSWER)
+
+
+def test_only_the_end_of_a_text_is_read_and_no_long_answer():
+    blanks = " " * (LONGEST_TEXT - 20)
+    assert read(r"\boxed{12}" + blanks) == "12"
+    assert read(r"\boxed{12}" + blanks + " " * 20) is None
+    assert read(rf"\boxed{{{'7' * LONGEST_ANSWER}}}") == "7" * LONGEST_ANSWER
+    assert read(rf"\boxed{{{'7' * (LONGEST_ANSWER + 1)}}}") is None
+
+
+@pytest.mark.parametrize("reference", ["", "$", "   ", r"\boxed{}", "7" * (LONGEST_ANSWER + 1)])
+def test_a_reference_that_cannot_be_read_is_refused(reference):
+    with pytest.raises(ValueError, match="is empty or has more than 1000 characters"):
+        plain("12", reference)

@@ -37,9 +37,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,\s+(?=(?:so|since|because|as|which|w
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 
 _TOKEN = re.compile(r"\\[dtc]?frac\s?\{-?[0-9]+\}\{[0-9]+\}|[0-9][0-9.,/]*|\.[0-9]+")
-_WHOLE_TOKEN = re.compile(
-    r"\\.*|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?"
-)
+_WHOLE_TOKEN = re.compile(r"\\.*|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?")
 _BEFORE = re.compile(r"(?:^|[\s(\[=:~|>\"'$*])(-? ?\\?[$€£]? ?)$")
 _OPERATOR_BEFORE = re.compile(r"[+/^_{\\×]$|(?<!\*)\*$|[\w)}]\*\*$|[0-9]:$")
 _TERM_BEFORE = re.compile(r"(?:[0-9)}]|\b[A-Za-z])\s*$")
