@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards import forms, plain as module
+from mugrpo.rewards import forms
+from mugrpo.rewards import plain as module
 from mugrpo.rewards.mathematics import Mathematics
 from mugrpo.rewards.plain import LONGEST_ANSWER, LONGEST_TEXT, plain, read
 from tests.rewards.hostile import HOSTILE, TRULY_12
@@ -107,6 +108,7 @@ EQUAL = [
     (r"\boxed{10{,}080}", r"10,\!080", True),
     (r"\boxed{11111111100}", r"11,\! 111,\! 111,\! 100", True),
     (r"\boxed{12,34}", "1234", False),
+    (r"\boxed{1{,}234, 5}", "5, 1,\!234", True),
     ("They sold 2,500 tickets", "2500", True),
     # decimals
     (r"\boxed{0.5}", ".5", True),
@@ -302,7 +304,6 @@ DIFFERENCES = [
     (r"\boxed{12}", "12_8", False, "the base is part of the text"),
     (r"So $x$ is $2\sqrt{3}$.", r"2\sqrt{3}", False, "no formula is read without box or mark"),
     ("The result is 7 times as many as 12 + 3 = 15 - 8", "7", False, "an expression ends the text"),
-    (r"\boxed{1{,}234, 5}", "1234, 5", True, "a list with grouped thousands"),
 ]
 
 

@@ -30,25 +30,27 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\N{MINUS SIGN}\N{EN DASH}", "-"),
         **dict.fromkeys("\"“”\u200b\ufeff", None),
         **dict.fromkeys("\u00a0\u2009\u202f\t\r\n", " "),
-        "°": r"^\circ ", "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ", "×": r"\times ",
-        "·": r"\cdot ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ", "∈": r"\in ",
+        "°": r"^\circ ", "π": r"\pi ", "√": r"\sqrt", "∞": r"\infty ",
+        "\N{MULTIPLICATION SIGN}": r"\times ", "·": r"\cdot ", "±": r"\pm ",
+        "≤": r"\le ", "≥": r"\ge ", "∈": r"\in ",
         "²": "^2", "³": "^3", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34",
     }
 )  # fmt: skip
+_UNION = "\N{UNION}"
 _LETTERS_END = r"(?![A-Za-z])"
-# In order. A text in LaTeX becomes a text in quotation marks, a row's end \n, and \cup ∪.
+# In order. A text in LaTeX becomes a text in quotation marks, a row's end \n.
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\\\(?:\[[^\]]*\])?", "\n"),
+        (r"(?:\{,\}|,\\!\s*)(?=[0-9]{3})", ""),
         (r"\\!\s*", ""),
-        (r"\{,\}", ","),
         (rf"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle){_LETTERS_END}", ""),
         (rf"\\q?quad{_LETTERS_END}|\\[,;: ]|~", " "),
         (r"\\[dtc]frac", r"\\frac"),
         (rf"\\(le|ge)(?:q|qslant){_LETTERS_END}", r"\\\1"),
         (rf"\\(?:emptyset|varnothing){_LETTERS_END}", r"\\{\\}"),
-        (rf"\\cup{_LETTERS_END}", "∪"),
+        (rf"\\cup{_LETTERS_END}", _UNION),
         (rf"\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_LETTERS_END})", '"degree"'),
         (r"\\?%", '"percent"'),
         (
@@ -76,14 +78,15 @@ _NAME = re.compile(
 _QUOTED = re.compile(r'"[^"]*"')
 _QUOTED_UNIT = re.compile(r'"[^"]*"(?:\^[0-9])?')
 _WORDS_UNIT = re.compile(
-    r"([^A-Za-z]*[0-9}])(?:\s+([A-Za-z]{3,}(?: [A-Za-z]+)*)|\s*((?:[cmk]m|k?g|m[gl]|ft)(?:\^[0-9])?))"
+    r"([^A-Za-z]*[0-9}])"
+    r"(?:\s+([A-Za-z]{3,}(?: [A-Za-z]+)*)|\s*((?:[cmk]m|k?g|m[gl]|ft)(?:\^[0-9])?))"
 )
 _NO_UNITS = frozenset(
-    "hundred thousand million billion trillion dozen and or not minus plus times over squared "
-    "cubed mod sin cos tan log".split()
+    {"hundred", "thousand", "million", "billion", "trillion", "dozen", "squared", "cubed", "and"}
+    | {"or", "not", "minus", "plus", "times", "over", "mod", "sin", "cos", "tan", "log"}
 )
 
-_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)"
+_WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:[ ][0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"{_WHOLE}(?:\.[0-9]*)?"
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)\s*(?:
@@ -181,7 +184,7 @@ def _value(text: str, depth: int) -> Hashable:
             return ("matrix", *(tuple(_elements(row.split("&"), depth)) for row in rows))
         if inside := _bracketed(text, depth):
             return inside
-        for separator in ",∪":
+        for separator in (",", _UNION):
             if len(pieces := _pieces(text, separator)) > 1 or text.count(r"\pm") == 1:
                 return separator, _multiset(pieces, depth)
     return _as_text(text)

@@ -31,11 +31,12 @@ class Grader:
     The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
     of the first verifier. The part "answer" of a score is the answer that this verifier read, and
     "answer/NAME" the one that the verifier NAME read, if there are several. A verifier after the
-    first with weight 0 has the value None if it cannot read the reference. If all rewards are functions, the status is RIGHT for a reward of at
-    least `right_at`, otherwise WRONG. It is SKIPPED if no reward is a number. If only this process
-    has one of the functions, in `held`, all rewards judge here instead. Raises UsageError if
-    `rewards` is empty or one of them is not available: its file does not exist, or math-verify is
-    not installed.
+    first with weight 0 has the value None if it cannot read the reference.
+
+    If all rewards are functions, the status is RIGHT for a reward of at least `right_at`, otherwise
+    WRONG. It is SKIPPED if no reward is a number. If only this process has one of the functions, in
+    `held`, all rewards judge here instead. Raises UsageError if `rewards` is empty or one of them
+    is not available: its file does not exist, or math-verify is not installed.
     """
 
     def __init__(

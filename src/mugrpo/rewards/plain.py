@@ -39,12 +39,12 @@ _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _TOKEN = re.compile(r"\\[dtc]?frac\s?\{-?[0-9]+\}\{[0-9]+\}|[0-9][0-9.,/]*|\.[0-9]+")
 _WHOLE_TOKEN = re.compile(r"\\.*|[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?")
 _BEFORE = re.compile(r"(?:^|[\s(\[=:~|>\"'$*])(-? ?\\?[$€£]? ?)$")
-_OPERATOR_BEFORE = re.compile(r"[+/^_{\\×]$|(?<!\*)\*$|[\w)}]\*\*$|[0-9]:$")
+_OPERATOR_BEFORE = re.compile(r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[\w)}]\*\*$|[0-9]:$")
 _TERM_BEFORE = re.compile(r"(?:[0-9)}]|\b[A-Za-z])\s*$")
 _PERCENT_AFTER = re.compile(r"\s?\\?%")
 _STUCK_AFTER = re.compile(
     r"(?!\\[%)\]$\\])(?!(?:[cmk]m|k?g|[mk]?l|ft)\b)"
-    r"(?:[\w{(\\]|\s*[+/^×]|\s*\*(?!\*)|\*\*\w|\s*-\s*[A-Za-z]\b|:[0-9])"
+    r"(?:[\w{(\\]|\s*[+/^\u00d7]|\s*\*(?!\*)|\*\*\w|\s*-\s*[A-Za-z]\b|:[0-9])"
 )
 
 
