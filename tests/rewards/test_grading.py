@@ -19,6 +19,7 @@ from mugrpo.config.rewards import (
     FunctionOptions,
     MathOptions,
     NumericOptions,
+    PlainOptions,
     RegexOptions,
     RewardOption,
     WorkerOptions,
@@ -86,10 +87,47 @@ def test_the_sum_is_weighted_and_the_first_verifier_gives_the_status():
     # 0.5 x 0.5 + 2 x 1 - 1 x 0 + 1 x 0
     [first, second] = scores(rewards, "half of 24 is 7 or 12", "12")
     parts = {"half": 0.5, "numeric": 1.0, "exact": 0.0, "regex": 0.0, "answer": "12"}
+    parts |= {"answer/exact": "half of 24 is 7 or 12", "answer/regex": "7"}
     assert first == Score(Status.RIGHT, 2.25, parts)
     # `half` returns None: 2 x 1 - 1 x 1 + 1 x 0
     parts = {"half": None, "numeric": 1.0, "exact": 1.0, "regex": 0.0, "answer": "12"}
+    parts |= {"answer/exact": "12"}
     assert second == Score(Status.RIGHT, 1.0, parts)
+
+
+def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
+    """The part "answer" never is the answer of a second verifier, even if the first read none."""
+    texts = (r"\boxed{3+9}", "Of 12, it is x + 3", "who knows")
+    both = scores((MathOptions(), PlainOptions(weight=0.0)), *texts)
+    alone = scores((MathOptions(),), *texts)
+    assert [(s.status, s.reward) for s in both] == [(s.status, s.reward) for s in alone]
+    assert both[0].parts == {"math": 1.0, "plain": 0.0, "answer": "3+9", "answer/plain": "3+9"}
+    assert both[2].parts == {"math": 0.0, "plain": 0.0}
+    [first, second] = scores((PlainOptions(), NumericOptions(weight=0.0)), texts[1], "12")
+    assert first == Score(
+        Status.NO_ANSWER, 0.0, {"plain": 0.0, "numeric": 0.0, "answer/numeric": "3"}
+    )
+    assert second.parts == {"plain": 1.0, "numeric": 1.0, "answer": "12", "answer/numeric": "12"}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome"),
+    [
+        (
+            (ExactOptions(), PlainOptions(weight=0.0)),
+            Score(Status.RIGHT, 1.0, {"exact": 1.0, "plain": None, "answer": "$"}),
+        ),
+        ((ExactOptions(), PlainOptions()), None),
+        ((PlainOptions(weight=0.0), ExactOptions()), None),
+    ],
+)
+def test_a_reference_that_one_verifier_cannot_read_fails_what_depends_on_it(rewards, outcome):
+    reason = "plain: ValueError: the reference answer '$' is empty or has more than 1000 characters"
+    with Grader(rewards, ONE) as grader:
+        [score] = grader.scores([answer("$", reference="$")])
+        refused = grader.unreadable(["12", "$"])
+    assert score == (outcome or Score(Status.ERROR, None, {"reason": reason}))
+    assert refused == ({} if outcome else {"$": reason})
 
 
 def test_functions_alone_are_right_from_the_reward_right_at():
@@ -335,6 +373,18 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
         assert verdicts[name].status.failed
 
 
+def test_plain_gives_a_verdict_on_every_hostile_answer():
+    """None fails, so none took the worker's 1 second of computing, its memory or its stack."""
+    with Grader((PlainOptions(),), WorkerOptions(count=1, timeout=1.0)) as grader:
+        verdicts = dict(zip(HOSTILE, grader.scores(map(answer, HOSTILE.values())), strict=True))
+    right = {name for name, score in verdicts.items() if score.status is Status.RIGHT}
+    assert right <= TRULY_12
+    assert {s.status for n, s in verdicts.items() if n not in right} == {
+        Status.WRONG,
+        Status.NO_ANSWER,
+    }
+
+
 MODEL = """
 import time
 import torch
@@ -382,7 +432,7 @@ def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_
 
 def test_an_unknown_reward_is_refused_with_the_names_of_all():
     raw = {"task": {"name": "dataset", "data": "p.jsonl", "rewards": "maths"}}
-    names = "exact, function, math, numeric, regex"
+    names = "exact, function, math, numeric, plain, regex"
     with pytest.raises(UsageError, match=f"no such reward 'maths': choose among {names}"):
         build_config(raw, "test")
 

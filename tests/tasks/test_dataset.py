@@ -124,7 +124,7 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
         loaded.prepare(tmp_path / "rewards.log")
     loaded.close()
     assert str(refused.value) == (
-        f'the reward math cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
+        f'the rewards cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
         "math: ValueError: math-verify cannot read the reference answer '$'; fix the data, choose "
         "another reward, or set task.answer_pattern"
     )

@@ -50,6 +50,12 @@ class MathOptions(RewardOption):
     matches of math-verify: x=7=12 for 12, {1,2} for (1,2), act for cat."""
 
 
+class PlainOptions(RewardOption):
+    """1 if the answer equals the reference as normalized text or as an exact number, else 0."""
+
+    name: Literal["plain"] = "plain"
+
+
 class ExactOptions(RewardOption):
     """1 if the text is the reference answer, apart from white space around it, else 0."""
 
@@ -166,7 +172,7 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
 
 
 _RewardTable = Annotated[
-    MathOptions | ExactOptions | NumericOptions | RegexOptions | FunctionOptions,
+    MathOptions | PlainOptions | ExactOptions | NumericOptions | RegexOptions | FunctionOptions,
     Field(discriminator="name"),
 ]
 Reward = Annotated[_RewardTable, BeforeValidator(_table, json_schema_input_type=_RewardTable | str)]

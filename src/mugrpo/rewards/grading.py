@@ -10,7 +10,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
-from mugrpo.config.rewards import FunctionOptions, MathOptions, RewardOption, WorkerOptions
+from mugrpo.config.rewards import (
+    FunctionOptions,
+    MathOptions,
+    PlainOptions,
+    RewardOption,
+    WorkerOptions,
+)
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import to_json
@@ -23,11 +29,14 @@ class Grader:
     """A judge that scores answers by `rewards`, in worker processes started at the first answer.
 
     The reward of an answer is the weighted sum of the rewards that are numbers. Its status is that
-    of the first verifier. If all rewards are functions, the status is RIGHT for a reward of at
-    least `right_at`, otherwise WRONG. It is SKIPPED if no reward is a number. If only this process
-    has one of the functions, in `held`, all rewards judge here instead. Raises UsageError if
-    `rewards` is empty or one of them is not available: its file does not exist, or math-verify is
-    not installed.
+    of the first verifier. The part "answer" of a score is the answer that this verifier read, and
+    "answer/NAME" the one that the verifier NAME read, if there are several. A verifier after the
+    first with weight 0 has the value None if it cannot read the reference.
+
+    If all rewards are functions, the status is RIGHT for a reward of at least `right_at`, otherwise
+    WRONG. It is SKIPPED if no reward is a number. If only this process has one of the functions, in
+    `held`, all rewards judge here instead. Raises UsageError if `rewards` is empty or one of them
+    is not available: its file does not exist, or math-verify is not installed.
     """
 
     def __init__(
@@ -63,19 +72,23 @@ class Grader:
         self._pool.start()
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
-        """Return the references that the reward `math` does not find equal to themselves.
+        """Return the references that `math` or `plain` does not find equal to themselves.
 
-        The value of each is the reason. Without that reward there is none.
+        The value of each is the reason. Without these rewards there is none. They do not count if
+        neither status nor reward depends on them.
         """
-        options = [r.model_dump() for r in self._rewards if isinstance(r, MathOptions)]
-        if not options:
+        verifiers = [r for r in self._rewards if not isinstance(r, FunctionOptions)]
+        asked = [r for r in verifiers if isinstance(r, MathOptions | PlainOptions)]
+        asked = [r for r in asked if r.weight or r is verifiers[0]]
+        if not asked:
             return {}
+        options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
         distinct = list(dict.fromkeys(references))
         calls = ([to_json({"text": _as_answer(r), "answer": r})] for r in distinct)
         reasons = {}
         with closing(Pool(options, self._workers)) as pool:
             for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
-                if outcome.get("status") != Status.RIGHT:
+                if not all(outcome.get("values", {"none": 0.0}).values()):
                     reasons[reference] = outcome.get("failure", "it is not equal to itself")
         return reasons
 
@@ -123,7 +136,7 @@ class Grader:
                 return Score(Status.UNFINISHED, 0.0, parts)
             return Score(Status.ERROR, None, parts)
         values: dict[str, float | None] = outcome["values"]
-        parts = {**values, **({"answer": outcome["answer"]} if "answer" in outcome else {})}
+        parts = {**values, **outcome["answers"]}
         parts |= {f"extra/{column}": value for column, value in outcome["extra"].items()}
         logged = {f"rewards/{name}/mean": [v] for name, v in values.items() if v is not None}
         logged |= {f"logged/{name}": values for name, values in outcome.get("metrics", {}).items()}

@@ -14,11 +14,13 @@ from mugrpo.config.rewards import (
     ExactOptions,
     MathOptions,
     NumericOptions,
+    PlainOptions,
     RegexOptions,
     RewardOption,
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
+from mugrpo.rewards.plain import plain
 from mugrpo.rewards.verdict import Verdict, Verifier
 
 # Grouped or plain digits, a fraction, an exponent. Not inside a word or another number.
@@ -39,6 +41,8 @@ def make_verifier(options: RewardOption) -> Verifier:
                     f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
                 ) from None
             return Mathematics(strict=options.strict)
+        case PlainOptions():
+            return plain
         case ExactOptions():
             return partial(exact, ignore_case=options.ignore_case)
         case NumericOptions():

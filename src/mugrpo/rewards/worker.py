@@ -68,6 +68,9 @@ class Judge:
                 else make_verifier(option)
             )
         self._judges = [(option.label, judges[option.label]) for option in options]
+        verifiers = [option for option in options if not isinstance(option, FunctionOptions)]
+        # Neither the status nor the reward depends on these.
+        self._observers = {option.label for option in verifiers[1:] if not option.weight}
 
     def answer(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Judge `items` by all rewards and return the answer to send.
@@ -76,7 +79,7 @@ class Judge:
         if a reward raised an error, or {"broken": ...} if a function broke its contract. What the
         functions log comes with the results, the metrics of the call with the first one.
         """
-        results: list[dict[str, Any]] = [{"values": {}} for _ in items]
+        results: list[dict[str, Any]] = [{"values": {}, "answers": {}} for _ in items]
         log = CallLog(len(items))
         for label, judge in self._judges:
             try:
@@ -85,7 +88,7 @@ class Judge:
                         result["values"][label] = value
                 else:
                     for result, item in zip(results, items, strict=True):
-                        _note(result, label, judge(item["text"], item["answer"]))
+                        self._verify(result, label, judge, item)
             except BrokenContractError as error:
                 return {"broken": str(error)}
             except BaseException as error:
@@ -95,6 +98,19 @@ class Judge:
             result["extra"] = {column: values[index] for column, values in log.extra.items()}
         return {"results": results}
 
+    def _verify(
+        self, result: dict[str, Any], label: str, verifier: Verifier, item: dict[str, Any]
+    ) -> None:
+        """Record a verifier's verdict in `result`. An observer without one has the value None."""
+        try:
+            verdict = verifier(item["text"], item["answer"])
+        except ValueError:
+            if label not in self._observers:
+                raise
+            result["values"][label] = None
+        else:
+            _note(result, label, verdict)
+
 
 def _place(option: RewardOption) -> int:
     """Return when to load a reward: files last, as their folders may have modules with any name."""
@@ -102,11 +118,12 @@ def _place(option: RewardOption) -> int:
 
 
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
-    """Record a verifier's verdict in `result`. The status is that of the first verifier."""
+    """Record a verdict in `result`. The status, and "answer", are the first verifier's."""
+    part = f"answer/{label}" if "status" in result else "answer"
     result["values"][label] = float(verdict.right)
     result.setdefault("status", verdict.status.value)
     if verdict.answer is not None:
-        result.setdefault("answer", printable(verdict.answer))
+        result["answers"][part] = printable(verdict.answer)
 
 
 def _failure(label: str, error: BaseException) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Dataset:
             bad = [problem for problem in problems if problem.answer in unreadable]
             answer = bad[0].answer
             raise UsageError(
-                f"the reward math cannot use {len(bad)} of {len(problems)} reference answers; the "
+                f"the rewards cannot use {len(bad)} of {len(problems)} reference answers; the "
                 f"first: {_shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
                 "the data, choose another reward, or set task.answer_pattern"
             )
