@@ -107,14 +107,11 @@ def _passes(by_suite: Sequence[Sequence[Result]]) -> Iterator[Markup | None]:
     for results in by_suite:
         traces = []
         for hue, result in enumerate(results):
-            found = [
-                (m[1], v)
-                for name, v in result["measures"].items()
-                if (m := _PASS_AT.fullmatch(name))
-            ]
+            named = [(_PASS_AT.fullmatch(name), m) for name, m in result["measures"].items()]
+            found = [(float(match[1]), measure) for match, measure in named if match]
             if len(found) > 1:
-                ks = [float(k) for k, _ in found]
-                traces += _banded(ks, [v for _, v in found], f"update {result['update']}", hue)
+                ks, measures = zip(*found, strict=True)
+                traces += _banded(ks, measures, f"update {result['update']}", hue)
         picture = line_chart(Axis("k", log=True), Axis("pass@k", low=0, high=1), traces, ends=True)
         yield drawn(results[0]["title"], "pass@k; shaded: 95 % intervals", picture)
 
@@ -134,28 +131,23 @@ def _graders(result: Result) -> Markup | None:
     if not found or found["share"] is None:
         return None
     judged = sum(found[name] for name in ("both_right", "only_first", "only_second", "both_wrong"))
+    first, second = found["first"], found["second"]
     words = (
-        f"{result['title']}, update {result['update']}: {found['first']} and {found['second']} agree on "
-        f"{found['share']:.4f} of {judged} responses; {found['only_first']} are right for "
-        f"{found['first']} alone, {found['only_second']} for {found['second']} alone."
+        f"{result['title']}, update {result['update']}: {first} and {second} agree on "
+        f"{found['share']:.4f} of {judged} responses; {found['only_first']} are right for {first} "
+        f"alone, {found['only_second']} for {second} alone."
     )
     listed = [
         [
             one["response"],
             one["reference"],
-            found["first"] if one["first_right"] else found["second"],
+            first if one["first_right"] else second,
             _reading(one["first_answer"]),
             _reading(one["second_answer"]),
         ]
         for one in found["disagreements"]
     ]
-    head = [
-        "response",
-        "reference",
-        "right for",
-        f"{found['first']} reads",
-        f"{found['second']} reads",
-    ]
+    head = ["response", "reference", "right for", f"{first} reads", f"{second} reads"]
     table = fold(f"{len(listed)} disagreements", _table(head, listed)) if listed else None
     return tag("div", tag("p", words), table)
 
@@ -169,14 +161,6 @@ def _setting(result: Result, suites: Sequence[Suite]) -> Markup:
     names += ("temperature", "top_p", "max_new_tokens", "seed", "mugrpo", "ended")
     rows = [[name, str(result[name])] for name in names if result.get(name) is not None]
     sources = {s.name: s.options.conventions for s in suites}.get(result["suite"], {})
-    return tag(
-        "div",
-        tag("h3", result["title"]),
-        _table(["option", "value"], rows),
-        fold(
-            "Where the suite's conventions come from",
-            _table(["option", "source"], list(sources.items())),
-        )
-        if sources
-        else None,
-    )
+    table = _table(["option", "source"], list(sources.items()))
+    why = fold("Where the suite's conventions come from", table) if sources else None
+    return tag("div", tag("h3", result["title"]), _table(["option", "value"], rows), why)

@@ -58,9 +58,9 @@ def comparison_note(compared: Comparisons) -> str:
     """Return how many comparisons there are, and what their numbers mean."""
     number = len(compared.benchmarks)
     return (
-        f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Differences are those "
-        f"of avg@k, {compared.second} minus {compared.first}, with 95 % intervals. Holm's p-values "
-        "hold for all comparisons together."
+        f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Differences are "
+        f"those of avg@k, {compared.second} minus {compared.first}, with 95 % intervals. Holm's "
+        "p-values hold for all comparisons together."
     )
 
 
