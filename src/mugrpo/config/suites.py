@@ -27,7 +27,7 @@ from mugrpo.disk.errors import UsageError
 _FOLDER = Path(__file__).parent / "suites"
 
 # The judges of every suite that names none. The first decides; one of weight 0 is a second opinion.
-GRADERS = ("math",)
+GRADERS = ("math", {"name": "plain", "weight": 0.0})
 
 # What a suite's tables have unless its file says otherwise.
 _DEFAULTS: dict[str, dict[str, Any]] = {"task": {"rewards": GRADERS}, "prompt": {"form": "chat"}}

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
@@ -116,7 +117,7 @@ def _agreement(
     task: DatasetOptions, problems: dict[str, Problem], rollouts: ShardSet, scores: ShardSet
 ) -> dict[str, Any] | None:
     """Return how the suite's two graders agree, or None if it has only one."""
-    names = [reward.label for reward in task.rewards if reward.is_verifier]
+    names = [reward.label for reward in task.rewards if not isinstance(reward, FunctionOptions)]
     if len(names) < 2:
         return None
     first, second = names[:2]

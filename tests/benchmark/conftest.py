@@ -1,0 +1,39 @@
+"""A suite of chain problems, which the embedded model solves about a quarter of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mugrpo.tasks.chain import running_states
+
+PROMPTS = [f"{a}+{b}-1+{b}=" for a in range(1, 4) for b in range(1, 5)]  # 12 of them
+
+SUITE = """
+title = "Short chains"
+samples = 4
+max_new_tokens = 24
+
+[task]
+data = "{data}"
+rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
+
+[prompt]
+form = "plain"
+
+[conventions]
+samples = "chosen for this test"
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """The file of a suite with 12 problems and 4 samples."""
+    rows = [{"prompt": p, "answer": str(running_states(p)[-1])} for p in PROMPTS]
+    data = tmp_path / "problems.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "short.toml"
+    file.write_text(SUITE.format(data=data))
+    return file

@@ -1,0 +1,199 @@
+"""`mugrpo benchmark` on a model and on a run: what it leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mugrpo.disk.metrics import read_metrics
+from mugrpo.engines.continuous import ContinuousEngine
+from tests.runs import Command
+
+pytest_plugins = ["tests.run_fixtures"]
+
+SHORT_SHARDS = ("--rollouts.shard_rollouts", "16")  # 12 problems x 4 samples are three shards
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return document
+
+
+def rows_in(folder: Path, kind: str) -> list[dict[str, Any]]:
+    files = sorted((folder / kind).glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def test_a_result_says_what_its_shards_say(suite: Path, tmp_path: Path, command: Command):
+    """Counted again from the parquet files: avg@4 is the mean over problems of right / 4."""
+    out = tmp_path / "out"
+    ended = command("benchmark", "chain", "--suite", suite, "--out", out, *SHORT_SHARDS)
+    assert ended.status == 0, ended
+    folder = out / "short" / "update-000000"
+    rollouts, scores = rows_in(folder, "rollouts"), rows_in(folder, "scores")
+    assert len(list((folder / "rollouts").glob("*.parquet"))) == 3
+    right: dict[str, list[bool]] = {}
+    for rollout, score in zip(rollouts, scores, strict=True):
+        right.setdefault(rollout["problem_id"], []).append(score["status"] == "right")
+    assert len(right) == 12 and all(len(each) == 4 for each in right.values())
+    result = result_in(folder)
+    shares = [sum(each) / 4 for each in right.values()]
+    value, low, high = result["measures"]["avg@4"]
+    assert value == pytest.approx(sum(shares) / 12) and 0 <= low < value < high <= 1
+    assert 0 < value < 1, "a test of shares needs both outcomes"
+    passed = sum(any(each) for each in right.values()) / 12
+    assert result["measures"]["pass@4"][0] == pytest.approx(passed)
+    lengths = [len(rollout["response_ids"]) for rollout in rollouts]
+    assert result["measures"]["mean_length"][0] == pytest.approx(sum(lengths) / 48)
+    assert result["responses"] == 48 == sum(result["statuses"].values())
+    assert f"{value:.3f} ({low:.3f} to {high:.3f})" in ended.out
+    assert (out / "report.html").is_file() and "Short chains" in (out / "table.md").read_text()
+
+
+def test_what_is_published_is_not_sampled_again(
+    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """One of three shards is lost: only its four problems are asked again, and answered the same."""
+    arguments = ("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out", *SHORT_SHARDS)
+    assert command(*arguments).status == 0
+    folder = tmp_path / "out" / "short" / "update-000000"
+    before, measured = rows_in(folder, "rollouts"), result_in(folder)["measures"]
+    asked: list[int] = []
+    generate = ContinuousEngine.generate
+
+    def counted(engine: Any, requests: Any, **options: Any) -> Any:
+        asked.append(len(requests))
+        return generate(engine, requests, **options)
+
+    monkeypatch.setattr(ContinuousEngine, "generate", counted)
+    assert command(*arguments).status == 0
+    assert asked == []  # not even a canary
+    (folder / "rollouts" / "shard-00001.parquet").unlink()
+    ended = command(*arguments)
+    assert "shard-00001.parquet is missing; it is made again" in ended.out
+    assert asked[-1] == 16 and sum(asked) <= 16 + 4  # and a canary
+    assert rows_in(folder, "rollouts") == before
+    assert result_in(folder)["measures"] == measured
+
+
+def test_stored_responses_are_graded_again_without_an_engine(
+    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """Another pattern reads the second sum: other verdicts on the very same rollouts."""
+    arguments = ("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out")
+    assert command(*arguments).status == 0
+    folder = tmp_path / "out" / "short" / "update-000000"
+    rollouts, before = rows_in(folder, "rollouts"), result_in(folder)["measures"]["avg@4"]
+    monkeypatch.setattr(ContinuousEngine, "generate", None)
+    suite.write_text(suite.read_text().replace("=(\\\\d)$", "^(\\\\d)"))
+    assert command(*arguments).status == 0
+    assert rows_in(folder, "rollouts") == rollouts
+    assert result_in(folder)["measures"]["avg@4"] != before
+
+
+def test_other_options_are_refused_and_say_where_to(suite: Path, tmp_path: Path, command: Command):
+    out = tmp_path / "out"
+    assert command("benchmark", "chain", "--suite", suite, "--out", out).status == 0
+    before = result_in(out / "short" / "update-000000")
+    ended = command(
+        *("benchmark", "chain", "--suite", suite, "--out", out),
+        *("--temperature", "0.7", "--top-p", "0.9"),
+    )
+    assert ended.status == 2
+    assert "temperature = 1.0, not 0.7; top_p = 1.0, not 0.9; name another --out" in ended.err
+    assert result_in(out / "short" / "update-000000") == before
+
+
+def test_an_engine_process_gives_the_responses_of_this_process(
+    suite: Path, tmp_path: Path, command: Command
+):
+    one, other = tmp_path / "one", tmp_path / "other"
+    threads = ("--engine.threads", "1")
+    assert command("benchmark", "chain", "--suite", suite, "--out", one).status == 0
+    ended = command(
+        *("benchmark", "chain", "--suite", suite, "--out", other),
+        *("--engine.processes", "1", *threads),
+    )
+    assert ended.status == 0, ended
+    ids = [
+        [row["response_ids"] for row in rows_in(out / "short" / "update-000000", "rollouts")]
+        for out in (one, other)
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_a_run_is_sampled_as_it_trains_and_its_metrics_get_the_numbers(
+    reference: Path, suite: Path, tmp_path: Path, command: Command
+):
+    """The run trains at temperature 1.3. Updates 0 and 6 are measured, then 3 on demand."""
+    run = Path(shutil.copytree(reference, tmp_path / "run"))
+    ended = command("benchmark", run, "--suite", suite)
+    assert ended.status == 0, ended
+    folders = sorted((run / "benchmarks" / "short").iterdir())
+    assert [folder.name for folder in folders] == ["update-000000", "update-000006"]
+    for folder in folders:
+        result = result_in(folder)
+        assert (result["temperature"], result["top_p"]) == (1.3, 1.0)
+        assert {row["temperature"] for row in rows_in(folder, "rollouts")} == {1.3}
+        (line,) = (
+            line
+            for line in read_metrics(run / "metrics.jsonl")
+            if (line["kind"], line["update"]) == ("suite/short", result["update"])
+        )
+        assert [line["accuracy"], line["accuracy_low"], line["accuracy_high"]] == result[
+            "measures"
+        ]["avg@4"]
+    assert command("benchmark", run, "--suite", suite, "--update", "3").status == 0
+    assert command("train", run).status == 0  # the run is still itself
+    refused = command("benchmark", run, "--suite", suite, "--update", "5")
+    assert refused.status == 2 and "choose among [0, 2, 3, 4, 6]" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["chain"], "name suites with --suite"),
+        (["chain", "letters", "--suite", "gsm8k"], "one model or run at a time: 'letters'"),
+        (["chain", "--suite", "gsm8"], "there is no suite 'gsm8'; did you mean gsm8k?"),
+        (["chain", "--suite", "gsm8k,svamp", "--data", "x.jsonl"], "--data gsm8k=x.jsonl"),
+        (["chain", "--suite", "gsm8k", "--data", "x.jsonl"], "x.jsonl"),
+        (["chain", "--suite", "gsm8k", "--update", "3"], "a model has no updates"),
+        (["mine.toml", "--suite", "gsm8k"], "name a run, a model directory or a hub id"),
+        (["compare", "a"], "compare needs two measurements"),
+        (["compare", "a", "b"], "a has no results in a"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], sentence: str, command: Command, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.chdir(tmp_path)
+    ended = command("benchmark", *arguments)
+    assert ended.status == 2 and sentence in ended.err
+    assert len(ended.err.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_judge_that_hangs_costs_its_response_only(suite: Path, tmp_path: Path, command: Command):
+    """One of 12 problems hangs its judge: its four responses count as wrong."""
+    code = "import time\n\ndef slow(completions, answer, **_):\n"
+    code += "    while answer[0] == '9':\n        pass\n    return [1.0]\n"
+    (tmp_path / "slow.py").write_text(code)
+    text = suite.read_text().replace(
+        'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]',
+        f'rewards = "{tmp_path / "slow.py"}:slow"\n[task.workers]\ntimeout = 0.3',
+    )
+    suite.write_text(text)
+    data = tmp_path / "problems.jsonl"
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows[0]["answer"] = "9"
+    assert sum(row["answer"] == "9" for row in rows) == 1
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = command("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out")
+    assert ended.status == 0, ended
+    result = result_in(tmp_path / "out" / "short" / "update-000000")
+    assert result["statuses"] == {"unfinished": 4, "right": 44}
+    assert result["measures"]["avg@4"][0] == pytest.approx(11 / 12)
