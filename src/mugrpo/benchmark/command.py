@@ -39,7 +39,7 @@ def add_benchmark(
     command.add_argument("--temperature", type=float, help=temperature)
     top_p = "sample from the most likely tokens with this probability (default: all of a run's)"
     command.add_argument("--top-p", type=float, help=top_p)
-    out = "the folder of the results (default: RUN/benchmarks, or benchmarks/NAME for a model)"
+    out = "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model)"
     command.add_argument("--out", type=Path, help=out)
     command.add_argument("--regrade", action="store_true", help="score stored responses again")
     command.add_argument("--trust", action="store_true", help=trust)

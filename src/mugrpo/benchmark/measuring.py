@@ -119,7 +119,7 @@ def _target(target: str, out: Path | None) -> Target:
     if path.suffix == ".toml":
         raise UsageError(f"{target} is a config file; name a run, a model directory or a hub id")
     name = path.resolve().name if path.exists() else target.replace("/", "--")
-    results = out or Path("benchmarks") / name
+    results = out or Path("runs") / "benchmarks" / name
     return Target(RunDir(results), results, {"model": {"path": target}}, None, run=False)
 
 
