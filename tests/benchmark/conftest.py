@@ -9,12 +9,12 @@ import pytest
 
 from mugrpo.tasks.chain import running_states
 
-PROMPTS = [f"{a}+{b}-1+{b}=" for a in range(1, 4) for b in range(1, 5)]  # 12 of them
+PROMPTS = [f"{a}+{b}-1+{c}+2-1+{b}-2=" for a in (1, 2, 3) for b in (1, 2) for c in (1, 3)]  # 12
 
 SUITE = """
 title = "Short chains"
 samples = 4
-max_new_tokens = 24
+max_new_tokens = 48
 
 [task]
 data = "{data}"

@@ -23,7 +23,7 @@ pytest_plugins = ["tests.run_fixtures"]
 SUITE = """
 title = "Short chains"
 samples = 2
-max_new_tokens = 24
+max_new_tokens = 48
 [task]
 data = "{data}"
 rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
@@ -37,7 +37,7 @@ def suites(tmp_path: Path) -> tuple[str, ...]:
     """Overrides that measure two suites: `short` every two updates, `rare` at both ends."""
     rows = [
         {"prompt": p, "answer": str(running_states(p)[-1])}
-        for p in (f"{a}+{b}-1=" for a in (1, 2, 3) for b in (1, 2))
+        for p in (f"{a}+{b}-1+2+2-1+1-2=" for a in (1, 2, 3) for b in (1, 2))
     ]
     (tmp_path / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("short", "rare"):

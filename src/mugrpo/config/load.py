@@ -18,11 +18,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mugrpo.config.describe import as_toml, describe
-from mugrpo.config.options import Options
+from mugrpo.config.options import Options, choices
+from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
 Group = TypeVar("Group", bound=Options)
+
+_IN_LISTS = [(name,) for name in choices(Reward)]  # tables of a list that are chosen by name
 
 
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -180,7 +183,8 @@ def _sentence(error: Any, root: type[Options]) -> str:
 def _dotted(location: Sequence[str | int], root: type[Options]) -> str:
     """Return an error's location, dotted, without the chosen name after a group or list index."""
     chosen = {1} if location and location[0] in root.choices() else set()
-    chosen |= {place + 1 for place, part in enumerate(location) if isinstance(part, int)}
+    listed = {place + 1 for place, part in enumerate(location) if isinstance(part, int)}
+    chosen |= {place for place in listed if location[place : place + 1] in _IN_LISTS}
     return ".".join(str(part) for place, part in enumerate(location) if place not in chosen)
 
 

@@ -1,0 +1,1 @@
+def record(result): return {}
