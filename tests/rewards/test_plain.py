@@ -108,7 +108,7 @@ EQUAL = [
     (r"\boxed{10{,}080}", r"10,\!080", True),
     (r"\boxed{11111111100}", r"11,\! 111,\! 111,\! 100", True),
     (r"\boxed{12,34}", "1234", False),
-    (r"\boxed{1{,}234, 5}", "5, 1,\!234", True),
+    (r"\boxed{1{,}234, 5}", r"5, 1,\!234", True),
     ("They sold 2,500 tickets", "2500", True),
     # decimals
     (r"\boxed{0.5}", ".5", True),
