@@ -108,7 +108,7 @@ EQUAL = [
     (r"\boxed{10{,}080}", r"10,\!080", True),
     (r"\boxed{11111111100}", r"11,\! 111,\! 111,\! 100", True),
     (r"\boxed{12,34}", "1234", False),
-    (r"\boxed{1{,}234, 5}", "5, 1,\!234", True),
+    (r"\boxed{1{,}234, 5}", r"5, 1,\!234", True),
     ("They sold 2,500 tickets", "2500", True),
     # decimals
     (r"\boxed{0.5}", ".5", True),
@@ -135,7 +135,6 @@ EQUAL = [
     # mixed numbers
     (r"\boxed{1\frac{4}{5}}", r"\frac{9}{5}", True),
     (r"\boxed{137 \frac{1}{2}}", "137.5", True),
-    (r"\boxed{1 1/2}", "1.5", True),
     (r"\boxed{-1\frac{1}{2}}", "-1.5", True),
     (r"\boxed{-1\frac{1}{2}}", "-0.5", False),
     # percent
@@ -172,8 +171,6 @@ EQUAL = [
     (r"\boxed{90 \text{ degrees}}", r"90^\circ", True),
     (r"\boxed{90 \text{ minutes}}", r"90^\circ", False),
     ("The answer is 5 apples.", "5", True),
-    ("The answer is 5 hours and 30 minutes.", "5", False),
-    (r"\boxed{5 \text{ million}}", "5", False),
     (r"\boxed{2x}", "2", False),
     (r"\boxed{2 pi}", "2", False),
     (r"\boxed{\text{not } 12}", "12", False),
@@ -230,7 +227,6 @@ EQUAL = [
     (r"\boxed{1,2}", "(1,2)", False),
     # sets and lists
     (r"\boxed{\{2,1\}}", r"\{1,2\}", True),
-    (r"\boxed{\{1,1,2\}}", r"\{1,2,2\}", False),
     (r"\boxed{\{1,2\}}", "(1,2)", False),
     (r"\boxed{-2, 1}", "1,-2", True),
     (r"\boxed{1}", "1,-2", False),
@@ -250,27 +246,19 @@ EQUAL = [
         True,
     ),
     (
-        r"\boxed{\begin{bmatrix} 1 & 2 \\[2pt] 3 & 4 \end{bmatrix}}",
-        r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
-        True,
-    ),
-    (
         r"\boxed{\begin{pmatrix} 1 & 2 & 3 & 4 \end{pmatrix}}",
         r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
         False,
     ),
     # letters and words
-    ("The answer is (C).", r"\text{(C)}", True),
     (r"\boxed{\text{C}}", "C", True),
     (r"\boxed{C}", r"\text{(C)}", True),
     (r"\boxed{\textbf{(D)}}", "C", False),
     (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", True),
     (r"\boxed{East}", r"\text{east}", True),
     (r"\boxed{\text{act}}", "cat", False),
-    ("The answer is even.", r"\text{even}", True),
     # expressions as text
     (r"\boxed{p-q}", "p - q", True),
-    (r"\boxed{6 + 9 i}", "6+9i", True),
     (r"\boxed{4210_5}", "4210_{5}", True),
     (r"\boxed{12_8}", "12", False),
     (r"\boxed{\cot{x}}", r"\cot y", False),
@@ -304,6 +292,19 @@ DIFFERENCES = [
     (r"\boxed{12}", "12_8", False, "the base is part of the text"),
     (r"So $x$ is $2\sqrt{3}$.", r"2\sqrt{3}", False, "no formula is read without box or mark"),
     ("The result is 7 times as many as 12 + 3 = 15 - 8", "7", False, "an expression ends the text"),
+    (r"\boxed{1 1/2}", "1.5", True, "a mixed number without LaTeX"),
+    ("The answer is 5 hours and 30 minutes.", "5", False, "several numbers after the mark"),
+    (r"\boxed{5 \text{ million}}", "5", False, "a million is no unit"),
+    (r"\boxed{\{1,1,2\}}", r"\{1,2,2\}", False, "each element as often"),
+    ("The answer is (C).", r"\text{(C)}", True, "letters are read without LaTeX"),
+    ("The answer is even.", r"\text{even}", True, "words are read without LaTeX"),
+    (r"\boxed{6 + 9 i}", "6+9i", True, "a blank before the imaginary unit"),
+    (
+        r"\boxed{\begin{bmatrix} 1 & 2 \\[2pt] 3 & 4 \end{bmatrix}}",
+        r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+        True,
+        "the looks of a matrix",
+    ),
 ]
 
 

@@ -112,7 +112,7 @@ def _marked(text: str) -> str | None:
         return display[1] or display[2]
     line = rest.split("\n", 1)[0]
     sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
-    formulas = _FORMULA.findall(sentence)
+    formulas: list[tuple[str, str]] = _FORMULA.findall(sentence)
     if len(formulas) == 1:
         return formulas[0][0] or formulas[0][1]
     return None if _PROSE.match(sentence) else sentence.replace("**", "")
