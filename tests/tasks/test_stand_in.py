@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,13 +151,25 @@ def test_duplicates_are_refused_as_in_training(jsonl):
         data_set.every_problem()
 
 
+class ReadsNoDollars:
+    """A grader that cannot read the reference "$"."""
+
+    def start(self, log: Path) -> None:
+        pass
+
+    def unreadable(self, references: Iterable[str]) -> dict[str, str]:
+        return {reference: "why" for reference in references if reference == "$"}
+
+
 def test_preparing_checks_the_references_of_the_problems_that_are_asked(jsonl, tmp_path):
-    """Of these two, a split would hold out the one with the lower hash and train on the other."""
-    data_set = task(jsonl(row("1", "1"), row("2", "$")), rewards=["math"])
-    asked = data_set.every_problem()
-    try:
-        data_set.prepare(tmp_path / "rewards.log", asked[:1])
-        with pytest.raises(UsageError, match="cannot use 1 of 2 reference answers"):
-            data_set.prepare(tmp_path / "rewards.log", asked)
-    finally:
-        data_set.close()
+    file = jsonl(row("1", "1"), row("2", "$"), row("3", "3"))
+    data_set = task(file, rewards=["math"])
+    data_set.grader = ReadsNoDollars()
+    first, second, _ = data_set.every_problem()
+    data_set.prepare(tmp_path / "rewards.log", [first])
+    with pytest.raises(UsageError) as refused:
+        data_set.prepare(tmp_path / "rewards.log", [first, second])
+    assert str(refused.value) == (
+        f'the reward math cannot use 1 of 2 reference answers; the first: "$" ({file}, line 2): '
+        "why; fix the data, choose another reward, or set task.answer_pattern"
+    )
