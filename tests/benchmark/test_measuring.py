@@ -58,7 +58,7 @@ def test_a_result_says_what_its_shards_say(suite: Path, tmp_path: Path, command:
 def test_what_is_published_is_not_sampled_again(
     suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    """One of three shards is lost: only its four problems are asked again, and answered the same."""
+    """One of three shards is lost: its four problems are asked again, and answered the same."""
     arguments = ("benchmark", "chain", "--suite", suite, "--out", tmp_path / "out", *SHORT_SHARDS)
     assert command(*arguments).status == 0
     folder = tmp_path / "out" / "short" / "update-000000"

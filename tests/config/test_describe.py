@@ -46,6 +46,8 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     for choice, reward in choices(Reward).items():
         for name in reward.model_fields:
             expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
+    for name in SuiteUse.model_fields:  # a list whose tables are all of one kind
+        expected[f"evaluation.suites[].{name}"] = Counter([""])
     for name in [f"{group}.name" for group in (*CHOICES, "task.rewards[]")]:
         expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected

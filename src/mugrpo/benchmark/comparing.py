@@ -114,10 +114,10 @@ def compare(first: Measurement, second: Measurement) -> Comparisons:
         _comparison(first.results[suite]["title"], *pair, difference, p)
         for suite, pair, difference, p in zip(shared, pairs, differences, adjusted, strict=True)
     ]
-    everything = tuple([value for pair in pairs for value in pair[side]] for side in (0, 1))
+    seconds, firsts = ([value for pair in pairs for value in pair[side]] for side in (0, 1))
     by_problem, by_benchmark = pooled(pairs)
     overall = [
-        _comparison("all problems, each the same", *everything, by_problem),
+        _comparison("all problems, each the same", seconds, firsts, by_problem),
         Comparison(
             "all benchmarks, each the same",
             sum(row.first for row in rows) / len(rows),

@@ -19,6 +19,10 @@ from mugrpo.report.figures import drawn, run_hue
 from mugrpo.report.markup import Content, Markup, fold, tag
 from mugrpo.report.page import document
 
+_SETTINGS = (
+    *("model", "data", "subset", "split", "revision", "engine", "precision", "samples"),
+    *("temperature", "top_p", "max_new_tokens", "seed", "mugrpo", "ended"),
+)
 _PASS_AT = re.compile(r"pass@(\d+)")
 
 
@@ -157,9 +161,7 @@ def _reading(answer: str | None) -> str:
 
 
 def _setting(result: Result, suites: Sequence[Suite]) -> Markup:
-    names = ("model", "data", "subset", "split", "revision", "engine", "precision", "samples")
-    names += ("temperature", "top_p", "max_new_tokens", "seed", "mugrpo", "ended")
-    rows = [[name, str(result[name])] for name in names if result.get(name) is not None]
+    rows = [[name, str(result[name])] for name in _SETTINGS if result.get(name) is not None]
     sources = {s.name: s.options.conventions for s in suites}.get(result["suite"], {})
     table = _table(["option", "source"], list(sources.items()))
     why = fold("Where the suite's conventions come from", table) if sources else None
