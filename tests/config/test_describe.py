@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mugrpo.config.describe import as_toml, describe, tables
+from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
 from mugrpo.config.options import choices
 from mugrpo.config.rewards import Reward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mugrpo.config.describe import describe
+from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config, changes, load_config, on_resume
 from mugrpo.config.preset import PRESETS
 
