@@ -23,7 +23,7 @@ FLOORS = (
     "run",
     "stages",
     "pipeline",
-    "tools trl benchmark",
+    "tools trl",
     "study arguments",
     "cli",
     "__init__ __main__",

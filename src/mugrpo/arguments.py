@@ -12,13 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mugrpo.benchmark.command import add_benchmark
 from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
+from mugrpo.tools.benchmark.command import add_benchmark
 from mugrpo.tools.exchange import add_exchange
 from mugrpo.tools.watch import add_watch
 

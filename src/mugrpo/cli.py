@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mugrpo.arguments import PHASES, completion, parser, resume_command
-from mugrpo.benchmark.command import run_benchmark
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
+from mugrpo.tools.benchmark.command import run_benchmark
 from mugrpo.tools.exchange import run_import, run_publish
 from mugrpo.tools.watch import run_report, run_watch
 

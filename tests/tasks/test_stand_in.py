@@ -170,6 +170,6 @@ def test_preparing_checks_the_references_of_the_problems_that_are_asked(jsonl, t
     with pytest.raises(UsageError) as refused:
         data_set.prepare(tmp_path / "rewards.log", [first, second])
     assert str(refused.value) == (
-        f'the reward math cannot use 1 of 2 reference answers; the first: "$" ({file}, line 2): '
+        f'the rewards cannot use 1 of 2 reference answers; the first: "$" ({file}, line 2): '
         "why; fix the data, choose another reward, or set task.answer_pattern"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from mugrpo.benchmark.every_eval_ever import SCHEMA_VERSION, record
+from mugrpo.tools.benchmark.every_eval_ever import SCHEMA_VERSION, record
 
 SCHEMA = json.loads((Path(__file__).parent / "every_eval_ever.schema.json").read_text())
 

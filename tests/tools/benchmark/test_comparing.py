@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mugrpo.benchmark.comparing import Measurement, compare, stored
-from mugrpo.benchmark.tables import comparison_table, markdown
 from mugrpo.disk.errors import UsageError
+from mugrpo.tools.benchmark.comparing import Measurement, compare, stored
+from mugrpo.tools.benchmark.tables import comparison_table, markdown
 
 
 def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) -> dict[str, Any]:

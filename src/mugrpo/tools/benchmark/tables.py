@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.benchmark.comparing import Comparison, Comparisons, Result
 from mugrpo.report.readable import MISSING, plain
+from mugrpo.tools.benchmark.comparing import Comparison, Comparisons, Result
 
 HEAD = (
     *("benchmark", "update", "problems x samples", "avg@k", "pass@k", "maj@k"),

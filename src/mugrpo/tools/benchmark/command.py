@@ -54,11 +54,11 @@ def run_benchmark(options: argparse.Namespace, say: Say) -> None:
 
 
 def _measure(options: argparse.Namespace, say: Say) -> None:
-    from mugrpo.benchmark.measuring import measure
-    from mugrpo.benchmark.page import write_page
-    from mugrpo.benchmark.tables import table
     from mugrpo.config.suites import load_suites
     from mugrpo.run.progress import Progress
+    from mugrpo.tools.benchmark.measuring import measure
+    from mugrpo.tools.benchmark.page import write_page
+    from mugrpo.tools.benchmark.tables import table
 
     if len(options.targets) > 1:
         raise UsageError(
@@ -113,8 +113,8 @@ def _data(text: str | None, names: list[str]) -> dict[str, Path]:
 
 
 def _compare(options: argparse.Namespace, say: Say) -> None:
-    from mugrpo.benchmark.comparing import compare, stored
-    from mugrpo.benchmark.tables import comparison_table
+    from mugrpo.tools.benchmark.comparing import compare, stored
+    from mugrpo.tools.benchmark.tables import comparison_table
 
     names = options.targets[1:]
     if len(names) != 2:

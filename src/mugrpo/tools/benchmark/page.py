@@ -8,9 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from mugrpo.benchmark.comparing import Result
-from mugrpo.benchmark.every_eval_ever import record
-from mugrpo.benchmark.tables import HEAD, row, table, with_interval
 from mugrpo.config.suites import Suite
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.report.axes import Axis
@@ -18,6 +15,9 @@ from mugrpo.report.charts import Trace, line_chart
 from mugrpo.report.figures import drawn, run_hue
 from mugrpo.report.markup import Content, Markup, fold, tag
 from mugrpo.report.page import document
+from mugrpo.tools.benchmark.comparing import Result
+from mugrpo.tools.benchmark.every_eval_ever import record
+from mugrpo.tools.benchmark.tables import HEAD, row, table, with_interval
 
 _SETTINGS = (
     *("model", "data", "subset", "split", "revision", "engine", "precision", "samples"),
