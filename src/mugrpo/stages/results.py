@@ -10,18 +10,22 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
 from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
-from mugrpo.rollouts.agreement import agreement
+from mugrpo.rollouts.agreement import Agreement, agreement
+from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.run.opened import OpenRun
 
 Scored = tuple[Rollout, Score]
 
 _DISAGREEMENTS = 100  # listed in a result; all are counted
+_COUNTS = ("both_right", "only_first", "only_second", "both_wrong", "unjudged", "one_answer")
 
 
 def result_of(
@@ -31,9 +35,14 @@ def result_of(
     config, task = run.config, run.config.task
     assert isinstance(task, DatasetOptions)
     problems = {problem.id: problem for problem in run.eval_problems}
-    groups = groupby(_scored(rollouts, scores), key=lambda pair: pair[0].problem_id)
-    results = [_problem_result(run, problems[id_], list(pairs)) for id_, pairs in groups]
-    statuses = Counter(score.status.value for _, score in _scored(rollouts, scores))
+    graders = _Graders(task)
+    statuses: Counter[str] = Counter()
+    results = []
+    for id_, group in groupby(_scored(rollouts, scores), key=lambda pair: pair[0].problem_id):
+        pairs = list(group)
+        results.append(_problem_result(run, problems[id_], pairs))
+        statuses.update(score.status.value for _, score in pairs)
+        graders.count(problems[id_], pairs)
     measures = measured(results)
     return {
         "suite": suite.name,
@@ -56,7 +65,7 @@ def result_of(
         "seconds": seconds,
         "measures": {name: [m.value, m.low, m.high] for name, m in measures.items()},
         "statuses": dict(statuses),
-        "agreement": _agreement(task, problems, rollouts, scores),
+        "agreement": graders.found(suite.options.samples),
         "per_problem": [asdict(result) for result in results],
         "mugrpo": version("mugrpo"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -70,7 +79,7 @@ def line_of(result: dict[str, Any]) -> dict[str, Any]:
         name = "accuracy" if name.startswith("avg@") else name
         line |= {name: value, f"{name}_low": low, f"{name}_high": high}
     if result["agreement"]:
-        line["graders_agree"] = result["agreement"]["share"]
+        line["graders_agree"] = (result["agreement"]["share"] or [None])[0]
     return {**line, "time/evaluate": result["seconds"]}
 
 
@@ -113,26 +122,35 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float:
     return majority(merged(votes, equal))
 
 
-def _agreement(
-    task: DatasetOptions, problems: dict[str, Problem], rollouts: ShardSet, scores: ShardSet
-) -> dict[str, Any] | None:
-    """Return how the suite's two graders agree, or None if it has only one."""
-    names = [reward.label for reward in task.rewards if not isinstance(reward, FunctionOptions)]
-    if len(names) < 2:
-        return None
-    first, second = names[:2]
-    found = agreement(
-        (
-            (
-                f"{rollout.problem_id}/{rollout.sample}",
-                problems[rollout.problem_id].answer,
-                score.parts,
-            )
-            for rollout, score in _scored(rollouts, scores)
-        ),
-        first,
-        second,
-    )
-    counts = asdict(found)
-    counts["disagreements"] = counts["disagreements"][:_DISAGREEMENTS]
-    return {"first": first, "second": second, "share": found.share, **counts}
+class _Graders:
+    """How the first two verifiers of a suite agree, problem by problem."""
+
+    def __init__(self, task: DatasetOptions) -> None:
+        verifiers = [r.label for r in task.rewards if not isinstance(r, FunctionOptions)]
+        self._names = verifiers[:2]
+        self._total = Agreement()
+        self._shares: list[float] = []  # of the problems with a verdict of both
+
+    def count(self, problem: Problem, pairs: Sequence[Scored]) -> None:
+        """Add the responses to a problem."""
+        if len(self._names) < 2:
+            return
+        parts = ((f"{r.problem_id}/{r.sample}", problem.answer, s.parts) for r, s in pairs)
+        found = agreement(parts, *self._names)
+        if found.share is not None:
+            self._shares.append(found.share)
+        for name in _COUNTS:
+            setattr(self._total, name, getattr(self._total, name) + getattr(found, name))
+        room = _DISAGREEMENTS - len(self._total.disagreements)
+        self._total.disagreements += found.disagreements[:room]
+
+    def found(self, samples: int) -> dict[str, Any] | None:
+        """Return the counts, the share with its interval, and disagreements; or None."""
+        if len(self._names) < 2:
+            return None
+        first, second = self._names
+        share = None
+        if self._shares:
+            low, high = interval(self._shares, samples)
+            share = [float(np.mean(self._shares)), float(low), float(high)]
+        return {"first": first, "second": second, "share": share, **asdict(self._total)}

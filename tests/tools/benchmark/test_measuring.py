@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.engines.continuous import ContinuousEngine
 from tests.runs import Command
@@ -94,6 +96,33 @@ def test_stored_responses_are_graded_again_without_an_engine(
     assert command(*arguments).status == 0
     assert rows_in(folder, "rollouts") == rollouts
     assert result_in(folder)["measures"]["avg@4"] != before
+
+
+def test_an_engine_that_dies_stops_with_the_command_that_goes_on(
+    suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """The first of three shards is kept, and the rest are those of a run without a fault."""
+    arguments = ("benchmark", "chain", "--suite", suite, "--out")
+    assert command(*arguments, tmp_path / "whole", *SHORT_SHARDS).status == 0
+    generate, calls = ContinuousEngine.generate, count()
+
+    def dying(engine: Any, requests: Any, **options: Any) -> Any:
+        if next(calls) == 2:  # after the canary and a shard
+            raise RunStopped("the engine died")
+        return generate(engine, requests, **options)
+
+    monkeypatch.setattr(ContinuousEngine, "generate", dying)
+    ended = command(*arguments, tmp_path / "out", *SHORT_SHARDS)
+    assert ended.status == 3
+    again = (
+        f"mugrpo benchmark chain --suite {suite} --out {tmp_path / 'out'} {' '.join(SHORT_SHARDS)}"
+    )
+    assert f"the engine died. Nothing published is lost; resume with: {again}" in ended.err
+    folders = [tmp_path / name / "short" / "update-000000" for name in ("out", "whole")]
+    assert len(rows_in(folders[0], "rollouts")) == 16
+    assert command(*again.split()[1:]).status == 0
+    one, other = (rows_in(folder, "rollouts") for folder in folders)
+    assert one == other
 
 
 def test_other_options_are_refused_and_say_where_to(suite: Path, tmp_path: Path, command: Command):

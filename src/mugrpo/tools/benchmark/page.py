@@ -138,8 +138,8 @@ def _graders(result: Result) -> Markup | None:
     first, second = found["first"], found["second"]
     words = (
         f"{result['title']}, update {result['update']}: {first} and {second} agree on "
-        f"{found['share']:.4f} of {judged} responses; {found['only_first']} are right for {first} "
-        f"alone, {found['only_second']} for {second} alone."
+        f"{with_interval(found['share'])} of {judged} responses; {found['only_first']} are right "
+        f"for {first} alone, {found['only_second']} for {second} alone."
     )
     listed = [
         [

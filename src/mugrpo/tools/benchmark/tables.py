@@ -33,7 +33,7 @@ def row(result: Result) -> list[str]:
         with_interval(measures["truncated"]),
         with_interval(measures["no_answer"]),
         with_interval(measures["mean_length"]),
-        f"{agree['share']:.3f}" if agree and agree["share"] is not None else MISSING,
+        with_interval(agree["share"] if agree else None),
     ]
 
 
