@@ -64,7 +64,7 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     for folder in sorted(path for path in root.glob("*") if path.is_dir()):
         files = sorted(folder.glob(f"update-{int(at):06d}/result.json" if at else "*/result.json"))
         if files and (suites is None or folder.name in suites):
-            results[folder.name] = _read(files[-1])
+            results[folder.name] = read_result(files[-1])
     if not results:
         raise UsageError(
             f"{name} has no results{' of these suites' if suites else ''} in {root}; "
@@ -73,7 +73,8 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     return Measurement(name, results)
 
 
-def _read(file: Path) -> Result:
+def read_result(file: Path) -> Result:
+    """Return the content of a result.json. Raises UsageError if it cannot be read."""
     try:
         result: Result = json.loads(file.read_text())
         assert result["per_problem"] and result["measures"]

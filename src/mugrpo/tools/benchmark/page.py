@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,7 +14,7 @@ from mugrpo.report.charts import Trace, line_chart
 from mugrpo.report.figures import drawn, run_hue
 from mugrpo.report.markup import Content, Markup, fold, tag
 from mugrpo.report.page import document
-from mugrpo.tools.benchmark.comparing import Result
+from mugrpo.tools.benchmark.comparing import Result, read_result
 from mugrpo.tools.benchmark.every_eval_ever import record
 from mugrpo.tools.benchmark.tables import HEAD, row, table, with_interval
 
@@ -46,7 +45,7 @@ def write_page(folder: Path, suites: Sequence[Suite]) -> Path:
 
 def _stored(folder: Path) -> Iterator[tuple[Path, Result]]:
     for file in sorted(folder.glob("*/update-*/result.json")):
-        yield file, json.loads(file.read_text())
+        yield file, read_result(file)
 
 
 def _sections(
