@@ -55,7 +55,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         current = work.training.schedule.stage_of(update)
         run.task.prepare(run.folder.log("rewards"))
         if update < run.config.schedule.total_updates:
-            try_out(run)
+            try_out(run, work.suites)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
@@ -83,9 +83,9 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
 
 def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
-    with Work(run):
+    with Work(run) as work:
         run.task.prepare(run.folder.log("rewards"))
-        try_out(run, tell=True)
+        try_out(run, work.suites, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:

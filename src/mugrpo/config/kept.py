@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Options, PathOrName
+from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Options, PathOrName, absolute
 
 
 class CheckpointOptions(Options):
@@ -33,8 +33,8 @@ class CheckpointOptions(Options):
 class SuiteUse(Options):
     """A benchmark suite that is measured during training."""
 
-    name: PathOrName = Field(json_schema_extra=HARMLESS | PLACE)
-    """A suite (docs/evaluation.md), or a suite file of your own."""
+    name: str = Field(min_length=1, json_schema_extra=HARMLESS | PLACE)
+    """A suite (docs/evaluation.md), or a suite file of your own, which ends in .toml."""
     every: int = Field(0, ge=0, json_schema_extra=HARMLESS)
     """Measure every N updates, and before the first and after the last. 0: only these two."""
     data: PathOrName | None = Field(None, json_schema_extra=HARMLESS | PLACE)
@@ -49,6 +49,11 @@ class SuiteUse(Options):
     """Sampling temperature; rollouts.temperature if unset."""
     top_p: float = Field(1.0, gt=0, le=1, json_schema_extra=HARMLESS)
     """Sample from the most likely tokens with this probability."""
+
+    @field_validator("name")
+    @classmethod
+    def _file_is_absolute(cls, name: str) -> str:
+        return absolute(name) if name.endswith(".toml") else name
 
     @property
     def label(self) -> str:

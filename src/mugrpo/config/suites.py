@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.load import read_toml, validated
+from mugrpo.config.load import changes, read_toml, validated
 from mugrpo.config.options import Options
 from mugrpo.config.run import PromptOptions
 from mugrpo.config.tasks import DatasetOptions
@@ -137,11 +137,15 @@ class Suite:
         return self.over({name: value for name, value in given.items() if value is not None})
 
     def over(self, raw: dict[str, Any]) -> Suite:
-        """Return this suite with raw values of options over its own."""
-        options = validated(
-            SuiteOptions, {**self.options.model_dump(), **raw}, f"suite {self.name}"
-        )
-        return dataclasses.replace(self, options=options)
+        """Return this suite with raw values of options over its own.
+
+        What it says of an option's source is left out if the option has another value now.
+        """
+        before = self.options.model_dump()
+        options = validated(SuiteOptions, {**before, **raw}, f"suite {self.name}")
+        changed = {name.rpartition(".")[2] for name, *_ in changes(before, options.model_dump())}
+        kept = {name: why for name, why in options.conventions.items() if name not in changed}
+        return dataclasses.replace(self, options=options.model_copy(update={"conventions": kept}))
 
 
 def packaged() -> list[str]:
@@ -180,7 +184,7 @@ def _found(
 
     `inside` has the groups around it.
     """
-    file = _file(word, folder).resolve()
+    file = Path(os.path.abspath(_file(word, folder)))
     if file in inside:
         raise UsageError(f"{file}: the group contains itself")
     raw = read_toml(file)

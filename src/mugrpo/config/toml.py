@@ -67,7 +67,8 @@ def _public(options: Options, prefix: str, notes: list[str]) -> dict[str, Any]:
         elif isinstance(value, Options):
             public[leaf] = _public(value, f"{name}.", notes)
         elif isinstance(value, tuple) and any(isinstance(entry, Options) for entry in value):
-            public[leaf] = [_public(entry, f"{name}[].", notes) for entry in value]
+            entries = (_public(entry, f"{name}[].", notes) for entry in value)
+            public[leaf] = [{k: v for k, v in one.items() if v is not None} for one in entries]
         else:
             public[leaf] = value
             if mark == "name" and is_absolute(value):

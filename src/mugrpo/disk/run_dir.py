@@ -241,7 +241,8 @@ class RunDir:
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""
-        folders = (self.root / name for name in ("stages", "checkpoints", "evaluations"))
+        names = ("stages", "checkpoints", "evaluations", "benchmarks")
+        folders = (self.root / name for name in names)
         return not any(path.is_file() for folder in folders for path in folder.rglob("*"))
 
     def evaluation_folders(self) -> list[Path]:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from itertools import product
@@ -19,7 +20,9 @@ from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.suites import load_suites
 from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
 
 
@@ -52,6 +55,18 @@ def _code(config: RunConfig) -> Iterator[Named]:
         yield _of("prompt.chat_template", template, [Path(template)])
     if isinstance(config.task, DatasetOptions):
         yield from _rewards(config.task)
+    for use in config.evaluation.suites:
+        yield from _suite(use.name)
+
+
+def _suite(name: str) -> Iterator[Named]:
+    """Yield what a suite of evaluation.suites names. One that cannot be read is refused later."""
+    with suppress(UsageError):
+        for suite in load_suites(name):
+            template = suite.options.prompt.chat_template
+            if template and Path(template).is_file():
+                yield _of("prompt.chat_template", template, [Path(template)])
+            yield from _rewards(suite.options.task)
 
 
 def _rewards(options: DatasetOptions) -> Iterator[Named]:

@@ -56,13 +56,12 @@ def theirs_in(file: Path, config: RunConfig) -> Theirs | None:
 
 def require_trusted(
     config: RunConfig,
-    theirs: Theirs | None,
-    *,
+    *theirs: Theirs | None,
     trust: bool,
     say: Callable[[str], None],
     force: bool = False,
 ) -> None:
-    """Refuse what `theirs` names unless it was used or approved, and remember all of `config`.
+    """Refuse what `theirs` name unless it was used or approved, and remember all of `config`.
 
     What `config` names beyond that is the user's own choice. `trust` approves everything. `force`
     accepts changed content of what was used or approved before. `say` gets a sentence if approvals
@@ -70,8 +69,9 @@ def require_trusted(
     refused.
     """
     named = named_by(config)
-    if theirs and not trust:
-        _refuse_unknown(theirs, named, force)
+    for one in theirs:
+        if one and not trust:
+            _refuse_unknown(one, named, force)
     _remember(named, say)
 
 

@@ -15,7 +15,7 @@ from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_folder, publish_json
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
-from mugrpo.engines.base import Decoded, Engine
+from mugrpo.engines.base import Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.samples import response
 from mugrpo.rollouts.accuracy import accuracy
@@ -23,6 +23,7 @@ from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import logged_means
 from mugrpo.run.opened import OpenRun
+from mugrpo.stages.generate import counted
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.sampling import Sampling
 
@@ -108,30 +109,41 @@ def _sample(
     temperature: float,
 ) -> SampledShard:
     """Return `k` rollouts of each of `draws` as one shard. Each engine samples a part of it."""
-    samplers = [
+    samplers = samplers_of(run, engines, _STAGE, k, temperature, update)
+    run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
+    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+        ((_, sampled),) = sampled_shards(samplers, [(0, draws)], counted(run), pieces=len(engines))
+    run.progress.end()
+    return sampled
+
+
+def samplers_of(
+    run: OpenRun,
+    engines: Sequence[Engine],
+    stage: str,
+    size: int,
+    temperature: float,
+    update: int,
+    top_p: float = 1.0,
+) -> list[Sampler]:
+    """Return samplers of `size` responses to each problem, seeded as those of `stage`.
+
+    The engines have the policy after `update` updates.
+    """
+    return [
         Sampler(
             engine,
             run.prompts,
             seed=run.config.seed,
-            stage=_STAGE,
-            group_size=k,
+            stage=stage,
+            group_size=size,
             temperature=temperature,
+            top_p=top_p,
             max_new_tokens=run.config.rollouts.max_new_tokens,
             policy_step=update,
         )
         for engine in engines
     ]
-
-    def on_decoded(decoded: Decoded) -> None:
-        run.stop.check()
-        tokens = sum(len(completion.ids) for _, completion in decoded.completions)
-        run.progress.advance(len(decoded.completions), tokens)
-
-    run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
-    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-        ((_, sampled),) = sampled_shards(samplers, [(0, draws)], on_decoded, pieces=len(engines))
-    run.progress.end()
-    return sampled
 
 
 def evaluation_due(config: RunConfig, update: int) -> bool:

@@ -164,14 +164,20 @@ def _generate(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
         stage.heading("generate"), "rollouts", generation.total, generation.published
     )
 
-    def on_decoded(decoded: Decoded) -> None:
+    for _ in generation.shards(counted(run)):
+        pass
+    run.progress.end()
+
+
+def counted(run: OpenRun) -> Callable[[Decoded], None]:
+    """Return a function that counts decoded responses as progress, and stops if asked to."""
+
+    def count(decoded: Decoded) -> None:
         run.stop.check()
         tokens = sum(len(completion.ids) for _, completion in decoded.completions)
         run.progress.advance(len(decoded.completions), tokens)
 
-    for _ in generation.shards(on_decoded):
-        pass
-    run.progress.end()
+    return count
 
 
 def forget_others(stage: Stage, rollouts: ShardSet) -> None:

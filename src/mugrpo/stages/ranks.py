@@ -34,10 +34,10 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.driver import DRIVER, driver_name
 from mugrpo.processes.ranks import said_by_ranks
 from mugrpo.run.opened import OpenRun
-from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
+from mugrpo.stages.suites_in_training import measuring_due
 
 _PATIENCE = 600.0  # seconds to wait until the ranks have saved their updates and end
 _ENDING = 60.0  # seconds to wait until ranks that got a signal end
@@ -234,7 +234,7 @@ def optimize_in_ranks(
         end = current.end if until is None else min(current.end, until)
         if start >= end:
             return
-        due = (u for u in range(start + 1, end) if evaluation_due(run.config, u))
+        due = (u for u in range(start + 1, end) if measuring_due(run.config, u))
         with handed_out():
             ranks.optimize(stage.number, next(due, end))
         if run.folder.newest_update() <= start:

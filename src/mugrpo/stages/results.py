@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
-from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.shards import ShardSet, score_from_row
+from mugrpo.rewards.forms import form, same
 from mugrpo.rollouts.agreement import Agreement, agreement
 from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
 from mugrpo.run.opened import OpenRun
 
-Scored = tuple[Rollout, Score]
-
 _DISAGREEMENTS = 100  # listed in a result; all are counted
 _COUNTS = ("both_right", "only_first", "only_second", "both_wrong", "unjudged", "one_answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What a result needs of a rollout and its score."""
+
+    problem_id: str
+    sample: int
+    finish_reason: str
+    tokens: int
+    score: Score
 
 
 def result_of(
@@ -38,11 +50,13 @@ def result_of(
     graders = _Graders(task)
     statuses: Counter[str] = Counter()
     results = []
-    for id_, group in groupby(_scored(rollouts, scores), key=lambda pair: pair[0].problem_id):
-        pairs = list(group)
-        results.append(_problem_result(run, problems[id_], pairs))
-        statuses.update(score.status.value for _, score in pairs)
-        graders.count(problems[id_], pairs)
+    everything = _responses(rollouts, scores)
+    for id_, group in groupby(everything, key=lambda response: response.problem_id):
+        run.stop.check()
+        responses = list(group)
+        results.append(_problem_result(run, problems[id_], responses))
+        statuses.update(response.score.status.value for response in responses)
+        graders.count(problems[id_], responses)
     measures = measured(results)
     return {
         "suite": suite.name,
@@ -67,6 +81,7 @@ def result_of(
         "statuses": dict(statuses),
         "agreement": graders.found(suite.options.samples),
         "per_problem": [asdict(result) for result in results],
+        "conventions": suite.options.conventions,
         "mugrpo": version("mugrpo"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -74,7 +89,8 @@ def result_of(
 
 def line_of(result: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a result's line in metrics.jsonl: `accuracy` is its avg@k."""
-    line = {name: result[name] for name in ("problems", "samples", "temperature", "top_p")}
+    names = ("problems", "samples", "temperature", "top_p", "max_new_tokens")
+    line = {name: result[name] for name in names}
     for name, (value, low, high) in result["measures"].items():
         name = "accuracy" if name.startswith("avg@") else name
         line |= {name: value, f"{name}_low": low, f"{name}_high": high}
@@ -83,36 +99,58 @@ def line_of(result: dict[str, Any]) -> dict[str, Any]:
     return {**line, "time/evaluate": result["seconds"]}
 
 
-def _scored(rollouts: ShardSet, scores: ShardSet) -> Iterator[Scored]:
-    """Yield every rollout with its score; those of a problem are adjacent."""
+def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
+    """Yield every response with its score; those to a problem are adjacent."""
+    columns = ["problem_id", "sample", "finish_reason", "response_ids"]
     for shard in rollouts.numbers():
-        rows = scores.open(shard).read().to_pylist()
-        yield from zip(read_rollouts(rollouts, shard), map(score_from_row, rows), strict=True)
+        table = rollouts.open(shard).read(columns)
+        lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+        parts = [*(table[name].to_pylist() for name in columns[:3]), lengths]
+        rows = map(score_from_row, scores.open(shard).read().to_pylist())
+        yield from map(_Response, *parts, rows)
 
 
-def _problem_result(run: OpenRun, problem: Problem, pairs: Sequence[Scored]) -> ProblemResult:
-    rollouts, scores = zip(*pairs, strict=True)
+def _problem_result(
+    run: OpenRun, problem: Problem, responses: Sequence[_Response]
+) -> ProblemResult:
+    scores = [response.score for response in responses]
     return ProblemResult(
         id=problem.id,
         right=sum(score.status is Status.RIGHT for score in scores),
         judged=sum(score.status.rewarded for score in scores),
-        samples=len(pairs),
+        samples=len(responses),
         majority=_majority(run, problem, scores),
-        truncated=sum(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts),
+        truncated=sum(r.finish_reason == FinishReason.LENGTH for r in responses),
         no_answer=sum(score.status is Status.NO_ANSWER for score in scores),
-        tokens=sum(len(rollout.response_ids) for rollout in rollouts),
+        tokens=sum(response.tokens for response in responses),
     )
 
 
-def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float:
-    """Return maj@k. The suite's judge says which answers are equal."""
+def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float | None:
+    """Return maj@k, or None if no verifier reads answers or no response has a verdict.
+
+    Numbers are compared exactly. If all rewards are verifiers and the first is "math", it says
+    whether other answers are equal. Otherwise answers of another form differ.
+    """
+    task = run.config.task
+    assert isinstance(task, DatasetOptions)
+    verifiers = [reward for reward in task.rewards if not isinstance(reward, FunctionOptions)]
+    if not verifiers or not any(score.status.rewarded for score in scores):
+        return None
+    asks = len(verifiers) == len(task.rewards) and isinstance(verifiers[0], MathOptions)
     counts = Counter(
         (score.parts["answer"], score.status is Status.RIGHT)
         for score in scores
         if "answer" in score.parts
     )
+    forms = {answer: form(answer) for answer, _ in counts}
 
     def equal(first: str, second: str) -> bool:
+        one, other = forms[first], forms[second]
+        if same(one, other) or same(other, one):
+            return True
+        if not asks or all(isinstance(each.value, Fraction) for each in (one, other)):
+            return False
         asked = Problem(problem.id, problem.prompt, second, problem.columns)
         answer = Answer(asked, rf"\boxed{{{first}}}", (), FinishReason.STOP)
         (score,) = run.task.score([answer])
@@ -131,11 +169,11 @@ class _Graders:
         self._total = Agreement()
         self._shares: list[float] = []  # of the problems with a verdict of both
 
-    def count(self, problem: Problem, pairs: Sequence[Scored]) -> None:
+    def count(self, problem: Problem, responses: Sequence[_Response]) -> None:
         """Add the responses to a problem."""
         if len(self._names) < 2:
             return
-        parts = ((f"{r.problem_id}/{r.sample}", problem.answer, s.parts) for r, s in pairs)
+        parts = ((f"{r.problem_id}/{r.sample}", problem.answer, r.score.parts) for r in responses)
         found = agreement(parts, *self._names)
         if found.share is not None:
             self._shares.append(found.share)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,24 +23,25 @@ from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.publishing import SUMS, publish_json, sha256_of
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
-from mugrpo.engines.base import Decoded, Engine
+from mugrpo.engines.base import Engine
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Draw, Sampler
+from mugrpo.rollouts.sampler import Draw
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import judge_fingerprint, problems_sha256
-from mugrpo.stages.generate import pieces_of
+from mugrpo.stages.evaluate import samplers_of
+from mugrpo.stages.generate import counted, pieces_of
 from mugrpo.stages.results import result_of
 from mugrpo.tasks.dataset import Dataset
 
@@ -94,12 +96,17 @@ def suite_run(
 
 
 def _with_room(config: RunConfig, problems: Sequence[Problem], progress: Progress) -> RunConfig:
-    """Return `config` with responses as long as the model's context has room for."""
+    """Return `config` with responses as long as the model's context has room for.
+
+    A prompt that takes more than half of the context is overlong if it leaves less than the suite
+    allows.
+    """
     vocab_size, context = model_sizes(config.model)
     context = min(filter(None, [context, config.engine.max_model_len]), default=None)
     if context is None:
         return config
-    encode = PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, context - 1)
+    longest = context - min(config.rollouts.max_new_tokens, context // 2)
+    encode = PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, longest)
     room = context - max(len(encode(problem)) for problem in encode.fitting(problems))
     if room >= config.rollouts.max_new_tokens:
         return config
@@ -119,14 +126,16 @@ def measure_suite(
     folder: Path,
     *,
     regrade: bool = False,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Do what of the suite is not published in `folder`, and return what its result.json holds.
 
     `run` comes from `suite_run`. `engines` returns engines with the policy after `update` updates;
-    it is called only if rollouts are missing. With `regrade`, stored rollouts are scored again.
-    Raises UsageError if `folder` has the suite under other options.
+    it is called only if rollouts are missing. With `regrade`, stored rollouts are scored again. If
+    `folder` has other weights or the suite under other options, it is replaced if `replace` is
+    true. Otherwise that raises UsageError.
     """
-    _settle(folder / "suite.json", _identity(run, suite, update))
+    _settle(folder, _identity(run, suite, update), replace)
     rollouts = ShardSet(folder / "rollouts", "rollouts")
     scores = ShardSet(folder / "scores", "scores")
     for shards in (rollouts, scores):
@@ -136,24 +145,34 @@ def measure_suite(
                 shards.forget(shard)
     began = time.monotonic()
     _sample(run, suite, engines, update, rollouts)
-    scorer = run.scorer(run.eval_problems, None)
+    scorer, path = run.scorer(run.eval_problems, None), folder / "result.json"
     unscored = [
         shard
         for shard in rollouts.numbers()
         if regrade or not scored(rollouts, scores, shard, run.judge)
     ]
+    if unscored:
+        path.unlink(missing_ok=True)  # it tells of other scores
     run.progress.begin(f"{suite.name}  score", "shards", len(unscored))
     for shard in unscored:
         scorer.make_shard(rollouts, scores, shard)
         passing("suite scored")
         run.progress.advance(1)
     run.progress.end()
-    path = folder / "result.json"
-    if unscored or not path.exists():
+    result = None if unscored else _stored(path)
+    if result is None:
         seconds = time.monotonic() - began
-        publish_json(path, result_of(run, suite, update, rollouts, scores, seconds))
-    result: dict[str, Any] = json.loads(path.read_text())
+        result = result_of(run, suite, update, rollouts, scores, seconds)
+        publish_json(path, result)
     return result
+
+
+def _stored(path: Path) -> dict[str, Any] | None:
+    """Return a stored result, or None if there is none that can be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts: ShardSet) -> None:
@@ -165,32 +184,14 @@ def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts:
     missing = [(shard, part) for shard, part in enumerate(parts) if shard not in rollouts]
     if not missing:
         return
-    samplers = [
-        Sampler(
-            engine,
-            run.prompts,
-            seed=run.config.seed,
-            stage=f"suite {suite.name}",
-            group_size=size,
-            temperature=options.temperature,
-            top_p=suite.options.top_p,
-            max_new_tokens=options.max_new_tokens,
-            policy_step=update,
-        )
-        for engine in engines()
-    ]
-
-    def on_decoded(decoded: Decoded) -> None:
-        run.stop.check()
-        tokens = sum(len(completion.ids) for _, completion in decoded.completions)
-        run.progress.advance(len(decoded.completions), tokens)
-
+    stage, top_p = f"suite {suite.name}", suite.options.top_p
+    samplers = samplers_of(run, engines(), stage, size, options.temperature, update, top_p)
     total, left = len(draws) * size, sum(len(part) for _, part in missing) * size
     run.progress.begin(f"{suite.name}  update {update}", "responses", total, total - left)
     pieces = pieces_of(len(draws), len(parts[0]), len(samplers))
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
-        for shard, sampled in sampled_shards(samplers, missing, on_decoded, pieces=pieces):
-            sampled.publish(rollouts, shard, policy_step=update, top_p=suite.options.top_p)
+        for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
+            sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
             passing("suite sampled")
     run.progress.end()
 
@@ -201,13 +202,26 @@ def _fingerprint(model: ModelOptions) -> str:
     return model_fingerprint(model)
 
 
+def _weights(run: OpenRun, update: int) -> str | None:
+    """Return what tells the policy after `update` updates from others; None if only memory has it.
+
+    It is the checksum of the checkpoint's checksums.
+    """
+    if update == 0:
+        return _fingerprint(run.config.model)
+    if run.folder.pending and run.folder.pending.update == update:
+        run.folder.settle()
+    seal = run.folder.checkpoint(update) / SUMS
+    return sha256_of(seal) if seal.is_file() else None
+
+
 def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
     """Return what decides the rollouts. What only judges them is under the scores' fingerprint."""
     config = run.config
     return {
         "suite": suite.name,
         "update": update,
-        "model": _fingerprint(config.model),
+        "weights": _weights(run, update),
         "precision": config.model.precision,
         "engine": config.engine.name,
         "seed": config.seed,
@@ -221,17 +235,17 @@ def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
     }
 
 
-def _settle(file: Path, identity: dict[str, Any]) -> None:
-    """Store what decides the rollouts. Raises UsageError if the folder has others."""
+def _settle(folder: Path, identity: dict[str, Any], replace: bool) -> None:
+    """Store what decides the rollouts. If the folder has others, replace it or raise UsageError."""
+    file, stored = folder / "suite.json", _stored(folder / "suite.json")
+    same = stored == identity and identity["weights"] is not None
+    if replace and folder.exists() and not same:
+        shutil.rmtree(folder)
+    elif stored is not None and not same:
+        differing = [f"{name} = {old}, not {new}" for name, old, new in changes(stored, identity)]
+        raise UsageError(
+            f"{folder} has this suite with {'; '.join(differing)}; name another folder with --out, "
+            "or remove that one"
+        )
     if not file.exists():
         publish_json(file, identity)
-        return
-    try:
-        stored = dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{file} cannot be read ({error}); remove its folder") from None
-    if differing := [f"{name} = {old}, not {new}" for name, old, new in changes(stored, identity)]:
-        raise UsageError(
-            f"{file.parent} has this suite with {'; '.join(differing)}; name another --out, or "
-            "remove that folder"
-        )

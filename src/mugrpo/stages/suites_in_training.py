@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
 
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import Suite, load_suites
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.journal import forget
 from mugrpo.disk.metrics import MetricsLog, read_metrics
 from mugrpo.disk.places import passing
 from mugrpo.run.opened import OpenRun
-from mugrpo.run.trust import require_trusted, theirs_in
+from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.results import line_of
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.suites import measure_suite, suite_config, suite_run
 from mugrpo.tasks.stand_in import with_data
+
+# Measures with the same values of these can be compared.
+_SETTINGS = ("problems", "samples", "temperature", "top_p", "max_new_tokens")
+
+
+def measuring_due(config: RunConfig, update: int) -> bool:
+    """Return whether anything is measured after `update` updates."""
+    return evaluation_due(config, update) or bool(suites_due(config, update))
 
 
 def suites_due(config: RunConfig, update: int) -> list[SuiteUse]:
@@ -32,11 +38,53 @@ def suites_due(config: RunConfig, update: int) -> list[SuiteUse]:
     ]
 
 
-def used_suite(config: RunConfig, use: SuiteUse) -> Suite:
-    """Return the suite as the run uses it.
+class Suites:
+    """The suites that a run measures. Each is opened when it is first needed."""
 
-    Raises UsageError if it or its data cannot be read, or if it is a group of suites.
-    """
+    def __init__(self, run: OpenRun, sampling: Sampling, metrics: MetricsLog) -> None:
+        self._run, self._sampling, self._metrics = run, sampling, metrics
+        self._opened: dict[str, tuple[Suite, OpenRun]] = {}
+        self._closing = ExitStack()
+
+    def open(self, use: SuiteUse) -> tuple[Suite, OpenRun]:
+        """Return the suite, and a run of it with the model and the engine of training.
+
+        Raises UsageError if the suite or its data cannot be read, or if it is a group.
+        """
+        if use.label not in self._opened:
+            run = self._run
+            suite = _used(run.config, use)
+            config = suite_config(run.config, suite)
+            opened = suite_run(run.folder, config, suite, run.progress, run.stop)
+            self._opened[use.label] = (suite, self._closing.enter_context(opened))
+        return self._opened[use.label]
+
+    def measure(self, update: int) -> None:
+        """Measure what is due after `update` updates and not in metrics.jsonl yet.
+
+        The run's engines generate. The rollouts are kept as those of `mugrpo benchmark` are.
+        """
+        run = self._run
+        for use in suites_due(run.config, update):
+            kind = f"suite/{use.label}"
+            if self._metrics.has(kind, update):
+                continue
+            suite, suited = self.open(use)
+            draws = [(problem, 0) for problem in run.eval_problems or run.problems]
+            engines = partial(refreshed, run, self._sampling, update, draws, "evaluation")
+            folder = run.folder.benchmarks / suite.name / f"update-{update:06d}"
+            with run.progress.aside():
+                result = measure_suite(suited, suite, engines, update, folder, replace=True)
+            passing("suite without metrics line")
+            self._metrics.append(kind, update, **line_of(result))
+
+    def close(self) -> None:
+        """End the processes that judge."""
+        self._closing.close()
+
+
+def _used(config: RunConfig, use: SuiteUse) -> Suite:
+    """Return the suite as the run uses it."""
     suite, *others = load_suites(use.name)
     if others:
         names = ", ".join(each.name for each in (suite, *others))
@@ -52,65 +100,21 @@ def used_suite(config: RunConfig, use: SuiteUse) -> Suite:
     )
 
 
-def measure_once(
-    run: OpenRun, sampling: Sampling, metrics: MetricsLog, use: SuiteUse, update: int
-) -> None:
-    """Measure the policy after `update` updates, unless the metrics have the result.
-
-    The rollouts are made by the run's engines, and kept as those of `mugrpo benchmark` are.
-    """
-    kind = kind_of(use)
-    if metrics.has(kind, update):
-        return
-    suite = used_suite(run.config, use)
-    folder = run.folder.benchmarks / suite.name / f"update-{update:06d}"
-    if folder.exists() and update not in (0, *run.folder.checkpoint_updates()):
-        forget(folder)  # the updates since the last checkpoint were lost, and may differ in a bit
-        shutil.rmtree(folder)
-    draws = [(problem, 0) for problem in run.eval_problems or run.problems]
-    with run.progress.aside(), opened_suite(run, suite) as suited:
-        result = measure_suite(
-            suited,
-            suite,
-            lambda: refreshed(run, sampling, update, draws, "evaluation"),
-            update,
-            folder,
-        )
-    passing("suite without metrics line")
-    metrics.append(kind, update, **line_of(result))
-
-
-@contextmanager
-def opened_suite(run: OpenRun, suite: Suite) -> Iterator[OpenRun]:
-    """Yield a run of the suite with the model and the engine of `run`.
-
-    Raises UsageError as `suite_run` does, and for code in someone else's suite file that this user
-    has neither used nor approved.
-    """
-    config = suite_config(run.config, suite)
-    require_trusted(config, theirs_in(suite.file, config), trust=False, say=run.progress.say)
-    with suite_run(run.folder, config, suite, run.progress, run.stop) as suited:
-        yield suited
-
-
-def kind_of(use: SuiteUse) -> str:
-    """Return the kind of the suite's lines in metrics.jsonl."""
-    return f"suite/{use.label}"
-
-
-def best_update(run: OpenRun) -> int | None:
+def best_update(run: OpenRun) -> set[int]:
     """Return the update whose checkpoint did best on checkpoint.best, the earliest if several did.
 
-    Return None if there is no such option, or no checkpoint has been measured.
+    Only measurements with the settings of the newest count. The set is empty if no checkpoint has
+    been measured.
     """
     kind, saved = f"suite/{run.config.checkpoint.best}", run.folder.checkpoint_updates()
-    lines = read_metrics(run.folder.metrics) if run.config.checkpoint.best else ()
-    measured = [line for line in lines if line["kind"] == kind and line["update"] in saved]
-    known = [line for line in measured if line.get("accuracy") is not None]
-    if not known:
-        return None
-    best: int = max(known, key=lambda line: (line["accuracy"], -line["update"]))["update"]
-    return best
+    lines = [line for line in read_metrics(run.folder.metrics) if line["kind"] == kind]
+    settings = [{name: line.get(name) for name in _SETTINGS} for line in lines]
+    known = [
+        (line["accuracy"], -line["update"])
+        for line, setting in zip(lines, settings, strict=True)
+        if setting == settings[-1] and line["update"] in saved and line.get("accuracy") is not None
+    ]
+    return {-max(known)[1]} if known else set()
 
 
 def best_may_change(config: RunConfig, update: int) -> bool:

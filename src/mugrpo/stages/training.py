@@ -103,8 +103,9 @@ class Training:
         stage = schedule.stage_of(trainer.update - 1)
         needed = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
         needed |= {schedule.first_update(stage)}
-        if (best := best_update(run)) is not None:
-            needed.add(best)
+        if run.config.checkpoint.best:
+            run.folder.settle()  # the best one may still be written
+            needed |= best_update(run)
         save_checkpoint(
             trainer,
             run.folder,

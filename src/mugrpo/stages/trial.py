@@ -24,7 +24,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import opened_suite, used_suite
+from mugrpo.stages.suites_in_training import Suites
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _WEIGHT = 12  # bytes of a trained parameter in a checkpoint: fp32, with AdamW's two moments
@@ -32,7 +32,7 @@ _TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
 _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 
 
-def try_out(run: OpenRun, *, tell: bool = False) -> None:
+def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
     Raises UsageError for an engine that cannot be started, a file without an objective, a reward
@@ -42,7 +42,7 @@ def try_out(run: OpenRun, *, tell: bool = False) -> None:
     require_engines(run.config)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
-    _try_suites(run, tell)
+    _try_suites(run, suites, tell)
     _try_disk(run, tell)
 
 
@@ -72,14 +72,13 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
             )
 
 
-def _try_suites(run: OpenRun, tell: bool) -> None:
-    """Read the suites that are measured during training, with their problems and references."""
+def _try_suites(run: OpenRun, suites: Suites, tell: bool) -> None:
+    """Open the suites that are measured during training: their problems and references are read."""
     for use in run.config.evaluation.suites:
-        suite = used_suite(run.config, use)
-        with opened_suite(run, suite) as suited:
-            if tell:
-                k, problems = suite.options.samples, len(suited.eval_problems)
-                run.progress.say(f"suite       {suite.name}: {problems} problems x {k}")
+        suite, suited = suites.open(use)
+        if tell:
+            k, problems = suite.options.samples, len(suited.eval_problems)
+            run.progress.say(f"suite       {suite.name}: {problems} problems x {k}")
 
 
 def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:

@@ -19,7 +19,7 @@ from mugrpo.stages.overlap import Arrivals
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import measure_once, suites_due
+from mugrpo.stages.suites_in_training import Suites
 from mugrpo.stages.training import Training
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]
@@ -58,6 +58,7 @@ class Work:
         path = run.folder.metrics if run.ranks.first else None
         self._sinks = self._open_sinks(update, required=not run.ranks.driven)
         self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
+        self.suites = Suites(run, self.sampling, self.metrics)
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +71,7 @@ class Work:
             if self.ranks:
                 self.ranks.close()
             self.sampling.close()
+            self.suites.close()
             self._close_metrics()
 
     def stage(self, number: int) -> Stage:
@@ -94,8 +96,7 @@ class Work:
             return
         if evaluation_due(self.run.config, update):
             evaluate_once(self.run, self.sampling, self.metrics, update)
-        for use in suites_due(self.run.config, update):
-            measure_once(self.run, self.sampling, self.metrics, use, update)
+        self.suites.measure(update)
 
     def optimize(self, stage: Stage, until: int | None = None) -> None:
         """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""

@@ -39,7 +39,7 @@ from mugrpo.tools.alignment import can_align
 from mugrpo.tools.summary import LEARNED_NOTHING
 
 _SHARED = ("rollouts", "scores")
-_REMOVED = ("stages", "checkpoints", "evaluations", "alignment")
+_REMOVED = ("stages", "checkpoints", "evaluations", "benchmarks", "alignment")
 _LOOK = 0.5  # seconds between checks of the stop flag
 
 

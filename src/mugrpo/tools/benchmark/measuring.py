@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -79,8 +79,8 @@ def measure(
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
     configs = [_config(base, suite, overrides) for suite in mine]
     for suite, config in zip(mine, configs, strict=True):
-        for theirs in (found.theirs, theirs_in(suite.file, config)):
-            require_trusted(config, theirs, trust=trust, say=progress.say)
+        alone = theirs_in(suite.file, suite_config(RunConfig(), suite))
+        require_trusted(config, found.theirs, alone, trust=trust, say=progress.say)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [
@@ -88,6 +88,7 @@ def measure(
             for suite, config in zip(mine, configs, strict=True)
         ]
         first = _as_trained(runs[0], base)
+        used = {use.label for use in base.evaluation.suites}  # training writes their lines
         log = opened.enter_context(_metrics(found, base, out, progress))
         with Sampling(first, weights_of(first)) as sampling:
             for update in at:
@@ -101,7 +102,7 @@ def measure(
                     folder = found.results / suite.name / f"update-{update:06d}"
                     result = measure_suite(run, suite, engines, update, folder, regrade=regrade)
                     results.append(result)
-                    if log is not None:
+                    if log is not None and suite.name not in used:
                         log.put(f"suite/{suite.name}", update, **line_of(result))
     return found.results, results
 
@@ -162,7 +163,9 @@ def _updates(found: Target, text: str | None) -> list[int]:
 @contextmanager
 def _locked(found: Target, progress: Progress) -> Iterator[None]:
     """Lock the run, or the folder of a model's results, against other processes."""
-    with found.folder.locked() as notices:
+    elsewhere = found.run and found.results != found.folder.benchmarks
+    other = RunDir(found.results).locked() if elsewhere else nullcontext()
+    with found.folder.locked() as notices, other:
         for notice in notices:
             progress.say(notice)
         if found.run:
