@@ -14,7 +14,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.report import write_report
-from mugrpo.stages.suites_in_training import suites_due
+from mugrpo.stages.suites_in_training import measuring_due, suites_due
 from mugrpo.tasks.chain import running_states
 from tests.runs import CONFIG, Command, finished, killed, write_config
 
@@ -68,6 +68,16 @@ def test_each_suite_has_its_period_and_both_ends():
         **{0: ["a", "b", "c"], 1: [], 2: ["a"], 3: [], 4: ["a"]},
         **{5: ["c"], 6: ["a"], 7: ["a", "b", "c"]},
     }
+
+
+def test_ranks_hand_the_policy_over_whenever_something_is_measured():
+    """Held-out problems every 4 updates, a suite every 3: after 0, 3, 4, 6, 8, 9 and 10 of 10."""
+    raw = {
+        "schedule": {"stages": 1, "batches_per_stage": 10},
+        "evaluation": {"every": 4, "suites": [{"name": "gsm8k", "every": 3}]},
+    }
+    config = RunConfig.model_validate(raw)
+    assert [u for u in range(11) if measuring_due(config, u)] == [0, 3, 4, 6, 8, 9, 10]
 
 
 def test_suites_change_nothing_but_what_is_measured(

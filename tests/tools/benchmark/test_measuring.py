@@ -14,7 +14,7 @@ import pytest
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.metrics import read_metrics
 from mugrpo.engines.continuous import ContinuousEngine
-from tests.runs import Command
+from tests.runs import Command, finished
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -134,7 +134,10 @@ def test_other_options_are_refused_and_say_where_to(suite: Path, tmp_path: Path,
         *("--temperature", "0.7", "--top-p", "0.9"),
     )
     assert ended.status == 2
-    assert "temperature = 1.0, not 0.7; top_p = 1.0, not 0.9; name another --out" in ended.err
+    assert (
+        "temperature = 1.0, not 0.7; top_p = 1.0, not 0.9; name another folder with --out"
+        in ended.err
+    )
     assert result_in(out / "short" / "update-000000") == before
 
 
@@ -183,6 +186,39 @@ def test_a_run_is_sampled_as_it_trains_and_its_metrics_get_the_numbers(
     assert refused.status == 2 and "choose among [0, 2, 3, 4, 6]" in refused.err
 
 
+def test_results_of_two_runs_are_not_taken_for_each_other(
+    reference: Path, suite: Path, tmp_path: Path, command: Command
+):
+    """Both start from the same model and make six updates, but their weights differ."""
+    runs = [Path(shutil.copytree(reference, tmp_path / name)) for name in ("one", "other")]
+    finished(tmp_path / "third", "--optimizer.lr", "2e-3")
+    out = tmp_path / "out"
+    arguments = ("--suite", suite, "--update", "6", "--out", out)
+    assert command("benchmark", runs[0], *arguments).status == 0
+    assert command("benchmark", runs[1], *arguments).status == 0  # the very same weights
+    ended = command("benchmark", tmp_path / "third", *arguments)
+    assert ended.status == 2 and "has this suite with weights =" in ended.err
+
+
+def test_code_in_someone_elses_suite_is_refused_and_not_remembered(
+    reference: Path, suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """The suite lies in a run's folder, as one that was copied from elsewhere."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = Path(shutil.copytree(reference, tmp_path / "run"))
+    (run / "judge.py").write_text("def one(completions, **_):\n    return [1.0]\n")
+    theirs = run / "theirs.toml"
+    old = 'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]'
+    assert old in suite.read_text()
+    theirs.write_text(suite.read_text().replace(old, f'rewards = "{run / "judge.py"}:one"'))
+    arguments = ("benchmark", "chain", "--suite", theirs, "--out", tmp_path / "out")
+    for _ in range(2):  # a refusal approves nothing
+        ended = command(*arguments)
+        assert ended.status == 2 and "judge.py" in ended.err and "--trust" in ended.err
+    assert command(*arguments, "--trust").status == 0
+    assert command(*arguments).status == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -226,3 +262,4 @@ def test_a_judge_that_hangs_costs_its_response_only(suite: Path, tmp_path: Path,
     result = result_in(tmp_path / "out" / "short" / "update-000000")
     assert result["statuses"] == {"unfinished": 4, "right": 44}
     assert result["measures"]["avg@4"][0] == pytest.approx(11 / 12)
+    assert "maj@4" not in result["measures"]  # a function reads no answers
