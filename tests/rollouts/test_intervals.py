@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 from scipy.stats import betabinom, ttest_rel
+from scipy.stats import t as student
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.rollouts.intervals import holm, interval, paired, pooled, t_interval
@@ -27,7 +28,8 @@ OUTSIDE = {
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_the_interval_covers_the_mean_of_all_problems(cell):
     difficulties, problems, k = cell
-    right = draw_right(np.random.default_rng(7), *(difficulties, 4000, problems, k))
+    repetitions = 4000 if problems == 500 else 20_000
+    right = draw_right(np.random.default_rng(7), difficulties, repetitions, problems, k)
     percent = coverage(*interval(right / k, k), truth(difficulties))
     if cell in OUTSIDE:
         assert percent == pytest.approx(OUTSIDE[cell], abs=1.5)
@@ -60,9 +62,9 @@ def test_wilson_by_hand():
     """Two problems: t has one degree of freedom, and z = 12.706, z^2 = 161.4.
 
     Values 1 and 0: p = 1/2, SE^2 = 1/4, so that n = 1, raised to 2. The half width is
-    12.706 / (1 + 80.7) sqrt(1/8 + 161.4 / 16) = .1555 x 3.196 = .4970.
+    12.706 / (1 + 80.72) sqrt(1/8 + 161.4 / 16) = .15548 x 3.1962 = .4969.
     """
-    assert interval([1.0, 0.0], 1) == pytest.approx((0.0030, 0.9970), abs=5e-5)
+    assert interval([1.0, 0.0], 1) == pytest.approx((0.0031, 0.9969), abs=5e-5)
 
 
 def test_samples_that_always_agree_count_as_one_and_those_that_never_do_as_all():
@@ -124,8 +126,8 @@ def test_equal_differences_do_not_give_certainty():
 
 
 @pytest.mark.parametrize("difficulties", DIFFICULTIES)
-@pytest.mark.parametrize("problems", [30, 100, 500])
-@pytest.mark.parametrize("k", [1, 4, 32])
+@pytest.mark.parametrize("problems", [30, 200])
+@pytest.mark.parametrize("k", [1, 32])
 @pytest.mark.parametrize("gain", [0.0, 0.7])
 def test_paired_intervals_cover_the_difference(difficulties, problems, k, gain):
     """Both models share a problem's difficulty; the second gains 0.7 in logits, +- 0.5.
@@ -133,7 +135,7 @@ def test_paired_intervals_cover_the_difference(difficulties, problems, k, gain):
     Without a gain, coverage is 100 % less the errors of the first kind: 3 to 7 %.
     """
     rng = np.random.default_rng(11)
-    base = np.clip(rng.beta(*DIFFICULTIES[difficulties], (600, problems)), 1e-12, 1 - 1e-12)
+    base = np.clip(rng.beta(*DIFFICULTIES[difficulties], (2000, problems)), 1e-12, 1 - 1e-12)
     noise = 0.5 if gain else 0.0
     ways = [expit(logit(base) + g + noise * rng.standard_normal(base.shape)) for g in (gain, 0)]
     true = np.mean(ways[0] - ways[1]) if gain else 0.0
@@ -141,7 +143,7 @@ def test_paired_intervals_cover_the_difference(difficulties, problems, k, gain):
     found = [paired(*pair) for pair in zip(a, b, strict=True)]
     percent = coverage(*np.array([(d.low, d.high) for d in found]).T, true)
     hard_to_tell = problems == 30 and difficulties.startswith(("easy", "hard"))
-    assert (90 if hard_to_tell else 92.5) <= percent <= (100 if hard_to_tell else 97.5)
+    assert (90 if hard_to_tell else 93) <= percent <= (100 if hard_to_tell else 97)
     if gain == 0.0:
         assert all((d.p_value < 0.05) == (not d.low <= 0 <= d.high) for d in found)
 
@@ -190,6 +192,4 @@ def test_holm_by_hand():
 
 
 def _t_tail(t: float, df: float) -> float:
-    from scipy.stats import t as student
-
-    return 2 * student.sf(t, df)
+    return 2 * float(student.sf(t, df))

@@ -42,7 +42,7 @@ def interval(values_P: ArrayLike, samples: float) -> tuple[Floats, Floats]:
     assert problems > 0 and samples >= 1 and ((values_P >= 0) & (values_P <= 1)).all()
     mean = values_P.mean(-1)
     if problems == 1:
-        return np.zeros_like(mean), np.ones_like(mean)
+        return 0 * mean, 0 * mean + 1
     inner = mean * (1 - mean)
     variance = values_P.var(-1, ddof=1) / problems
     with np.errstate(divide="ignore", invalid="ignore"):
