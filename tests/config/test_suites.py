@@ -220,7 +220,9 @@ def test_flags_replace_a_suites_own_values_and_nothing_else():
     changed = suite.adjusted(problems=10, samples=2, temperature=1, top_p=1.0)
     expected = {"problems": 10, "samples": 2, "temperature": 1.0, "top_p": 1.0}
     before, after = suite.options.model_dump(), changed.options.model_dump()
-    assert after == {**before, **expected} and changed.name == "math500"
+    sources = {name: why for name, why in before["conventions"].items() if name not in expected}
+    assert after == {**before, **expected, "conventions": sources} and changed.name == "math500"
+    assert before["conventions"].keys() - sources.keys() == {"samples", "temperature", "top_p"}
     assert suite.adjusted(max_new_tokens=5).options.max_new_tokens == 5
 
 
