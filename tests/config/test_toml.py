@@ -145,6 +145,15 @@ def test_private_options_and_folders_stay_here():
     assert seen["engine"] == {"name": "vllm_server"} and seen["backend"] == {"name": "ray"}
 
 
+def test_suites_are_published_without_folders_and_without_what_is_unset():
+    use = {"name": "/home/alice/mine.toml", "data": "/home/alice/rows.jsonl", "every": 4}
+    text = published(build_config({"evaluation": {"suites": [use, {"name": "gsm8k"}]}}, "a test"))
+    assert "alice" not in text
+    mine, packaged = tomllib.loads(text)["evaluation"]["suites"]
+    assert (mine["name"], mine["data"], mine["every"]) == ("mine.toml", "rows.jsonl", 4)
+    assert packaged == {"name": "gsm8k", "every": 0, "top_p": 1.0} and "samples" not in mine
+
+
 def test_an_option_that_is_unset_is_a_comment():
     config = build_config({"preset": "dr-grpo", "task": {"name": "dataset", "data": "a/b"}}, "")
     task = config.task.model_dump() | {"eval_problems": None}
