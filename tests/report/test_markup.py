@@ -4,7 +4,7 @@ import html
 
 import pytest
 
-from mugrpo.report.markup import Markup, cut, join, tag, text, visible
+from mugrpo.report.markup import Markup, cut, join, section, table, tag, text, visible
 from tests.report.synthetic import HOSTILE
 
 
@@ -53,3 +53,12 @@ def test_hostile_text_becomes_text():
 def test_a_cut_says_how_much_there_was():
     assert cut("abc", 3) == ("abc", None)
     assert cut("a" * 2000, 1000) == ("a" * 1000, "cut: 1,000 of 2,000 characters shown")
+
+
+def test_a_table_has_a_head_and_a_section_without_content_is_none():
+    assert table(["a"], [["<"]]) == (
+        '<div class="scroll"><table><thead><tr><th scope="col">a</th></tr></thead>'
+        "<tbody><tr><td>&lt;</td></tr></tbody></table></div>"
+    )
+    assert section("t", None, "") is None
+    assert section("t", "x", None) == "<section><h2>t</h2>x</section>"

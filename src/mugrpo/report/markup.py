@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _VOID = {"meta", "br", "input"}
 
@@ -40,6 +40,18 @@ def tag(name: str, /, *children: Content, **attributes: str | None) -> Markup:
 def fold(title: Content, *children: Content) -> Markup:
     """Return `children` collapsed under a title that opens them. In print they are open."""
     return tag("details", tag("summary", title), *children, class_="fold")
+
+
+def section(title: str, *content: Content) -> Markup | None:
+    """Return a section, or None if all of its content is empty."""
+    return tag("section", tag("h2", title), *content) if any(content) else None
+
+
+def table(head: Sequence[Content], body: Sequence[Sequence[Content]]) -> Markup:
+    """Return a table with one row of headings. It scrolls sideways where it is too wide."""
+    heads = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head)))
+    rows = [tag("tr", *(tag("td", cell) for cell in cells)) for cells in body]
+    return tag("div", tag("table", heads, tag("tbody", *rows)), class_="scroll")
 
 
 def text(value: str) -> Markup:

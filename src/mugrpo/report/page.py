@@ -16,7 +16,7 @@ from mugrpo.report.figures import (
 )
 from mugrpo.report.groups import evaluated_groups
 from mugrpo.report.logged import logged_figures
-from mugrpo.report.markup import Content, Markup, fold, join, tag
+from mugrpo.report.markup import Content, Markup, fold, join, section, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.suites import suite_figures
@@ -70,26 +70,26 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         tag("header", tag("p", "mugrpo report", class_="kicker"), tag("h1", title)),
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
-        _section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
-        _section("Benchmarks", _grid(list(suite_figures(runs)))),
-        _section("Results and options", _tables(runs)),
-        _section("Rewards", _grid(logged_figures(runs))),
-        _section(
+        section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
+        section("Benchmarks", _grid(list(suite_figures(runs)))),
+        section("Results and options", _tables(runs)),
+        section("Rewards", _grid(logged_figures(runs))),
+        section(
             "Where the time went",
             None if alone else totals,
             *_each(runs, _time),
             totals if alone else None,
             breakdown.grpo_limits(runs),
         ),
-        _section("Policy and behavior policy", _grid(_policy(runs))),
-        _section("The policy-improvement bound", _bound(runs)),
-        _section(
+        section("Policy and behavior policy", _grid(_policy(runs))),
+        section("The policy-improvement bound", _bound(runs)),
+        section(
             "Optimization",
             _grid([update_figure(runs, panel) for panel in (*OPTIMIZATION, *GROUPS)]),
         ),
-        _section("Rollouts", *_each(runs, _rollouts)),
-        _section("Sampled rollouts, token by token", *_each(runs, lambda r: _samples(r, runs))),
-        _section("Held-out problems", *_each(runs, lambda r: evaluated_groups(r.evaluated))),
+        section("Rollouts", *_each(runs, _rollouts)),
+        section("Sampled rollouts, token by token", *_each(runs, lambda r: _samples(r, runs))),
+        section("Held-out problems", *_each(runs, lambda r: evaluated_groups(r.evaluated))),
         tag("footer", "Drawn from the run's files alone. β is the behavior policy, π the policy."),
     ]
 
@@ -153,11 +153,6 @@ def _each(runs: Sequence[RunData], draw: Callable[[RunData], Markup | None]) -> 
         for index, content in contents
         if content
     ]
-
-
-def _section(title: str, *content: Content) -> Markup | None:
-    """Return a section, or None if all of its content is empty."""
-    return tag("section", tag("h2", title), *content) if any(content) else None
 
 
 def _grid(figures: Figures, css: str = "grid") -> Markup | None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.rollouts.intervals import interval
+from mugrpo.tools.benchmark.command import _data
 from mugrpo.tools.benchmark.comparing import Measurement, compare, stored
 from mugrpo.tools.benchmark.tables import comparison_table, markdown
 
@@ -44,7 +46,10 @@ def test_differences_are_by_problem():
     second = measurement("B", result("a", {"z": 0, "y": 2, "x": 4, "w": 4}))  # in another order
     compared = compare(first, second)
     (one,) = compared.benchmarks
-    assert (one.first, one.second, one.difference.problems) == (3 / 8, 5 / 8, 4)
+    assert one.first is not None and one.second is not None
+    assert (one.first[0], one.second[0], one.difference.problems) == (3 / 8, 5 / 8, 4)
+    assert one.first[1:] == pytest.approx(interval([1, 0.5, 0, 0], samples=4))
+    assert one.second[1:] == pytest.approx(interval([1, 1, 0.5, 0], samples=4))
     assert one.difference.value == 0.25
     assert one.difference.low == pytest.approx(0.25 - 0.459348, abs=1e-5)
     assert one.difference.high == pytest.approx(0.25 + 0.459348, abs=1e-5)
@@ -60,8 +65,41 @@ def test_pooled_rows_weigh_problems_or_benchmarks():
     by_problem, by_benchmark = compare(first, second).overall
     assert by_problem.difference.value == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
     assert by_benchmark.difference.value == pytest.approx((1 / 4 + 1) / 2)
-    assert (by_problem.first, by_problem.second) == pytest.approx((1 / 12, 7 / 12))
-    assert (by_benchmark.first, by_benchmark.second) == pytest.approx((1 / 16, (3 / 8 + 1) / 2))
+    assert by_problem.first is not None and by_problem.second is not None
+    assert (by_problem.first[0], by_problem.second[0]) == pytest.approx((1 / 12, 7 / 12))
+    assert by_problem.second[1:] == pytest.approx(interval([1 / 4, 1 / 2, 1], samples=4))
+    assert by_benchmark.first is None and by_benchmark.second is None
+    assert [by_problem.title, by_benchmark.title] == [
+        "all problems, equally weighted",
+        "mean over benchmarks",
+    ]
+
+
+def test_the_pooled_interval_is_that_of_the_mean_number_of_responses():
+    """Two problems of 4 responses and one of 1: nine responses to three problems."""
+    one, four = result("b", {"z": 1}, samples=1), result("a", {"x": 4, "y": 4})
+    (pooled, _) = compare(measurement("A", four, one), measurement("B", four, one)).overall
+    assert pooled.first == pytest.approx((1.0, *interval([1, 1, 1], samples=3)))
+
+
+def test_problems_without_a_verdict_are_left_out_and_told():
+    """The share of x is not known in A: what is left is 1/4 against 1/2."""
+    first, second = result("a", {"x": 0, "y": 1}), result("a", {"x": 4, "y": 2})
+    first["per_problem"][0]["judged"] = 0
+    compared = compare(measurement("A", first), measurement("B", second))
+    (one,) = compared.benchmarks
+    assert one.first is not None and one.second is not None
+    assert (one.first[0], one.second[0], one.difference.problems) == (1 / 4, 1 / 2, 1)
+    assert compared.notes == ["a: problems without a verdict in one of the two, left out: 1."]
+    first["per_problem"][1]["judged"] = 0
+    with pytest.raises(UsageError, match="a: no problem has a verdict in both"):
+        compare(measurement("A", first), measurement("B", second))
+
+
+def test_limits_on_tokens_may_differ_and_are_told():
+    first, second = (result("a", {"x": 1}, max_new_tokens=limit) for limit in (512, 448))
+    compared = compare(measurement("A", first), measurement("B", second))
+    assert compared.notes == ["a: a response has at most 512 tokens in A, 448 in B."]
 
 
 def test_p_values_are_those_of_all_comparisons_together():
@@ -82,7 +120,7 @@ def test_problems_of_one_side_only_are_told():
     second = measurement("B", result("a", {"w": 0, "x": 2, "y": 2}))
     compared = compare(first, second)
     assert compared.benchmarks[0].difference.problems == 2
-    assert compared.notes == ["a: 2 problems are in one of the two only, and are left out."]
+    assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +158,36 @@ def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path)
     (folder / "result.json").write_text("{")
     with pytest.raises(UsageError, match="makes it again from the stored responses"):
         stored(str(run))
+
+
+def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
+    folder = tmp_path / "me@home" / "results"
+    for update in (0, 64):
+        file = folder / "a" / f"update-{update:06d}" / "result.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(result("a", {"x": 1}, update=update)))
+    found = [stored(name).results["a"]["update"] for name in (f"{folder}", f"{folder}@0")]
+    assert found == [64, 0]
+    with pytest.raises(UsageError, match="has no results in"):
+        stored(str(tmp_path / "you@home" / "results"))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "files"),
+    [
+        ("x.jsonl", "a", {"a": "x.jsonl"}),
+        ("lr=1/x.jsonl", "a", {"a": "lr=1/x.jsonl"}),
+        ("a=lr=1/x.jsonl", "a", {"a": "lr=1/x.jsonl"}),
+        ("a=x.jsonl,b=y=z.jsonl", "ab", {"a": "x.jsonl", "b": "y=z.jsonl"}),
+    ],
+)
+def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, files: dict[str, str]):
+    assert _data(text, list(names)) == {name: Path(file) for name, file in files.items()}
+
+
+def test_data_of_an_unknown_suite_is_refused():
+    with pytest.raises(UsageError, match="--data c=x: write NAME=FILE with NAME among a, b"):
+        _data("c=x", ["a", "b"])
 
 
 def test_tables_line_up_and_bars_in_names_stay_in_their_cell():

@@ -68,7 +68,7 @@ def faults(made: dict[str, Any]) -> list[str]:
     return [error.message for error in Draft7Validator(SCHEMA).iter_errors(made)]
 
 
-AGREEMENT = {"first": "math", "second": "plain", "share": 0.9975}
+AGREEMENT = {"first": "math", "second": "plain", "share": [0.9975, 0.99, 1.0]}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,13 @@ def test_a_checkpoint_is_another_model_than_the_one_that_its_run_started_from():
     assert start["retrieved_timestamp"] == "1795510800"
 
 
+def test_a_model_on_this_machine_is_named_without_its_folders():
+    made = record(result(model="/home/me/models/mine", update=3))
+    assert made["model_info"]["id"] == "mine-update-3"
+    assert made["model_info"]["name"] == "mine after 3 updates"
+    assert "home" not in json.dumps(made)
+
+
 def test_a_data_set_is_named_with_its_revision_and_a_file_without_its_folder():
     (hub, *_), (file, *_) = (
         record(result(**changes))["evaluation_results"]
@@ -187,5 +194,9 @@ def test_a_data_set_is_named_with_its_revision_and_a_file_without_its_folder():
 
 def test_the_graders_and_their_agreement_are_named():
     details = record(result(agreement=AGREEMENT))["eval_library"]["additional_details"]
-    assert details == {"grader": "math", "second_grader": "plain", "graders_agree": "0.9975"}
+    names = {"grader": "math", "second_grader": "plain"}
+    ends = {"graders_agree_lower": "0.99", "graders_agree_upper": "1.0"}
+    assert details == {**names, "graders_agree": "0.9975", **ends}
+    unknown = record(result(agreement={**AGREEMENT, "share": None}))["eval_library"]
+    assert unknown["additional_details"] == names
     assert record(result())["eval_library"]["additional_details"] == {}

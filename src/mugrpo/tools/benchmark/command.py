@@ -12,6 +12,9 @@ from mugrpo.disk.errors import UsageError
 Say = Callable[[object], None]
 
 _COMPARE = "compare"
+_SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
+_MEASURING = ("update", "data", "regrade", "trust")
+_PAGE = Path("comparison.html")
 
 
 def add_benchmark(
@@ -39,7 +42,10 @@ def add_benchmark(
     command.add_argument("--temperature", type=float, help=temperature)
     top_p = "sample from the most likely tokens with this probability (default: all of a run's)"
     command.add_argument("--top-p", type=float, help=top_p)
-    out = "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model)"
+    out = (
+        "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model); "
+        f"of `compare`, the page (default: {_PAGE})"
+    )
     command.add_argument("--out", type=Path, help=out)
     command.add_argument("--regrade", action="store_true", help="score stored responses again")
     command.add_argument("--trust", action="store_true", help=trust)
@@ -83,26 +89,26 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
         stop=options.stop,
     )
     say(table(results))
-    say(write_page(folder, suites))
+    say(write_page(folder))
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling options that the command line sets, by their names in a suite."""
-    names = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
+    return {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
 
 
 def _data(text: str | None, names: list[str]) -> dict[str, Path]:
     """Return suite -> file from `FILE`, for a single suite, or `NAME=FILE,NAME=FILE,...`."""
     if text is None:
         return {}
-    if "=" not in text:
-        if len(names) > 1:
-            raise UsageError(
-                f"--data {text}: several suites are measured, so say which one's file it is: "
-                f"--data {names[0]}={text}"
-            )
+    named = text.partition("=")[0] in names  # a path can have a = in it
+    if len(names) == 1 and not named:
         return {names[0]: Path(text)}
+    if "=" not in text:
+        raise UsageError(
+            f"--data {text}: several suites are measured, so say which one's file it is: "
+            f"--data {names[0]}={text}"
+        )
     files: dict[str, Path] = {}
     for pair in text.split(","):
         name, _, file = pair.partition("=")
@@ -113,11 +119,28 @@ def _data(text: str | None, names: list[str]) -> dict[str, Path]:
 
 
 def _compare(options: argparse.Namespace, say: Say) -> None:
-    from mugrpo.tools.benchmark.comparing import compare, stored
-    from mugrpo.tools.benchmark.tables import comparison_table
-
+    _require_no_more(options)
     names = options.targets[1:]
     if len(names) != 2:
         raise UsageError(f"compare needs two measurements, A and B, not {len(names)}")
+
+    from mugrpo.tools.benchmark.comparing import compare, stored
+    from mugrpo.tools.benchmark.page import write_comparison
+    from mugrpo.tools.benchmark.tables import comparison_table
+
     wanted = options.suite.split(",") if options.suite else None
-    say(comparison_table(compare(*(stored(name, wanted) for name in names))))
+    compared = compare(*(stored(name, wanted) for name in names))
+    page = write_comparison(compared, options.out or _PAGE)
+    say(comparison_table(compared))
+    say(page)
+
+
+def _require_no_more(options: argparse.Namespace) -> None:
+    """Raise UsageError for an option that a comparison of stored results cannot follow."""
+    values = {name: getattr(options, name) for name in (*_SAMPLING, *_MEASURING)}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    more = [f"--{name.replace('_', '-')}" for name in given] + options.overrides
+    if more:
+        raise UsageError(
+            f"compare reads stored results, so it takes no {more[0]}; only --suite and --out"
+        )

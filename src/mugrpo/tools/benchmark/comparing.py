@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mugrpo.disk.errors import UsageError
-from mugrpo.rollouts.intervals import Difference, holm, paired, pooled
+from mugrpo.rollouts.intervals import Difference, Floats, holm, interval, paired, pooled
 from mugrpo.rollouts.measures import avg_at
 from mugrpo.run.trust import is_run
 
 Result = Mapping[str, Any]  # the content of a result.json
+Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval
 
 # What must be the same for two results to be compared, with the words for it.
 _SAME = {"samples": "responses per problem", "temperature": "the temperature", "top_p": "top-p"}
+_NEEDED = ("suite", "title", "samples", "measures", "per_problem")
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A benchmark's avg@k in both measurements, and the difference second - first."""
+    """The avg@k of both measurements over the problems compared, and second minus first.
+
+    For the mean over benchmarks, only the difference has an interval, so the others are None.
+    """
 
     title: str
-    first: float
-    second: float
+    first: Estimate | None
+    second: Estimate | None
     difference: Difference
     holm: float | None  # p-value adjusted for all benchmarks; None for a pooled row
 
@@ -45,8 +52,18 @@ class Comparisons:
     first: str
     second: str
     benchmarks: Sequence[Comparison]
-    overall: Sequence[Comparison]
+    overall: Sequence[Comparison]  # empty if there is one benchmark
     notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The shares of right responses to P problems in both measurements, [P]."""
+
+    title: str
+    first: Floats
+    second: Floats
+    samples: float  # responses per problem, on average
 
 
 def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
@@ -55,14 +72,12 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     Without an update, each suite's newest counts. `suites` limits them. Raises UsageError if there
     are none, or if one cannot be read.
     """
-    place, _, at = name.rpartition("@") if "@" in name else (name, "", "")
-    if at and not at.isdigit():
-        raise UsageError(f"{name}: after @ comes the number of updates, as in {place}@64")
-    root = Path(place)
+    root, update = _place(name)
     root = root / "benchmarks" if is_run(root) else root
+    pattern = "*/result.json" if update is None else f"update-{update:06d}/result.json"
     results = {}
     for folder in sorted(path for path in root.glob("*") if path.is_dir()):
-        files = sorted(folder.glob(f"update-{int(at):06d}/result.json" if at else "*/result.json"))
+        files = sorted(folder.glob(pattern))
         if files and (suites is None or folder.name in suites):
             results[folder.name] = read_result(files[-1])
     if not results:
@@ -73,81 +88,117 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
     return Measurement(name, results)
 
 
+def _place(name: str) -> tuple[Path, int | None]:
+    """Return the path and the update in `name`. Digits after the last @ are an update."""
+    place, at, update = name.rpartition("@")
+    if at and update.isdecimal():
+        return Path(place), int(update)
+    if at and not Path(name).exists() and Path(place).exists():
+        raise UsageError(f"{name}: after @ comes the number of updates, as in {place}@64")
+    return Path(name), None
+
+
 def read_result(file: Path) -> Result:
     """Return the content of a result.json. Raises UsageError if it cannot be read."""
     try:
         result: Result = json.loads(file.read_text())
-        assert result["per_problem"] and result["measures"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, AssertionError) as error:
-        raise UsageError(
-            f"{file} cannot be read ({error}); remove it, and `mugrpo benchmark` makes it again "
-            "from the stored responses"
-        ) from None
+        if missing := [name for name in _NEEDED if not result[name]]:
+            raise ValueError(f"{missing[0]} is empty")
+        _shares(result)
+        for value, low, high in result["measures"].values():
+            float(value), float(low), float(high)
+    except KeyError as error:
+        raise damaged(file, f"it has no {error.args[0]}") from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(file, str(error)) from None
     return result
+
+
+def damaged(file: Path, fault: str) -> UsageError:
+    """Return the error that says what is wrong with a result.json, and the way out."""
+    return UsageError(
+        f"{file} cannot be read ({fault}); remove it, and `mugrpo benchmark` makes it again "
+        "from the stored responses"
+    )
 
 
 def compare(first: Measurement, second: Measurement) -> Comparisons:
     """Compare two measurements, paired by problem, on the benchmarks that both have.
 
-    A problem that only one of them has is left out. Raises UsageError if they share no benchmark
-    or problem, or if one was sampled in another way.
+    A problem that only one of them has, or that has no verdict in one, is left out. Raises
+    UsageError if they share no benchmark or problem, or if one was sampled in another way.
     """
-    shared = [name for name in first.results if name in second.results]
+    shared = [suite for suite in first.results if suite in second.results]
     if not shared:
         raise UsageError(
             f"{first.name} has {', '.join(first.results)} and {second.name} has "
             f"{', '.join(second.results)}: nothing to compare; measure both on the same suites"
         )
-    pairs, notes = [], []
+    notes: list[str] = []
+    pairs = []
     for suite in shared:
-        a, b = first.results[suite], second.results[suite]
         _require_same(suite, first, second)
-        ours, theirs = _shares(a), _shares(b)
-        ids = [id_ for id_ in ours if id_ in theirs]
-        if not ids:
-            raise UsageError(f"{suite}: the two measurements share no problem; use the same --data")
-        if left := len(ours) + len(theirs) - 2 * len(ids):
-            notes.append(f"{suite}: {left} problems are in one of the two only, and are left out.")
-        pairs.append(([theirs[id_] for id_ in ids], [ours[id_] for id_ in ids]))
-    differences = [paired(*pair) for pair in pairs]
-    adjusted = holm([one.p_value for one in differences])
-    rows = [
-        _comparison(first.results[suite]["title"], *pair, difference, p)
-        for suite, pair, difference, p in zip(shared, pairs, differences, adjusted, strict=True)
-    ]
-    seconds, firsts = ([value for pair in pairs for value in pair[side]] for side in (0, 1))
-    by_problem, by_benchmark = pooled(pairs)
-    overall = [
-        _comparison("all problems, each the same", seconds, firsts, by_problem),
-        Comparison(
-            "all benchmarks, each the same",
-            sum(row.first for row in rows) / len(rows),
-            sum(row.second for row in rows) / len(rows),
-            by_benchmark,
-            None,
-        ),
-    ]
-    return Comparisons(first.name, second.name, rows, overall if len(rows) > 1 else [], notes)
+        notes += _limit_note(suite, first, second)
+        pairs.append(_pair(suite, first.results[suite], second.results[suite], notes))
+    differences = [paired(pair.second, pair.first) for pair in pairs]
+    adjusted = holm([difference.p_value for difference in differences])
+    rows = list(map(_comparison, pairs, differences, adjusted))
+    return Comparisons(first.name, second.name, rows, _overall(pairs), notes)
 
 
-def _comparison(
-    title: str,
-    second_P: Sequence[float],
-    first_P: Sequence[float],
-    difference: Difference,
-    holm: float | None = None,
-) -> Comparison:
-    known = [(a, b) for a, b in zip(first_P, second_P, strict=True) if a == a and b == b]
-    first, second = (sum(values) / len(known) for values in zip(*known, strict=True))
-    return Comparison(title, first, second, difference, holm)
+def _pair(suite: str, first: Result, second: Result, notes: list[str]) -> _Pair:
+    """Return the problems that both results judge. Add to `notes` how many are left out, and why.
+
+    Raises UsageError if there are none.
+    """
+    of_first, of_second = _shares(first), _shares(second)
+    ids = [id_ for id_ in of_first if id_ in of_second]
+    if not ids:
+        raise UsageError(f"{suite}: the two measurements share no problem; use the same --data")
+    if left := len(of_first) + len(of_second) - 2 * len(ids):
+        notes.append(f"{suite}: problems that only one of the two has, left out: {left}.")
+    first_P, second_P = (np.array([shares[id_] for id_ in ids]) for shares in (of_first, of_second))
+    judged = ~np.isnan(first_P + second_P)
+    if not judged.any():
+        raise UsageError(f"{suite}: no problem has a verdict in both measurements; use --regrade")
+    if left := len(ids) - int(judged.sum()):
+        notes.append(f"{suite}: problems without a verdict in one of the two, left out: {left}.")
+    return _Pair(first["title"], first_P[judged], second_P[judged], first["samples"])
+
+
+def _overall(pairs: Sequence[_Pair]) -> list[Comparison]:
+    """Return the pooled rows: all problems together, and the mean over benchmarks."""
+    if len(pairs) == 1:
+        return []
+    over_problems, over_benchmarks = pooled([(pair.second, pair.first) for pair in pairs])
+    everything = _Pair(
+        "all problems, equally weighted",
+        np.concatenate([pair.first for pair in pairs]),
+        np.concatenate([pair.second for pair in pairs]),
+        sum(pair.samples * len(pair.first) for pair in pairs) / over_problems.problems,
+    )
+    return [
+        _comparison(everything, over_problems),
+        Comparison("mean over benchmarks", None, None, over_benchmarks, None),
+    ]
+
+
+def _comparison(pair: _Pair, difference: Difference, holm: float | None = None) -> Comparison:
+    first, second = (_estimate(each_P, pair.samples) for each_P in (pair.first, pair.second))
+    return Comparison(pair.title, first, second, difference, holm)
+
+
+def _estimate(values_P: Floats, samples: float) -> Estimate:
+    low, high = interval(values_P, samples)
+    return float(values_P.mean()), float(low), float(high)
 
 
 def _shares(result: Result) -> dict[str, float]:
     """Return problem -> share of right responses, NaN if none has a verdict."""
     problems = result["per_problem"]
-    counts = ([problem[name] for problem in problems] for name in ("right", "judged"))
+    right_P, judged_P = ([problem[name] for problem in problems] for name in ("right", "judged"))
     ids = (str(problem["id"]) for problem in problems)
-    return dict(zip(ids, map(float, avg_at(*counts)), strict=True))
+    return dict(zip(ids, map(float, avg_at(right_P, judged_P)), strict=True))
 
 
 def _require_same(suite: str, first: Measurement, second: Measurement) -> None:
@@ -158,3 +209,11 @@ def _require_same(suite: str, first: Measurement, second: Measurement) -> None:
                 f"{suite}: {words} differs, {a} in {first.name} and {b} in {second.name}; measure "
                 f"both with --{name.replace('_', '-')} {a}"
             )
+
+
+def _limit_note(suite: str, first: Measurement, second: Measurement) -> list[str]:
+    """Return a note if the limits on tokens differ: models' contexts can, so it is no error."""
+    a, b = (of.results[suite].get("max_new_tokens") for of in (first, second))
+    if a == b:
+        return []
+    return [f"{suite}: a response has at most {a} tokens in {first.name}, {b} in {second.name}."]

@@ -6,6 +6,7 @@ The schema and its fields: https://github.com/evaleval/every_eval_ever (arXiv 26
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ _WILSON = (
 _STUDENT = "Student's t over problems"
 
 
-def record(result: dict[str, Any]) -> dict[str, Any]:
+def record(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of `result`, the content of a result.json, with a result per measure.
 
     Nothing in a result says who evaluated, or how they are related to the model's makers: the
@@ -71,8 +72,10 @@ def record(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model(result: dict[str, Any]) -> dict[str, Any]:
+def _model(result: Mapping[str, Any]) -> dict[str, Any]:
     name, updates = result["model"], result["update"]
+    if Path(name).is_absolute():  # folders of this machine are nobody's business
+        name = Path(name).name
     return {
         "name": f"{name} after {updates} updates" if updates else name,
         "id": f"{name}-update-{updates}" if updates else name,
@@ -86,16 +89,17 @@ def _model(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _graders(result: dict[str, Any]) -> dict[str, str]:
-    """Return the graders' names and the share of responses on which they agree, if known."""
+def _graders(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the graders' names, and how often they agree with its interval, if known."""
     if not (agreement := result["agreement"]):
         return {}
     names = {"grader": agreement["first"], "second_grader": agreement["second"]}
-    share = agreement["share"]
-    return names if share is None else {**names, "graders_agree": str(share)}
+    keys = ("graders_agree", "graders_agree_lower", "graders_agree_upper")
+    share = map(str, agreement["share"] or [])  # with the ends of its 95 % interval
+    return {**names, **dict(zip(keys, share, strict=False))}
 
 
-def _measure(result: dict[str, Any], name: str, ended: str) -> dict[str, Any]:
+def _measure(result: Mapping[str, Any], name: str, ended: str) -> dict[str, Any]:
     value, low, high = result["measures"][name]
     uncertainty: dict[str, Any] = {"num_samples": _problems(result, name)}
     if low is not None and high is not None:
@@ -126,7 +130,7 @@ def _measure(result: dict[str, Any], name: str, ended: str) -> dict[str, Any]:
     }
 
 
-def _problems(result: dict[str, Any], name: str) -> int:
+def _problems(result: Mapping[str, Any], name: str) -> int:
     """Return the number of problems that the measure is a mean over: those with enough verdicts."""
     of_verdicts = _OF_VERDICTS.fullmatch(name)
     if of_verdicts is None:
@@ -137,7 +141,7 @@ def _problems(result: dict[str, Any], name: str) -> int:
     return sum(problem["judged"] >= least for problem in result["per_problem"])
 
 
-def _source(result: dict[str, Any]) -> dict[str, Any]:
+def _source(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return where the problems are from: a data set on the hub, or a file, without its folder."""
     data = result["data"]
     details = {"problems": str(result["problems"])}
@@ -162,7 +166,7 @@ def _metric(name: str, limit: int) -> dict[str, Any]:
     of_verdicts = _OF_VERDICTS.fullmatch(name)
     kind = of_verdicts[1] if of_verdicts else name
     length = name == _LENGTH
-    metric = {
+    metric: dict[str, Any] = {
         "evaluation_description": _DESCRIPTIONS[kind],
         "metric_id": f"mugrpo.{name}",
         "metric_name": name,

@@ -4,80 +4,139 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from mugrpo.config.suites import Suite
+import altair as alt
+
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
-from mugrpo.report.axes import Axis
-from mugrpo.report.charts import Trace, line_chart
-from mugrpo.report.figures import drawn, run_hue
-from mugrpo.report.markup import Content, Markup, fold, tag
+from mugrpo.report.axes import Axis, x_channel
+from mugrpo.report.charts import Picture, Trace, color, inline, line_chart, words
+from mugrpo.report.figures import drawn
+from mugrpo.report.markup import Markup, fold, section, tag
+from mugrpo.report.markup import table as html_table
 from mugrpo.report.page import document
-from mugrpo.tools.benchmark.comparing import Result, read_result
+from mugrpo.report.suites import banded
+from mugrpo.tools.benchmark.comparing import Comparisons, Result, damaged, read_result
 from mugrpo.tools.benchmark.every_eval_ever import record
-from mugrpo.tools.benchmark.tables import HEAD, row, table, with_interval
+from mugrpo.tools.benchmark.tables import (
+    HEAD,
+    comparison_head,
+    comparison_note,
+    comparison_rows,
+    row,
+    table,
+    with_interval,
+)
 
 _SETTINGS = (
     *("model", "data", "subset", "split", "revision", "engine", "precision", "samples"),
     *("temperature", "top_p", "max_new_tokens", "seed", "mugrpo", "ended"),
 )
 _PASS_AT = re.compile(r"pass@(\d+)")
+_KICKER = tag("p", "mugrpo benchmark", class_="kicker")
 
 
-def write_page(folder: Path, suites: Sequence[Suite]) -> Path:
+def write_page(folder: Path) -> Path:
     """Write what is measured in `folder`: report.html, table.md and a record for each result.
 
-    Results of earlier calls are included. Return the page's path.
+    Results of earlier calls are included. Return the page's path. Raises UsageError if a result
+    cannot be read.
     """
-    results = list(_stored(folder))
-    for file, result in results:
-        publish_json(file.with_name("every_eval_ever.json"), record(result))
-    known = [result for _, result in results]
-    with publish_file(folder / "table.md") as out:
-        out.write(f"{table(known)}\n".encode())
-    with publish_file(folder / "report.html") as out:
-        out.write(
-            document(f"{folder} · mugrpo benchmark", _sections(folder, known, suites)).encode()
-        )
+    results = []
+    for file in sorted(folder.glob("*/update-*/result.json")):
+        result = read_result(file)
+        try:
+            made, *_ = record(result), row(result), _graders(result)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(file, f"{type(error).__name__}: {error}") from None
+        publish_json(file.with_name("every_eval_ever.json"), made)
+        results.append(result)
+    _publish(folder / "table.md", f"{table(results)}\n")
+    page = document(f"{folder} · mugrpo benchmark", _sections(folder, results))
+    _publish(folder / "report.html", page)
     return folder / "report.html"
 
 
-def _stored(folder: Path) -> Iterator[tuple[Path, Result]]:
-    for file in sorted(folder.glob("*/update-*/result.json")):
-        yield file, read_result(file)
+def write_comparison(compared: Comparisons, page: Path) -> Path:
+    """Write a comparison as a page, and as JSON beside it. Return the page's path.
+
+    Raises UsageError if the name of `page` does not end in .html.
+    """
+    if page.suffix != ".html":
+        raise UsageError(
+            f"--out {page}: name the page of the comparison, a file that ends in .html"
+        )
+    title = f"{compared.first} and {compared.second}"
+    head, body = comparison_head(compared), comparison_rows(compared)
+    notes = [tag("li", note) for note in compared.notes]
+    content = [
+        tag("header", _KICKER, tag("h1", title)),
+        tag("ul", *notes, class_="notes") if notes else None,
+        section("Comparison", tag("p", comparison_note(compared)), html_table(head, body)),
+        section("Differences", _differences(compared)),
+    ]
+    publish_json(
+        page.with_suffix(".json"), {"comparisons": len(compared.benchmarks), **asdict(compared)}
+    )
+    _publish(page, document(f"{title} · mugrpo benchmark", content))
+    return page
 
 
-def _sections(
-    folder: Path, results: Sequence[Result], suites: Sequence[Suite]
-) -> list[Markup | None]:
+def _publish(file: Path, text: str) -> None:
+    with publish_file(file) as out:
+        out.write(text.encode())
+
+
+def _differences(compared: Comparisons) -> Markup | None:
+    """Return a figure with a row per difference: a point on its interval."""
+    every = [*compared.benchmarks, *compared.overall]
+    rows = [
+        {
+            "name": f"{place}. {words(one.title)}",
+            "x": one.difference.value,
+            "low": one.difference.low,
+            "high": one.difference.high,
+        }
+        for place, one in enumerate(every, 1)
+    ]
+    axis = Axis(f"difference of avg@k, {words(compared.second)} minus {words(compared.first)}")
+    base = alt.Chart(inline(rows)).encode(y=alt.Y("name:N", sort=None, title=None))
+    zero = alt.Chart(inline([{"x": 0}]), name="zero")
+    zero = zero.mark_rule(color=color("axis"), strokeDash=[2, 3]).encode(x_channel(axis))
+    intervals = base.properties(name="intervals").mark_rule(color=color("run-0"), strokeWidth=2.2)
+    intervals = intervals.encode(x_channel(axis, "low"), x2="high:Q")
+    points = base.properties(name="points").mark_circle(color=color("run-0"), size=60, opacity=1)
+    points = points.encode(x_channel(axis))
+    picture = Picture([zero, intervals, points], width=640, height=32 * len(rows))
+    return drawn("Differences", "points; lines: 95 % intervals", picture)
+
+
+def _sections(folder: Path, results: Sequence[Result]) -> list[Markup | None]:
     by_suite = [list(some) for _, some in groupby(results, key=lambda result: result["suite"])]
-    kicker = tag("p", "mugrpo benchmark", class_="kicker")
     intervals = (
-        "Every number has its 95 % interval, over problems and samples: how far the mean over more "
-        "such problems, each answered anew, may be."
+        "Every number has its 95 % interval: the range for the mean over similar problems with "
+        "fresh responses."
     )
     return [
-        tag("header", kicker, tag("h1", str(folder))),
-        _section("Results", tag("p", intervals), *_tables(results)),
-        _section("Over updates", _curves(by_suite)),
-        _section("Right at least once in k responses", *_passes(by_suite)),
-        _section("Two graders", *(_graders(result) for result in results)),
-        _section("How it was measured", *(_setting(some[-1], suites) for some in by_suite)),
+        tag("header", _KICKER, tag("h1", str(folder))),
+        section("Results", tag("p", intervals), *_tables(results)),
+        section("Over updates", _curves(by_suite)),
+        section("Right at least once in k responses", *_passes(by_suite)),
+        section("Two graders", *(_graders(result) for result in results)),
+        section("How it was measured", *(_setting(some[-1]) for some in by_suite)),
     ]
-
-
-def _section(title: str, *content: Content) -> Markup | None:
-    return tag("section", tag("h2", title), *content) if any(content) else None
 
 
 def _tables(results: Sequence[Result]) -> list[Markup]:
     return [
-        _table(HEAD, [row(result) for result in results]),
+        html_table(HEAD, [row(result) for result in results]),
         *(
             fold(
                 f"All measures of {result['title']} after update {result['update']}",
-                _table(
+                html_table(
                     ["measure", "value (95 % interval)"],
                     [[name, with_interval(m)] for name, m in result["measures"].items()],
                 ),
@@ -87,20 +146,15 @@ def _tables(results: Sequence[Result]) -> list[Markup]:
     ]
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> Markup:
-    rows = [tag("tr", *(tag("th", text, scope="col") for text in head))]
-    rows += [tag("tr", *(tag("td", text) for text in cells)) for cells in body]
-    return tag("div", tag("table", *rows), class_="scroll")
-
-
 def _curves(by_suite: Sequence[Sequence[Result]]) -> Markup | None:
     """Return avg@k of each suite over updates, if one was measured after several."""
-    traces = []
+    traces = list[Trace]()
     for hue, results in enumerate(by_suite):
-        if len(results) > 1:
-            measures = [result["measures"][f"avg@{result['samples']}"] for result in results]
-            xs = [float(result["update"]) for result in results]
-            traces += _banded(xs, measures, results[0]["title"], hue)
+        named = [(result, result["measures"].get(f"avg@{result['samples']}")) for result in results]
+        known = [(float(result["update"]), *measure) for result, measure in named if measure]
+        if len(known) > 1:
+            label = words(results[0]["title"])
+            traces += banded(*zip(*known, strict=True), label=label, series="avg@k", hue=hue)
     picture = line_chart(Axis("updates"), Axis("avg@k", low=0, high=1), traces, ends=True)
     return drawn("avg@k against updates", "shaded: 95 % intervals", picture)
 
@@ -108,34 +162,26 @@ def _curves(by_suite: Sequence[Sequence[Result]]) -> Markup | None:
 def _passes(by_suite: Sequence[Sequence[Result]]) -> Iterator[Markup | None]:
     """Yield pass@k over k for each suite with several samples, a line for each update."""
     for results in by_suite:
-        traces = []
+        traces = list[Trace]()
         for hue, result in enumerate(results):
             named = [(_PASS_AT.fullmatch(name), m) for name, m in result["measures"].items()]
-            found = [(float(match[1]), measure) for match, measure in named if match]
-            if len(found) > 1:
-                ks, measures = zip(*found, strict=True)
-                traces += _banded(ks, measures, f"update {result['update']}", hue)
-        picture = line_chart(Axis("k", log=True), Axis("pass@k", low=0, high=1), traces, ends=True)
+            known = [(float(match[1]), *measure) for match, measure in named if match]
+            if len(known) > 1:
+                label = f"update {result['update']}"
+                traces += banded(*zip(*known, strict=True), label=label, series="pass@k", hue=hue)
+        axis = Axis("k", log=True, ticks=sorted({k for trace in traces for k in trace.xs}))
+        picture = line_chart(axis, Axis("pass@k", low=0, high=1), traces, ends=True)
         yield drawn(results[0]["title"], "pass@k; shaded: 95 % intervals", picture)
-
-
-def _banded(
-    xs: Sequence[float], measures: Sequence[Sequence[float]], label: str, hue: int
-) -> list[Trace]:
-    ys, lows, highs = (list(column) for column in zip(*measures, strict=True))
-    line = Trace(xs, ys, series=label, color=run_hue(hue), style="thick")
-    band = Trace(xs, lows, series=label, color=run_hue(hue), style="band", uppers=highs)
-    return [band, line]
 
 
 def _graders(result: Result) -> Markup | None:
     """Return how the two graders agree on a result, and the responses on which they do not."""
-    found = result["agreement"]
+    found = result.get("agreement")
     if not found or found["share"] is None:
         return None
     judged = sum(found[name] for name in ("both_right", "only_first", "only_second", "both_wrong"))
     first, second = found["first"], found["second"]
-    words = (
+    sentence = (
         f"{result['title']}, update {result['update']}: {first} and {second} agree on "
         f"{with_interval(found['share'])} of {judged} responses; {found['only_first']} are right "
         f"for {first} alone, {found['only_second']} for {second} alone."
@@ -151,17 +197,18 @@ def _graders(result: Result) -> Markup | None:
         for one in found["disagreements"]
     ]
     head = ["response", "reference", "right for", f"{first} reads", f"{second} reads"]
-    table = fold(f"{len(listed)} disagreements", _table(head, listed)) if listed else None
-    return tag("div", tag("p", words), table)
+    several = fold(f"{len(listed)} disagreements", html_table(head, listed)) if listed else None
+    return tag("div", tag("p", sentence), several)
 
 
 def _reading(answer: str | None) -> str:
     return "no answer" if answer is None else answer
 
 
-def _setting(result: Result, suites: Sequence[Suite]) -> Markup:
+def _setting(result: Result) -> Markup:
     rows = [[name, str(result[name])] for name in _SETTINGS if result.get(name) is not None]
-    sources = {s.name: s.options.conventions for s in suites}.get(result["suite"], {})
-    table = _table(["option", "source"], list(sources.items()))
+    settings = html_table(["option", "value"], rows)
+    sources = result.get("conventions", {})
+    table = html_table(["option", "source"], list(sources.items()))
     why = fold("Where the suite's conventions come from", table) if sources else None
-    return tag("div", tag("h3", result["title"]), _table(["option", "value"], rows), why)
+    return tag("div", tag("h3", result["title"]), settings, why)

@@ -1,16 +1,21 @@
-"""Results and comparisons as Markdown, for the terminal and for a model card. No number without
-its interval."""
+"""Results and comparisons as text and as Markdown. No number is without its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.report.readable import MISSING, plain
+from mugrpo.report.markup import visible
+from mugrpo.report.readable import MISSING, TIMES, plain
 from mugrpo.tools.benchmark.comparing import Comparison, Comparisons, Result
 
 HEAD = (
-    *("benchmark", "update", "problems x samples", "avg@k", "pass@k", "maj@k"),
+    *("benchmark", "update", f"problems {TIMES} samples", "avg@k", "pass@k", "maj@k"),
     *("truncated", "no answer", "tokens", "graders agree"),
+)
+
+# What would end a cell or begin HTML, a link or an image.
+_SAFE = str.maketrans(
+    {"\\": "\\\\", "|": "\\|", "[": "\\[", "<": "&lt;", "&": "&amp;", "\n": "↵", "\t": " "}
 )
 
 
@@ -20,19 +25,19 @@ def table(results: Sequence[Result]) -> str:
 
 
 def row(result: Result) -> list[str]:
-    """Return the cells of a result under HEAD."""
+    """Return the cells of a result under HEAD. Measures that the result lacks are MISSING."""
     k, measures = result["samples"], result["measures"]
     agree = result.get("agreement")
     return [
         result["title"],
         str(result["update"]),
-        f"{result['problems']} x {k}",
-        with_interval(measures[f"avg@{k}"]),
+        f"{result['problems']} {TIMES} {k}",
+        with_interval(measures.get(f"avg@{k}")),
         with_interval(measures.get(f"pass@{k}")) if k > 1 else MISSING,
         with_interval(measures.get(f"maj@{k}")) if k > 1 else MISSING,
-        with_interval(measures["truncated"]),
-        with_interval(measures["no_answer"]),
-        with_interval(measures["mean_length"]),
+        with_interval(measures.get("truncated")),
+        with_interval(measures.get("no_answer")),
+        with_interval(measures.get("mean_length")),
         with_interval(agree["share"] if agree else None),
     ]
 
@@ -49,18 +54,30 @@ def with_interval(measure: Sequence[float] | None) -> str:
 
 def comparison_table(compared: Comparisons) -> str:
     """Return a row per benchmark and the pooled rows, with the number of comparisons below."""
-    head = ["benchmark", "problems", compared.first, compared.second, "difference", "p", "p (Holm)"]
-    body = [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
-    return "\n\n".join([markdown(head, body), comparison_note(compared), *compared.notes])
+    table = markdown(comparison_head(compared), comparison_rows(compared))
+    return "\n\n".join([table, comparison_note(compared), *compared.notes])
+
+
+def comparison_head(compared: Comparisons) -> list[str]:
+    """Return the head of the table of a comparison."""
+    first, second = compared.first, compared.second
+    return ["benchmark", "problems", first, second, "difference", "p", "p (Holm)"]
+
+
+def comparison_rows(compared: Comparisons) -> list[list[str]]:
+    """Return the cells of each benchmark and of the pooled rows, under `comparison_head`."""
+    return [_compared(one) for one in (*compared.benchmarks, *compared.overall)]
 
 
 def comparison_note(compared: Comparisons) -> str:
     """Return how many comparisons there are, and what their numbers mean."""
     number = len(compared.benchmarks)
+    pooled = " The pooled rows are not among them." if compared.overall else ""
     return (
-        f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Differences are "
-        f"those of avg@k, {compared.second} minus {compared.first}, with 95 % intervals. Holm's "
-        "p-values hold for all comparisons together."
+        f"{number} comparison{'s' if number != 1 else ''}, paired by problem. Averages are avg@k "
+        "over the problems compared, differences are "
+        f"{compared.second} minus {compared.first}, all with 95 % intervals. Holm's p-values hold "
+        f"for all comparisons together.{pooled}"
     )
 
 
@@ -69,8 +86,8 @@ def _compared(one: Comparison) -> list[str]:
     return [
         one.title,
         str(difference.problems),
-        f"{one.first:.3f}",
-        f"{one.second:.3f}",
+        with_interval(one.first),
+        with_interval(one.second),
         f"{difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})",
         _p(difference.p_value),
         _p(one.holm),
@@ -84,8 +101,12 @@ def _p(p: float | None) -> str:
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, whose columns line up in plain text too."""
-    cells = [[text.replace("|", "\\|") for text in row] for row in (head, *body)]
+    """Return a table in Markdown, whose columns line up in plain text too.
+
+    Titles and names come from files, so their characters are text in it: none ends a cell, is
+    HTML, or moves a terminal's cursor.
+    """
+    cells = [[visible(text).translate(_SAFE) for text in row] for row in (head, *body)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in cells]
     lines.insert(1, " | ".join("-" * width for width in widths))
