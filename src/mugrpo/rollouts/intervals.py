@@ -138,7 +138,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _differences(a_P: ArrayLike, b_P: ArrayLike) -> Floats:
     a_P, b_P = np.asarray(a_P, dtype=np.float64), np.asarray(b_P, dtype=np.float64)
     assert a_P.ndim == 1 and a_P.shape == b_P.shape
-    differences_P = a_P - b_P
+    differences_P: Floats = a_P - b_P
     differences_P = differences_P[~np.isnan(differences_P)]
     if not len(differences_P):
         raise UsageError("nothing to compare: no problem has a value in both results")

@@ -98,7 +98,8 @@ def mg_pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int) -> Float
     """
     assert k >= 2 and k % 2 == 0
     parts = [pass_at(right_P, judged_P, k, least) for least in range(k // 2 + 1, k + 1)]
-    return np.mean(parts, axis=0)
+    mean_P: Floats = np.mean(parts, axis=0)
+    return mean_P
 
 
 def majority(votes: Sequence[Vote]) -> float:
