@@ -118,7 +118,7 @@ def test_lm_evals_responses_are_judged_and_compared_with_ours(results, tmp_path)
     assert rights == [True, True, True, False]
     ours, theirs = stored(str(tmp_path / "results")), stored(str(out / "lm-eval"))
     (one,) = compare(ours, theirs).benchmarks
-    assert (one.first, one.second, one.difference.value) == (0.5, 0.75, 0.25)
+    assert (one.first[0], one.second[0], one.difference.value) == (0.5, 0.75, 0.25)
 
 
 def test_another_prompt_is_refused(results, tmp_path):

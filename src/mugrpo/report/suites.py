@@ -20,7 +20,7 @@ def suite_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
             xs = [float(line["update"]) for line in lines]
             columns = [column(lines, f"accuracy{end}") for end in ("", "_low", "_high")]
             traces += banded(xs, *columns, label=run_label(run, runs), series="avg@k", hue=index)
-        picture = update_chart(runs, Axis("avg@k", low=0, high=1), traces, ends=True)
+        picture = update_chart(runs, Axis("avg@k", low=0), traces, ends=True)
         yield drawn(f"{name} against updates", "avg@k; shaded: 95 % intervals", picture)
 
 

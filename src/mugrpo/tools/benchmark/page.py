@@ -155,7 +155,7 @@ def _curves(by_suite: Sequence[Sequence[Result]]) -> Markup | None:
         if len(known) > 1:
             label = words(results[0]["title"])
             traces += banded(*zip(*known, strict=True), label=label, series="avg@k", hue=hue)
-    picture = line_chart(Axis("updates"), Axis("avg@k", low=0, high=1), traces, ends=True)
+    picture = line_chart(Axis("updates"), Axis("avg@k", low=0), traces, ends=True)
     return drawn("avg@k against updates", "shaded: 95 % intervals", picture)
 
 
@@ -170,7 +170,7 @@ def _passes(by_suite: Sequence[Sequence[Result]]) -> Iterator[Markup | None]:
                 label = f"update {result['update']}"
                 traces += banded(*zip(*known, strict=True), label=label, series="pass@k", hue=hue)
         axis = Axis("k", log=True, ticks=sorted({k for trace in traces for k in trace.xs}))
-        picture = line_chart(axis, Axis("pass@k", low=0, high=1), traces, ends=True)
+        picture = line_chart(axis, Axis("pass@k", low=0), traces, ends=True)
         yield drawn(results[0]["title"], "pass@k; shaded: 95 % intervals", picture)
 
 
@@ -197,7 +197,7 @@ def _graders(result: Result) -> Markup | None:
         for one in found["disagreements"]
     ]
     head = ["response", "reference", "right for", f"{first} reads", f"{second} reads"]
-    several = fold(f"{len(listed)} disagreements", html_table(head, listed)) if listed else None
+    several = fold("Disagreements", html_table(head, listed)) if listed else None
     return tag("div", tag("p", sentence), several)
 
 
