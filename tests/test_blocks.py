@@ -150,7 +150,8 @@ def understood(words: list[str], folder: Path) -> None:
         return
     assert options.takes_overrides or not overrides
     if options.takes_overrides:
-        named = [place / options.target for place in (folder, ROOT)]
+        target = options.targets[0] if "targets" in options else options.target
+        named = [place / target for place in (folder, ROOT)]
         file = next((path for path in named if path.is_file()), None)
         given = ["--task.data", "problems.jsonl"] if options.command == "import" else []
         load_config(file, [*overrides, *(given if file else [])])

@@ -24,8 +24,11 @@ from tests.clean import environment
 from tests.test_layers import FILES, HOUSE, module_of
 
 ROOT = HOUSE.parents[1]
-# Folders of a clone and paths in them. (Cells of a study run in runs/studies.)
-OUTSIDE = re.compile(r"(?:benchmarks|configs|docs|examples|scripts|studies(?=/)|tests)(/[\w./-]*)?")
+# Folders of a clone and paths in them. (Cells of a study run in runs/studies, and a run's results
+# of suites are in its folder benchmarks.)
+OUTSIDE = re.compile(
+    r"(?:benchmarks(?=/)|configs|docs|examples|scripts|studies(?=/)|tests)(/[\w./-]*)?"
+)
 FROM_HERE = re.compile(r"Path\(__file__\)(?:\.resolve\(\))?\.(?:parents\[(\d)\]|parent|with_name)")
 TINY = [
     "--schedule.stages=1",

@@ -80,8 +80,10 @@ def test_the_file_takes_the_place_of_data_set_subset_split_and_revision(jsonl):
     task, own = after.options.task, before.options.task
     assert task.data == file and (task.split, task.subset, task.revision) == (None, None, None)
     assert (task.prompt_template, task.rewards) == (own.prompt_template, own.rewards)
-    kept = {"task", "problems"}
+    kept = {"task", "problems", "conventions"}
     assert after.options.model_dump(exclude=kept) == before.options.model_dump(exclude=kept)
+    gone = before.options.conventions.keys() - after.options.conventions.keys()
+    assert {"data", "revision", "answer_pattern"} <= gone and "prompt_template" not in gone
 
 
 def test_final_answers_are_not_searched_for_the_suites_pattern(jsonl):
