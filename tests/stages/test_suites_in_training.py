@@ -27,23 +27,33 @@ max_new_tokens = 48
 [task]
 data = "{data}"
 rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
+workers.count = 1
 [prompt]
 form = "plain"
 """
 
 
-@pytest.fixture
-def suites(tmp_path: Path) -> tuple[str, ...]:
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Overrides that measure two suites: `short` every two updates, `rare` at both ends."""
+    folder = tmp_path_factory.mktemp("suites")
     rows = [
         {"prompt": p, "answer": str(running_states(p)[-1])}
         for p in (f"{a}+{b}-1+2+2-1+1-2=" for a in (1, 2, 3) for b in (1, 2))
     ]
-    (tmp_path / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("short", "rare"):
-        (tmp_path / f"{name}.toml").write_text(SUITE.format(data=tmp_path / "six.jsonl"))
-    uses = f'[{{name="{tmp_path}/short.toml", every=2}}, {{name="{tmp_path}/rare.toml"}}]'
+        (folder / f"{name}.toml").write_text(SUITE.format(data=folder / "six.jsonl"))
+    uses = f'[{{name="{folder}/short.toml", every=2}}, {{name="{folder}/rare.toml"}}]'
     return ("--evaluation.suites", uses)
+
+
+@pytest.fixture(scope="module")
+def measured(suites: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run with these suites. Tests only read it."""
+    run = tmp_path_factory.mktemp("measured") / "run"
+    finished(run, *suites)
+    return run
 
 
 def lines_of(run: Path, kind: str) -> dict[int, dict[str, Any]]:
@@ -81,11 +91,10 @@ def test_ranks_hand_the_policy_over_whenever_something_is_measured():
 
 
 def test_suites_change_nothing_but_what_is_measured(
-    reference: Path, suites: tuple[str, ...], tmp_path: Path
+    reference: Path, measured: Path, tmp_path: Path
 ):
     """Every line of the run without suites is in the run with them, with the same numbers."""
-    run = tmp_path / "run"
-    finished(run, *suites)
+    run = measured
     assert [*lines_of(run, "suite/short")] == [0, 2, 4, 6]
     assert [*lines_of(run, "suite/rare")] == [0, 6]
     for kind in ("refresh", "update", "evaluation"):
@@ -95,23 +104,26 @@ def test_suites_change_nothing_but_what_is_measured(
     assert short["problems"] == rare["problems"] == 6 and short["samples"] == 2
     assert short["temperature"] == 1.3  # as the run trains
     assert short != rare
-    page = write_report([run]).read_text()
+    page = write_report([run], tmp_path / "report.html").read_text()
     assert "short against updates" in page and "rare against updates" in page
 
 
 @pytest.mark.parametrize(
     ("place", "nth"),
-    [("suite sampled", 2), ("suite scored", 3), ("suite without metrics line", 2)],
+    [
+        pytest.param("suite sampled", 2, marks=pytest.mark.long),
+        ("suite scored", 3),
+        pytest.param("suite without metrics line", 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_is_killed_while_it_measures_ends_the_same(
-    suites: tuple[str, ...], tmp_path: Path, place: str, nth: int
+    suites: tuple[str, ...], measured: Path, tmp_path: Path, place: str, nth: int
 ):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    finished(whole, *suites)
+    run = tmp_path / "run"
     killed(run, place, nth, *suites)
     finished(run, *suites)
     for kind in ("suite/short", "suite/rare", "update"):
-        assert lines_of(run, kind) == lines_of(whole, kind)
+        assert lines_of(run, kind) == lines_of(measured, kind)
 
 
 def test_the_best_checkpoint_is_kept_although_only_the_newest_is(
