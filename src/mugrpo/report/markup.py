@@ -48,7 +48,7 @@ def section(title: str, *content: Content) -> Markup | None:
 
 
 def table(head: Sequence[Content], body: Sequence[Sequence[Content]]) -> Markup:
-    """Return a table with one row of headings. It scrolls sideways where it is too wide."""
+    """Return a table with one row of headings. It scrolls sideways if it is too wide."""
     heads = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head)))
     rows = [tag("tr", *(tag("td", cell) for cell in cells)) for cells in body]
     return tag("div", tag("table", heads, tag("tbody", *rows)), class_="scroll")

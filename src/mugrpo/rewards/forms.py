@@ -166,7 +166,7 @@ def _split_unit(text: str) -> tuple[str, str]:
 
 
 def _quoted_end(text: str) -> int:
-    """Return where the text in quotation marks that `text` ends with begins, or -1."""
+    """Return the start of the quoted text at the end of `text`, or -1."""
     end = text.rfind('"')
     start = text.rfind('"', 0, max(0, end))
     return start if start >= 0 and _QUOTED_UNIT.fullmatch(text, start) else -1

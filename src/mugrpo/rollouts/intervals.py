@@ -161,7 +161,7 @@ def _all_equal(differences_P: Floats, span: float) -> bool:
 
 
 def _unseen(problems: int) -> float:
-    """Return the upper end of the 95 % interval of a share of which `problems` draws had none."""
+    """Return the upper 95 % limit of a share that no one of `problems` draws showed."""
     return float(1 - 0.025 ** (1 / problems))
 
 

@@ -67,7 +67,7 @@ def avg_at(right_P: Sequence[int], judged_P: Sequence[int]) -> Floats:
 def pass_at(right_P: Sequence[int], judged_P: Sequence[int], k: int, least: int = 1) -> Floats:
     """Return the probability that `least` or more of k responses to a problem are right, [P].
 
-    It is unbiased: the share of the subsets of k of its n responses, c right, of which that holds,
+    It is unbiased: the share of all subsets of k of the n responses, c of them right, with that,
 
         sum over j >= least of C(c, j) C(n - c, k - j) / C(n, k).
 
@@ -114,7 +114,7 @@ def majority(votes: Sequence[Vote]) -> float:
 
 
 def merged(votes: Sequence[Vote], equal: Callable[[str, str], bool]) -> list[Vote]:
-    """Return the votes with those of equal answers added up, as far as `majority` depends on it.
+    """Return the votes with those for equal answers added up, if `majority` depends on it.
 
     `equal` should be an equivalence. It is slow, so few pairs are compared. Right answers equal
     the reference, hence each other, and never a wrong one. Wrong answers are compared while they

@@ -72,7 +72,7 @@ def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
 def suite_run(
     folder: RunDir, config: RunConfig, suite: Suite, progress: Progress, stop: StopFlag
 ) -> Iterator[OpenRun]:
-    """Yield a run of the suite under `config`, which `suite_config` has made. It trains nothing.
+    """Yield a run of the suite under `config`, from `suite_config`. It trains nothing.
 
     If the longest prompt leaves fewer tokens of the model's context than the suite allows, the
     responses are limited to those. Raises UsageError if the problems or their references cannot be
@@ -96,7 +96,7 @@ def suite_run(
 
 
 def _with_room(config: RunConfig, problems: Sequence[Problem], progress: Progress) -> RunConfig:
-    """Return `config` with responses as long as the model's context has room for.
+    """Return `config` with responses limited to the room in the model's context.
 
     A prompt that takes more than half of the context is overlong if it leaves less than the suite
     allows.
