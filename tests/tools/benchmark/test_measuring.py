@@ -228,6 +228,7 @@ def test_code_in_someone_elses_suite_is_refused_and_not_remembered(
         (["chain", "--suite", "gsm8k,svamp", "--data", "x.jsonl"], "--data gsm8k=x.jsonl"),
         (["chain", "--suite", "gsm8k", "--data", "x.jsonl"], "x.jsonl"),
         (["chain", "--suite", "gsm8k", "--update", "3"], "a model has no updates"),
+        (["./nowhere", "--suite", "gsm8k"], "nowhere"),
         (["mine.toml", "--suite", "gsm8k"], "name a run, a model directory or a hub id"),
         (["compare", "a"], "compare needs two measurements"),
         (["compare", "a", "b"], "a has no results in a"),

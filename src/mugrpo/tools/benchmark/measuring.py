@@ -18,6 +18,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import require_engines
 from mugrpo.engines.base import Engine
 from mugrpo.model.adapter import require_packages
+from mugrpo.model.loading import model_sizes
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
@@ -66,7 +67,7 @@ def measure(
     """Return the folder of the results, and what each suite's result.json holds.
 
     What is published there is not done again. `chosen` has sampling options and `data` files that
-    replace the suites' own. Raises UsageError if the target is no model or run, if a suite's data
+    replace the suites' own. Raises UsageError if the target is neither a model nor a run, if a suite's data
     cannot be read, if another process holds the folder, or if it has the same suite under other
     options; RunStopped if the engine cannot go on.
     """
@@ -74,6 +75,7 @@ def measure(
     base = build_config(apply_overrides(found.raw, overrides), target)
     require_packages(base.lora)
     require_engines(base)
+    model_sizes(base.model)  # a model that is not there is refused before anything is written
     at = _updates(found, updates)
     chosen = {**found.own, **chosen}
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
