@@ -67,9 +67,9 @@ def measure(
     """Return the folder of the results, and what each suite's result.json holds.
 
     What is published there is not done again. `chosen` has sampling options and `data` files that
-    replace the suites' own. Raises UsageError if the target is neither a model nor a run, if a suite's data
-    cannot be read, if another process holds the folder, or if it has the same suite under other
-    options; RunStopped if the engine cannot go on.
+    replace the suites' own. Raises UsageError if the target is neither a model nor a run, if a
+    suite's data cannot be read, if another process holds the folder, or if it has the same suite
+    under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
     base = build_config(apply_overrides(found.raw, overrides), target)
