@@ -142,7 +142,7 @@ def _problems(result: Mapping[str, Any], name: str) -> int:
 
 
 def _source(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the problems are from: a data set on the hub, or a file, without its folder."""
+    """Return the source of the problems: a data set on the hub, or a file without its folder."""
     data = result["data"]
     details = {"problems": str(result["problems"])}
     if is_local(data):
