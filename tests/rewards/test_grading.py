@@ -364,8 +364,8 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
     for name in ("tower", "factorial", "scientific in a box", "product of powers"):
         if name in verdicts:  # refused, not tried
             assert verdicts[name].status is Status.WRONG
-    for name in ("integral", "radicals"):
-        assert verdicts[name].status is Status.UNFINISHED and verdicts[name].reward == 0.0
+    # In 15 seconds it does not end either. What ends in less depends on the machine: no claim here.
+    assert verdicts["integral"].status is Status.UNFINISHED and verdicts["integral"].reward == 0.0
     assert not any(score.status is Status.ERROR for score in verdicts.values())
     for name in ("many boxes", "lone surrogates", "control characters", "json", "nothing"):
         assert not verdicts[name].status.failed
