@@ -1,0 +1,63 @@
+"""What this machine computes on: its device, and the precision that is fast there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.loading import hidden_size
+
+_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in bf16
+_WIDE = 256  # a narrower model's products are too small to gain on a CPU
+
+
+def device_of(options: ModelOptions) -> str:
+    """Return the device of the model. Raises UsageError if it is missing."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
+    if options.device != "auto":
+        return options.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def bf16_units() -> str:
+    """Return the units of this machine's CPU that compute in bf16, such as "AMX and AVX512"."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split()
+    except OSError:  # not Linux
+        return ""
+    return " and ".join(name for flag, name in _UNITS.items() if flag in flags)
+
+
+def with_precision(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return `config` with the precision that "auto" stands for here, and a sentence that says why.
+
+    The sentence is empty if the config names a precision. Raises UsageError if the model's config
+    cannot be read or its device is missing.
+    """
+    if config.model.precision != "auto":
+        return config, ""
+    units, width = bf16_units(), hidden_size(config.model)
+    if device_of(config.model) == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        why = f"the GPU {'computes' if fast else 'does not compute'} in it"
+    elif not units:
+        fast, why = False, "this CPU has neither AMX nor AVX512 for it"
+    else:
+        fast = width >= _WIDE
+        why = f"the CPU has {units} for it" if fast else f"a width of {width} gains nothing from it"
+    precision = "bf16" if fast else "fp32"
+    model = config.model.model_copy(update={"precision": precision})
+    sentence = f"precision: {precision}; {why if fast else f'not bf16, because {why}'}"
+    return config.model_copy(update={"model": model}), sentence
+
+
+def arithmetic(options: ModelOptions) -> str:
+    """Return what decides how this machine rounds: the GPU's name, or the CPU's vector units."""
+    if device_of(options) == "cuda":
+        return str(torch.cuda.get_device_name())
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability}, {bf16_units()} for bf16" if bf16_units() else capability
