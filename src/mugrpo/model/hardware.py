@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.loading import hidden_size
+
+Precision = Literal["fp32", "bf16"]
 
 _UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in bf16
 _WIDE = 256  # a narrower model's products are too small to gain on a CPU
@@ -32,27 +35,31 @@ def bf16_units() -> str:
     return " and ".join(name for flag, name in _UNITS.items() if flag in flags)
 
 
-def with_precision(config: RunConfig) -> tuple[RunConfig, str]:
-    """Return `config` with the precision that "auto" stands for here, and a sentence that says why.
+def precision_of(options: ModelOptions) -> tuple[Precision, str]:
+    """Return the model's precision here, and if it is "auto" a sentence that says why, or "".
 
-    The sentence is empty if the config names a precision. Raises UsageError if the model's config
-    cannot be read or its device is missing.
+    Raises UsageError if the model's config cannot be read or its device is missing.
     """
-    if config.model.precision != "auto":
-        return config, ""
-    units, width = bf16_units(), hidden_size(config.model)
-    if device_of(config.model) == "cuda":
+    if options.precision != "auto":
+        return options.precision, ""
+    if device_of(options) == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         why = f"the GPU {'computes' if fast else 'does not compute'} in it"
-    elif not units:
+    elif not (units := bf16_units()):
         fast, why = False, "this CPU has neither AMX nor AVX512 for it"
     else:
-        fast = width >= _WIDE
+        fast = (width := hidden_size(options)) >= _WIDE
         why = f"the CPU has {units} for it" if fast else f"a width of {width} gains nothing from it"
-    precision = "bf16" if fast else "fp32"
+    if fast:
+        return "bf16", f"precision: bf16; {why}"
+    return "fp32", f"precision: fp32; not bf16, because {why}"
+
+
+def with_precision(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return `config` with the precision that "auto" stands for, and as `precision_of` why."""
+    precision, why = precision_of(config.model)
     model = config.model.model_copy(update={"precision": precision})
-    sentence = f"precision: {precision}; {why if fast else f'not bf16, because {why}'}"
-    return config.model_copy(update={"model": model}), sentence
+    return config.model_copy(update={"model": model}), why
 
 
 def arithmetic(options: ModelOptions) -> str:

@@ -23,7 +23,7 @@ from mugrpo.model.files import (
     write_weights,
 )
 from mugrpo.model.half import HalfCopy
-from mugrpo.model.hardware import device_of
+from mugrpo.model.hardware import device_of, precision_of
 from mugrpo.model.loading import (
     empty_model,
     first_line,
@@ -54,7 +54,7 @@ class Policy:
         self.model = model
         self.adapter = adapter
         self.tokenizer = tokenizer
-        self.precision = options.precision
+        self.precision = precision_of(options)[0]
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.device: torch.device = model.device  # of its forward passes
