@@ -9,7 +9,6 @@ import torch
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
-from mugrpo.model import hardware
 from mugrpo.model.hardware import arithmetic, bf16_units, with_precision
 
 
@@ -21,9 +20,8 @@ def config(precision: str, device: str = "auto") -> RunConfig:
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Return a function that makes this machine one with such a CPU, or such a GPU."""
 
-    def become(flags: str, *, width: int = 576, gpu: bool | None = None) -> None:
+    def become(flags: str, gpu: bool | None = None) -> None:
         monkeypatch.setattr(Path, "read_text", lambda _: f"flags : fpu {flags}\n")
-        monkeypatch.setattr(hardware, "hidden_size", lambda _: width)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: gpu)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
@@ -32,18 +30,17 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "width", "gpu", "precision", "sentence"),
+    ("flags", "gpu", "precision", "sentence"),
     [
-        ("amx_bf16 avx512_bf16", 576, None, "bf16", "bf16; the CPU has AMX and AVX512 for it"),
-        ("avx512_bf16", 576, None, "bf16", "bf16; the CPU has AVX512 for it"),
-        ("avx2", 576, None, "fp32", "not bf16, because this CPU has neither AMX nor AVX512 for it"),
-        ("amx_bf16", 128, None, "fp32", "not bf16, because a width of 128 gains nothing from it"),
-        ("avx2", 128, True, "bf16", "bf16; the GPU computes in it"),
-        ("amx_bf16", 576, False, "fp32", "not bf16, because the GPU does not compute in it"),
+        ("amx_bf16 avx512_bf16", None, "bf16", "bf16; this CPU has AMX and AVX512 for it"),
+        ("avx512_bf16", None, "bf16", "bf16; this CPU has AVX512 for it"),
+        ("avx2", None, "fp32", "not bf16, because this CPU has neither AMX nor AVX512 for it"),
+        ("avx2", True, "bf16", "bf16; the GPU computes in it"),
+        ("amx_bf16", False, "fp32", "not bf16, because the GPU does not compute in it"),
     ],
 )
-def test_auto_is_what_the_machine_is_fast_in(machine, flags, width, gpu, precision, sentence):
-    machine(flags, width=width, gpu=gpu)
+def test_auto_is_what_the_machine_is_fast_in(machine, flags, gpu, precision, sentence):
+    machine(flags, gpu)
     settled, said = with_precision(config("auto"))
     assert settled.model.precision == precision
     assert said.startswith(f"precision: {precision}; ") and said.endswith(sentence)

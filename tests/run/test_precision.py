@@ -15,7 +15,6 @@ from tests.runs import write_config
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, units: str) -> str:
     """Return the precision of the run in `folder` on a CPU with `units`."""
     monkeypatch.setattr(hardware, "bf16_units", lambda: units)
-    monkeypatch.setattr(hardware, "hidden_size", lambda _: 576)
     words = ["--model.precision", "auto"]
     with mugrpo.open_run(write_config(folder), run_dir=folder / "run", overrides=words) as run:
         return run.config.model.precision

@@ -9,12 +9,10 @@ import torch
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.loading import hidden_size
 
 Precision = Literal["fp32", "bf16"]
 
 _UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in bf16
-_WIDE = 256  # a narrower model's products are too small to gain on a CPU
 
 
 def device_of(options: ModelOptions) -> str:
@@ -38,18 +36,16 @@ def bf16_units() -> str:
 def precision_of(options: ModelOptions) -> tuple[Precision, str]:
     """Return the model's precision here, and if it is "auto" a sentence that says why, or "".
 
-    Raises UsageError if the model's config cannot be read or its device is missing.
+    Raises UsageError if the model's device is missing.
     """
     if options.precision != "auto":
         return options.precision, ""
     if device_of(options) == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         why = f"the GPU {'computes' if fast else 'does not compute'} in it"
-    elif not (units := bf16_units()):
-        fast, why = False, "this CPU has neither AMX nor AVX512 for it"
     else:
-        fast = (width := hidden_size(options)) >= _WIDE
-        why = f"the CPU has {units} for it" if fast else f"a width of {width} gains nothing from it"
+        fast = bool(bf16_units())
+        why = f"this CPU has {bf16_units() or 'neither AMX nor AVX512'} for it"
     if fast:
         return "bf16", f"precision: bf16; {why}"
     return "fp32", f"precision: fp32; not bf16, because {why}"

@@ -75,11 +75,6 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
     return config.vocab_size, getattr(config, "max_position_embeddings", None)
 
 
-def hidden_size(options: ModelOptions) -> int:
-    """Return the width of the model's hidden states. Raises UsageError as `model_sizes` does."""
-    return int(_load_config(options).get_text_config().hidden_size)
-
-
 def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
     """Return the number of parameters that are trained, tied ones once, from the config alone.
 
