@@ -56,7 +56,7 @@ class Ceilings:
 
     def _packed(self, x: torch.Tensor, n: int, copies: int) -> list[Callable[[], object]]:
         """Return a call with weights that oneDNN has reordered, or [] without oneDNN."""
-        supported = x.device.type == "cpu" and x.dtype is torch.float32
+        supported = x.device.type == "cpu"
         if not supported or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return []
         weights = [self._random(n, x.shape[1]) for _ in range(copies)]

@@ -1,8 +1,8 @@
 """Generation and updates on one big GPU: `benchmarks/gpu.sh`, which takes less than nine minutes.
 
 The models have random weights in the shapes of SmolLM2-135M and Qwen2.5-1.5B. Prompts are random,
-with 256 to 512 tokens, and groups have 8 responses. The precision is bf16: fp32 weights under
-autocast.
+with 256 to 512 tokens, and groups have 8 responses. The precision is bf16; weights and optimizer
+are in fp32.
 
     generation  Our engine against `model.generate` with bf16 weights; generation.py says what is
                 compared. Random weights almost never end a sequence, so all responses are equally

@@ -45,7 +45,7 @@ def grpo_config(config: RunConfig, *, batch: int, updates: int, folder: str, **m
     arguments = {
         "output_dir": folder,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": config.model.precision == "bf16",  # autocast, with weights in fp32
         "gradient_checkpointing": False,
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": accumulation,

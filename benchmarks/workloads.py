@@ -60,7 +60,7 @@ def other_copy(policy: Policy) -> Any:
 
 
 def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = False) -> RunConfig:
-    """Return a config of GRPO on one-digit addition, otherwise as in configs/smollm2_addition.toml.
+    """Return a config of GRPO on one-digit addition in fp32, as in configs/smollm2_addition.toml.
 
     If `tiny`, use the embedded model on the embedded task, which needs no conversion first.
     """
@@ -73,6 +73,7 @@ def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = Fal
     if not tiny:
         real = tomllib.loads((ROOT / "configs" / "smollm2_addition.toml").read_text())
         real["task"]["data"] = str(ROOT / real["task"]["data"])
+        real["model"]["precision"] = "fp32"
         for name in ("model", "task", "prompt", "rollouts"):
             raw[name] = {**real[name], **raw.get(name, {})}
     return build_config(raw, "benchmark")

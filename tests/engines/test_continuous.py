@@ -108,7 +108,7 @@ def test_packed_layers_give_the_same_and_are_plain_again_afterwards():
     ids = torch.tensor([encoded(policy, PROMPTS[0]).tolist()])
     with torch.inference_mode():
         plain = policy.model(ids).logits
-        with reordered(policy, 16):
+        with reordered(policy.model, 16):
             assert all(
                 "forward" in vars(m) for m in policy.model.modules() if type(m) is torch.nn.Linear
             )

@@ -105,7 +105,7 @@ def test_changed_problems_model_or_code_are_refused_unless_forced(
 
 
 @pytest.mark.promise("threads")
-@pytest.mark.parametrize("name", ["threads", "torch"])
+@pytest.mark.parametrize("name", ["threads", "arithmetic"])
 def test_another_number_of_threads_or_version_is_reported_and_goes_on(
     run_dir: Path, command: Command, name: str
 ):

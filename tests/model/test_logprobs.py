@@ -217,30 +217,29 @@ def test_gradients_of_response_logprobs_are_the_plain_models(any_policy):
         torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=1e-5)
 
 
-def test_under_autocast_the_backward_pass_recomputes_the_logits_of_the_forward_pass():
+def test_in_bf16_the_backward_pass_recomputes_the_logits_of_the_forward_pass():
     # d logprob / d logits is onehot - softmax and sums to 0. Logits of size 40 round by up to
     # 0.125 in bf16: the softmax of other logits under the same normalizer would sum to 1 +- 0.1.
     generator = torch.Generator().manual_seed(1)
     head = make_head()
     for target in head.targets[:10]:
-        hidden = 10 * torch.randn(1, H, generator=generator)
-        with torch.autocast("cpu", torch.bfloat16):
-            logprobs, _ = chunked_logprobs(
-                hidden, head.weight, head.bias, target[None], temperature=1.0, chunk=8
-            )
+        hidden = 10 * torch.randn(1, H, generator=generator).bfloat16()
+        logprobs, _ = chunked_logprobs(
+            hidden, head.weight, head.bias, target[None], temperature=1.0, chunk=8
+        )
         (grad,) = torch.autograd.grad(logprobs.sum(), head.bias)
         assert abs(grad.sum().item()) < 0.005
 
 
-def test_under_autocast_logprobs_are_those_of_the_models_own_head():
+def test_in_bf16_logprobs_are_those_of_the_models_own_head():
     policy = load_policy(ModelOptions(precision="bf16"))
     pairs, ids, mask = ragged_batch(policy)
     prompt_lengths = torch.tensor([len(prompt) for prompt, _ in pairs])
-    with torch.no_grad(), policy.autocast():
+    with torch.no_grad():
         logprobs, _ = response_logprobs(
-            policy.model, ids, prompt_lengths, mask, temperature=1.0, chunk=8
+            policy.working(), ids, prompt_lengths, mask, temperature=1.0, chunk=8
         )
-        logits = policy.model(input_ids=ids, use_cache=False).logits.float()
+        logits = policy.working()(input_ids=ids, use_cache=False).logits.float()
     gaps = []
     for row, (prompt, response) in enumerate(pairs):
         distribution = torch.log_softmax(logits[row, len(prompt) - 1 :][: len(response)], -1)

@@ -95,7 +95,7 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int
 
 @pytest.mark.long
 def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path):
-    """Ranks round weights once, and one process uses autocast: the errors are of the same size."""
+    """Both round the weights and compute in bf16, so their errors are of the same size."""
     half = {**STEADY, "model": {"precision": "bf16"}}
     before = load_file(EMBEDDED["chain"] / "model.safetensors")
 

@@ -40,8 +40,9 @@ class ModelOptions(Options):
     path: str = Field("chain", json_schema_extra=PLACE)
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of forward and backward passes. Weights and optimizer stay in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" is bf16
+    where the machine computes faster in it, as the run says when it begins."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
@@ -264,7 +265,7 @@ class RunConfig(Options):
 
         bf16 keeps 8 bits of a logit.
         """
-        by_precision = {"fp32": 1e-3, "bf16": 0.1}[self.model.precision]
+        by_precision = 1e-3 if self.model.precision == "fp32" else 0.1
         return self.engine.canary_tolerance or by_precision
 
     @property

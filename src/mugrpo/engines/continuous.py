@@ -55,7 +55,7 @@ class ContinuousEngine(SharedModel):
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. Finished responses are reported after every step."""
         batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens, top_p)
-        with self.policy.evaluating(), reordered(self.policy, batch.slots):
+        with self.policy.evaluating() as model, reordered(model, batch.slots):
             while batch.busy:
                 yield batch.advance()
 
@@ -68,15 +68,14 @@ def unfit(policy: Policy) -> str | None:
     prompts = [np.arange(length, dtype=np.int32) % policy.vocab_size for length in (3, 5)]
     cache = SlotCache(2)
     try:
-        with policy.evaluating(), torch.inference_mode():
+        with policy.evaluating() as model, torch.inference_mode():
             for row, prompt in enumerate(prefill(policy, prompts)):
                 cache.begin(np.array([row]), prompt.layers)
             tokens = torch.tensor([1, 2], device=policy.device) % policy.vocab_size
             slots_AV = decode(policy, cache, tokens, np.array([0, 0]))
             for row, prompt_ids in enumerate(prompts):
                 ids = [*prompt_ids.tolist(), int(tokens[row])]
-                with policy.autocast():
-                    plain = policy.model(torch.tensor([ids], device=policy.device), use_cache=False)
+                plain = model(torch.tensor([ids], device=policy.device), use_cache=False)
                 gap = (plain.logits[0, -1] - slots_AV[row]).abs().max().item()
                 if not gap <= _PROBE_TOLERANCE * plain.logits[0, -1].abs().max().item():
                     return f"its logits are {gap:.2g} off"
@@ -96,15 +95,14 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
         mask_UP[row, longest - len(prompt) :] = 1
     mask = torch.from_numpy(mask_UP).to(policy.device)
     cache = DynamicCache()
-    with policy.autocast():
-        logits_UV = policy.model(
-            input_ids=torch.from_numpy(ids_UP).to(policy.device),
-            attention_mask=mask,
-            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+    logits_UV = policy.working()(
+        input_ids=torch.from_numpy(ids_UP).to(policy.device),
+        attention_mask=mask,
+        position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
     cached: Any = cache.layers
     prefilled = []
     for row, prompt in enumerate(prompts):
@@ -122,9 +120,9 @@ def decode(
 
     `response_A` is the token's index in its response, from 0.
     """
-    place_A = cache.aim(response_A, policy.device)
-    with policy.autocast(), attending(policy.model.config, ATTENTION):
-        logits: torch.Tensor = policy.model(
+    place_A, model = cache.aim(response_A, policy.device), policy.working()
+    with attending(model.config, ATTENTION):
+        logits: torch.Tensor = model(
             input_ids=token_A[:, None],
             position_ids=place_A[:, None],
             use_cache=False,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import StaticCache
 
 from mugrpo.config.engines import HFOptions
 from mugrpo.disk.places import passing
@@ -63,20 +63,19 @@ class HFEngine(SharedModel):
         stop_ids = torch.tensor(policy.stop_ids, device=device)
         uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
         uniforms_BT = uniforms_BT.to(device)
-        cache = self._cache(longest + max_new_tokens)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
         tokens, logprobs = [], []
-        with policy.evaluating():
+        with policy.evaluating() as model:
+            cache = StaticCache(config=model.config, max_cache_len=longest + max_new_tokens)
             for t in range(max_new_tokens):
-                with policy.autocast():
-                    logits_BV = policy.model(
-                        input_ids=step_ids,
-                        attention_mask=mask_BL,
-                        position_ids=position_ids,
-                        past_key_values=cache,
-                        use_cache=True,
-                        logits_to_keep=1,
-                    ).logits[:, -1]
+                logits_BV = model(
+                    input_ids=step_ids,
+                    attention_mask=mask_BL,
+                    position_ids=position_ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1]
                 token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t], top_p)
                 refuse_nan(logprob_B, policy)
                 tokens.append(token_B)
@@ -88,17 +87,6 @@ class HFEngine(SharedModel):
                 mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
                 position_ids = position_ids[:, -1:] + 1
         return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
-
-    def _cache(self, length: int) -> StaticCache | DynamicCache:
-        """Return a cache for `length` tokens.
-
-        In fp32 it is static and written in place. Under bf16 autocast keys and values differ in
-        type, which a static cache cannot hold, so the cache grows instead.
-        """
-        config = self.policy.model.config
-        if self.policy.precision == "fp32":
-            return StaticCache(config=config, max_cache_len=length)
-        return DynamicCache(config=config)
 
     def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
         """Return each row, cut after its first stop id. A row without one was truncated."""

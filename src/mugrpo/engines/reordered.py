@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from mugrpo.model.policy import Policy
-
 
 @contextmanager
-def reordered(policy: Policy, rows: int) -> Iterator[None]:
-    """Within the block, let linear layers of the policy use reordered copies of their weights.
+def reordered(model: Any, rows: int) -> Iterator[None]:
+    """Within the block, let linear layers of `model` use reordered copies of their weights.
 
     `rows` is the expected number of rows per call. The copies take as much memory as the weights.
-    Only an fp32 model on a CPU is changed. The weights must not change within the block.
+    Only a model on a CPU is changed. The weights must not change within the block.
     """
-    layers = _reorderable(policy)
+    layers = _reorderable(model)
     for layer in layers:
         weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
         layer.forward = partial(_linear, weight, layer.bias)  # type: ignore[method-assign]
@@ -39,8 +38,8 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None, input: torch.Tensor
     return output
 
 
-def _reorderable(policy: Policy) -> list[nn.Linear]:
+def _reorderable(model: Any) -> list[nn.Linear]:
     ready = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if not ready or policy.precision != "fp32" or policy.device.type != "cpu":
+    if not ready or model.device.type != "cpu":
         return []
-    return [layer for layer in policy.model.modules() if type(layer) is nn.Linear]
+    return [layer for layer in model.modules() if type(layer) is nn.Linear]

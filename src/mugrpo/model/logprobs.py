@@ -117,8 +117,6 @@ def response_logprobs(
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
     hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
-    if torch.is_autocast_enabled(ids_BL.device.type):  # the precision of the engine's head
-        hidden_NH = hidden_NH.to(torch.get_autocast_dtype(ids_BL.device.type))
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
         hidden_NH,
@@ -138,13 +136,10 @@ def _logits(
     bias_V: torch.Tensor | None,
     temperature: float,
 ) -> torch.Tensor:
-    """Return logits / temperature minus the largest of each token, without autocast.
+    """Return logits / temperature minus the largest of each token.
 
-    Without the shift, large logits leave few digits for 1 - p of a token with p near 1. The
-    backward pass, where autocast is off, must recompute exactly the logits of the forward pass.
+    Without the shift, large logits leave few digits for 1 - p of a token with p near 1.
     """
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
-    with torch.autocast(hidden_CH.device.type, enabled=False):
-        logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)
-    logits_CV = logits_CV.float() / temperature
+    logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V).float() / temperature
     return logits_CV.sub_(logits_CV.amax(-1, keepdim=True))

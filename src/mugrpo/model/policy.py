@@ -13,7 +13,6 @@ from torch import nn
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import (
@@ -23,6 +22,8 @@ from mugrpo.model.files import (
     weights_in_memory,
     write_weights,
 )
+from mugrpo.model.half import HalfCopy
+from mugrpo.model.hardware import device_of, precision_of
 from mugrpo.model.loading import (
     empty_model,
     first_line,
@@ -41,10 +42,10 @@ from mugrpo.processes.ranks import ALONE, Ranks
 class Policy:
     """A model and its tokenizer in memory.
 
-    `update` is the number of updates that its weights have received. Weights are fp32, whatever the
-    precision of the arithmetic. Dropout is always off, because the distribution that is optimized
-    must be the one that was sampled from. With an `adapter`, the model has it inside, and only the
-    adapter is trained, saved and loaded.
+    `update` is the number of updates that its weights have received. `model` has them in fp32,
+    whatever the precision of the arithmetic; forward passes go through `working()`. Dropout is
+    always off, because the distribution that is optimized must be the one that was sampled from.
+    With an `adapter`, the model has it inside, and only the adapter is trained, saved and loaded.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Policy:
         self.model = model
         self.adapter = adapter
         self.tokenizer = tokenizer
-        self.precision = options.precision
+        self.precision = precision_of(options)[0]
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
         self.device: torch.device = model.device  # of its forward passes
@@ -73,25 +74,40 @@ class Policy:
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
         self.model.train(options.gradient_checkpointing)
+        self._half: HalfCopy | None = None
+        self._changed = False  # since `_half` was made
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context for forward passes: bf16 autocast, or none for fp32."""
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def working(self) -> Any:
+        """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
+
+        If ranks split the model, FSDP makes that copy block by block.
+        """
+        if self.precision == "fp32" or self.compute is not None:
+            return self.model
+        if self._half is None:
+            self._half = HalfCopy(self.model)
+        elif self._changed:
+            self._half.renew()
+        self._changed = False
+        return self._half.working
+
+    def weights_changed(self) -> None:
+        """Note that the weights in `model` are others now. Whoever changes them calls this."""
+        self._changed = True
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Put the model in evaluation mode within the block.
+    def evaluating(self) -> Iterator[Any]:
+        """Yield the model of forward passes, which is in evaluation mode within the block.
 
         In training mode, gradient checkpointing rules out a cache.
         """
-        was_training = self.model.training
-        self.model.eval()
+        model = self.working()
+        was_training = model.training
+        model.eval()
         try:
-            yield
+            yield model
         finally:
-            self.model.train(was_training)
+            model.train(was_training)
 
     def nonfinite_parameter(self) -> str | None:
         """Return the name of a parameter that contains NaN or inf, or None."""
@@ -145,6 +161,12 @@ class Policy:
                 raise other_architecture(path, "its weights have other names or shapes")
             fill(self.model, source, self.ranks)
         self.update = update
+        self.weights_changed()
+
+    def move(self, device: torch.device) -> None:
+        """Move the weights to `device`. The copy in bf16 is dropped, to be made again if needed."""
+        self.model.to(device)
+        self._half = None
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -188,15 +210,6 @@ def load_policy(
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     return policy
-
-
-def device_of(options: ModelOptions) -> str:
-    """Return the device of the model. Raises UsageError if it is missing."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("model.device = 'cuda', but torch sees no GPU; use auto or cpu")
-    if options.device != "auto":
-        return options.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _turn_off_dropout(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ def quantization_of(lora: LoRAOptions, precision: str, device: str) -> dict[str,
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=lora.quantization,
-        bnb_4bit_compute_dtype=_dtype(precision),
+        bnb_4bit_compute_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
     )
     return {"quantization_config": config, "device_map": {"": device}}
 
@@ -54,15 +54,11 @@ def require_bitsandbytes() -> None:
         ) from None
 
 
-def _dtype(precision: str) -> torch.dtype:
-    return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def quantize_fakes(model: Any, precision: str) -> int:
+def quantize_fakes(model: Any, half: bool) -> int:
     """Give a model of fake tensors, with an adapter inside, the memory that a quantized one takes.
 
-    Returns the number of weights that are in 4 bits. Raises UsageError as `require_bitsandbytes`
-    does.
+    If `half`, it computes in bf16. Returns the number of weights that are in 4 bits. Raises
+    UsageError as `require_bitsandbytes` does.
     """
     require_bitsandbytes()
     number, head = 0, model.get_output_embeddings()
@@ -70,7 +66,7 @@ def quantize_fakes(model: Any, precision: str) -> int:
         if not isinstance(layer, nn.Linear | Conv1D) or layer is head or layer.weight.requires_grad:
             continue
         number += layer.weight.numel()
-        model.set_submodule(name, _FakeLayer(layer, _dtype(precision)))
+        model.set_submodule(name, _FakeLayer(layer, torch.bfloat16 if half else torch.float32))
     return number
 
 

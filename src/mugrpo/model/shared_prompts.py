@@ -169,7 +169,11 @@ def packed_attention(
     if the model requires a kind of attention that is not supported.
     """
     refuse_unknown(extras)
-    query_MQD, key_MQD, value_MQD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    # On a CPU, the backward pass of attention in bf16 takes five times as long as in fp32.
+    dtype = torch.float32 if query.device.type == "cpu" else query.dtype
+    query_MQD, key_MQD, value_MQD = (
+        tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value)
+    )
     grouped = query.shape[1] != key.shape[1]  # several query heads share keys and values
     prompt_mask, response_mask = packing.attention_masks(sliding_window)
 
@@ -199,7 +203,7 @@ def packed_attention(
     parts = [attended(packing.prompt, packing.prompt, prompt_mask)]
     if packing.response.numel():
         parts.append(attended(packing.response, packing.context, response_mask))
-    return torch.cat(parts).index_select(0, packing.back)[None], None
+    return torch.cat(parts).index_select(0, packing.back)[None].to(query.dtype), None
 
 
 AttentionInterface.register(_PACKED, packed_attention)

@@ -29,16 +29,15 @@ def batch_logprobs(
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
     the batch's mask is false. Only logprobs have a gradient.
     """
-    compute = policy.compute or partial(response_logprobs, policy.model)
-    with policy.autocast():
-        return compute(
-            batch.ids,
-            batch.prompt_lengths,
-            batch.mask,
-            batch.prompts,
-            temperature=config.rollouts.temperature,
-            chunk=config.optimizer.logprob_chunk_tokens,
-        )
+    compute = policy.compute or partial(response_logprobs, policy.working())
+    return compute(
+        batch.ids,
+        batch.prompt_lengths,
+        batch.mask,
+        batch.prompts,
+        temperature=config.rollouts.temperature,
+        chunk=config.optimizer.logprob_chunk_tokens,
+    )
 
 
 def shares_prompts(policy: Policy, config: RunConfig) -> bool:

@@ -62,7 +62,7 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
         sizes = {"replicas": options.replicas, **sizes}
     mesh = init_device_mesh(policy.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     module = _Logprobs(model)
-    cut_over(mesh, module, model, policy.precision, options)
+    cut_over(mesh, module, model, options, half=policy.precision == "bf16")
     fill(model, source, ranks)
     policy.compute = module
     policy.shard = (ranks.rank, shards) if ranks.rank < shards else None
@@ -75,20 +75,21 @@ def cut_over(
     mesh: DeviceMesh,
     whole: nn.Module,
     model: nn.Module,
-    precision: str,
     options: DistributedOptions,
+    *,
+    half: bool,
 ) -> None:
     """Split the weights of `whole`, a module that wraps `model`, among the ranks of `mesh`.
 
     Each block of the model is gathered when it is computed. The gradient of a parameter is the sum
-    of the ranks' gradients. With precision bf16, weights are gathered and used in bf16, and
-    gradients are summed in fp32.
+    of the ranks' gradients. If `half`, weights are gathered and used in bf16, and gradients are
+    summed in fp32.
     """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     cut = partial(
         fully_shard,
         mesh=mesh,
-        mp_policy=mixed if precision == "bf16" else MixedPrecisionPolicy(),
+        mp_policy=mixed if half else MixedPrecisionPolicy(),
         offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
     )
     for block in blocks_of(model):

@@ -170,7 +170,7 @@ class Trainer:
 
     def move(self, device: torch.device, *, moments: bool = True) -> None:
         """Move the weights to `device`, and with `moments` the optimizer's state."""
-        self.policy.model.to(device)
+        self.policy.move(device)
         for state in self.optimizer.state.values() if moments else ():
             for key, value in state.items():
                 if value.ndim:  # AdamW's step count stays on the CPU
@@ -208,6 +208,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+            self.policy.weights_changed()
             passing("optimizer step")
         self.optimizer.zero_grad()
         self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1

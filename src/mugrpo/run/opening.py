@@ -15,6 +15,7 @@ from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import require_packages
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -65,6 +66,7 @@ def open_run(
     """
     progress = progress or Progress(shown=ranks.first)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
+    config = _settled_precision(folder, config, progress)
     if not ranks.driven:
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
     require_packages(config.lora)
@@ -237,6 +239,18 @@ def _folder_and_config(
     folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
     folder.read_config()
     return folder, config, theirs_in(target, config)
+
+
+def _settled_precision(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
+    """Return `config` with the precision that "auto" stands for: what the run began with, if so."""
+    if config.model.precision == "auto" and (stored := folder.read_config()) is not None:
+        began_with = stored["config"]["model"]["precision"]
+        model = config.model.model_copy(update={"precision": began_with})
+        return config.model_copy(update={"model": model})
+    config, why = with_precision(config)
+    if why:
+        progress.say(why)
+    return config
 
 
 def prompt_encoder(config: RunConfig) -> PromptEncoder:

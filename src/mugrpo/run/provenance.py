@@ -20,6 +20,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
+from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
 from mugrpo.run.named import named_by
 from mugrpo.run.progress import Progress
@@ -83,7 +84,8 @@ def settled_config(
     for text in texts.values():
         progress.say(f"changed since the run began: {text}")
     for name in sorted(provenance.keys() - _MUST_AGREE.keys() - {"git_revision"}):
-        if (old := stored["provenance"].get(name)) != provenance[name]:
+        old = stored["provenance"].get(name, provenance[name])  # earlier versions kept fewer
+        if old != provenance[name]:
             progress.say(
                 f"{name} was {old}, is now {provenance[name]}: the resumed run may differ in the "
                 "last bits"
@@ -126,6 +128,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
+        "arithmetic": arithmetic(config.model),
         "git_revision": _git_revision(HOME),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ def canary(
     rollouts: Sequence[Rollout],
     logprobs: Logprobs,
     *,
-    precision: Literal["fp32", "bf16"],
+    precision: str,
     tolerance: float,
     warning: float,
     say: Callable[[str], None],
@@ -81,7 +80,7 @@ def canary(
 def logprob_gap(
     logprobs: Sequence[NDArray[np.float32]],
     rollouts: Sequence[Rollout],
-    precision: Literal["fp32", "bf16"],
+    precision: str,
 ) -> float:
     """Return |trainer logprob - behavior logprob| over the tokens of `rollouts`.
 

@@ -14,7 +14,6 @@ from mugrpo.tools.installed import extras, unmet, vllm_build
 
 _DEMO_NEEDS = ("packages", "disk")  # if these have a way out, `mugrpo demo` cannot run
 _DEMO_BYTES = 50_000_000  # `mugrpo check` says that it takes 46 MB at most
-_BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512"}  # flags of CPUs that compute in it
 Finding = tuple[str, str]  # what is so, and the way out if something will not work, or ""
 
 
@@ -55,10 +54,11 @@ def _gpus() -> Finding:
 def _cpu() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     text = f"{len(os.sched_getaffinity(0))} cores, {memory / 2**30:.1f} GiB of memory"
-    flags = Path("/proc/cpuinfo").read_text().split()
-    if fast := " and ".join(name for flag, name in _BF16.items() if flag in flags):
-        return f"{text}, {fast} for bf16", ""
-    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at fp32 on it"
+    from mugrpo.model.hardware import bf16_units
+
+    if units := bf16_units():
+        return f"{text}, {units} for bf16", ""
+    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at fp32 or auto"
 
 
 def _disk() -> Finding:

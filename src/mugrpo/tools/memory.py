@@ -31,6 +31,7 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
+from mugrpo.model.half import HalfCopy
 from mugrpo.model.logprobs import chunked_logprobs
 from mugrpo.model.policy import checkpoint_activations
 from mugrpo.model.pretrained import model_path
@@ -131,8 +132,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
     longest = prompt_tokens + config.rollouts.max_new_tokens
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
     longest = max(longest, config.optimizer.micro_batch_tokens // rows)
-    half = config.model.precision == "bf16"
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=half)
+    half = config.model.precision != "fp32"  # a GPU's "auto" is bf16
     model_config = _model_config(config, form)
     shards = config.distributed.processes // config.distributed.replicas
     with _ranks(shards) as mesh, FakeTensorMode():
@@ -144,24 +144,26 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
         if config.model.gradient_checkpointing:
             checkpoint_activations(model)
         model.train(config.model.gradient_checkpointing)
-        quantized = quantize_fakes(model, config.model.precision) if config.lora.quantized else 0
-        full_rows = _FullRows(model, config, prompt_tokens)
+        quantized = quantize_fakes(model, half) if config.lora.quantized else 0
+        alone = half and mesh is None  # with ranks, FSDP rounds block by block
+        working = HalfCopy(model).working if alone else model
+        full_rows = _FullRows(working, config, prompt_tokens)
         if mesh is not None:
-            cut_over(mesh, full_rows, model, config.model.precision, config.distributed)
-        optimizer = torch.optim.AdamW(full_rows.parameters(), fused=True)
-        for parameter in full_rows.parameters():
+            cut_over(mesh, full_rows, model, config.distributed, half=half)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for parameter in model.parameters():
             if parameter.requires_grad:  # from an earlier micro-batch
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         ids_BL = torch.zeros(rows, longest, dtype=torch.int64)
         tracker: Any = MemTracker() if mesh is None else FSDPMemTracker(full_rows, optimizer)
         if mesh is None:
-            tracker.track_external(full_rows, optimizer)
+            tracker.track_external(model, full_rows, optimizer)
             hooks, none = tracker._param_to_grad_hook_handles, RemovableHandle(OrderedDict())
             for parameter in full_rows.parameters():
                 if not parameter.requires_grad:  # torch would hook its gradient, and cannot
                     hooks[parameter] = none, none
-        with tracker, autocast:
+        with tracker:
             full_rows(ids_BL).sum().backward()
             optimizer.step()
         (snapshot,) = tracker.get_tracker_snapshot("peak").values()
@@ -193,7 +195,7 @@ class _FullRows(nn.Module):
     def __init__(self, model: nn.Module, config: RunConfig, prompt_tokens: int) -> None:
         super().__init__()
         self.model: Any = model
-        self._half = config.model.precision == "bf16"
+        self._half = config.model.precision != "fp32"
         self._prompt = prompt_tokens
         self._chunk = config.optimizer.logprob_chunk_tokens
 
@@ -238,13 +240,13 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
 
 def _beside_update(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
-    sizes = {}
+    sizes, each = {}, 4 if config.model.precision == "fp32" else 6
     if config.distributed.processes == 1 and config.backend.name == "local":
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
-            sizes["engine"] = peak.copy()
+            sizes["engine"] = peak.copy(each)
         if config.needs:
-            sizes["reference"] = peak.copy()
+            sizes["reference"] = peak.copy(each)
     return sizes
 
 
@@ -257,7 +259,7 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
         sizes["asleep"] = (peak.copy() + 8 * peak.trained) * options.replicas
     engine = config.engine
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
-        weight = 2 if config.model.precision == "bf16" else 4  # bytes
+        weight = 4 if config.model.precision == "fp32" else 2  # bytes
         sizes["vLLM's base"] = weight * peak.parameters * engine.processes
     if config.checkpoint.beside_training:
         sizes["checkpoint"] = 12 * peak.trained
@@ -272,7 +274,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     """
     ranks = config.distributed.processes
     shards = ranks // config.distributed.replicas
-    local, half = config.backend.name == "local", config.model.precision == "bf16"
+    local, half = config.backend.name == "local", config.model.precision != "fp32"
     if ranks > 1 and local:
         own = (peak.copy() / shards + peak.parts["gathered"]) / GIB
         text = f"a rank's share of the model, {own:.1f}"
@@ -290,5 +292,5 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib
         return own + share, f"{text}, and vLLM's share, {share:.1f}"
-    copy = peak.copy() / GIB
+    copy = peak.copy(6 if half else 4) / GIB
     return own + copy, f"{text}, and the engine's copy, {copy:.1f}; the KV cache comes on top"

@@ -17,8 +17,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.model.adapter import imported_peft
+from mugrpo.model.hardware import device_of
 from mugrpo.model.loading import load_model
-from mugrpo.model.policy import device_of
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
 from mugrpo.trl.config import plain

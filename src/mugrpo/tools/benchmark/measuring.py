@@ -18,6 +18,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import require_engines
 from mugrpo.engines.base import Engine
 from mugrpo.model.adapter import require_packages
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import model_sizes
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opened import OpenRun
@@ -72,7 +73,9 @@ def measure(
     under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
-    base = build_config(apply_overrides(found.raw, overrides), target)
+    base, why = with_precision(build_config(apply_overrides(found.raw, overrides), target))
+    if why:
+        progress.say(why)
     require_packages(base.lora)
     require_engines(base)
     model_sizes(base.model)  # a model that is not there is refused before anything is written
@@ -134,7 +137,8 @@ def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    return build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
+    return with_precision(config)[0]
 
 
 def _as_trained(run: OpenRun, base: RunConfig) -> OpenRun:

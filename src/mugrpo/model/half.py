@@ -1,0 +1,58 @@
+"""A copy of a model in bf16, which forward and backward passes use in place of fp32 weights.
+
+The weights that are trained stay in fp32, because bf16 keeps 8 bits: most updates are smaller than
+the last of them and would be lost (Micikevicius et al., arXiv 1710.03740, section 3.1).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class HalfCopy:
+    """A copy of `model` whose floating-point weights are in bf16, in `working`.
+
+    `renew` takes over the model's weights, which costs one pass over them, not one in every
+    product. Gradients of the copy are added in fp32 to those of the model as soon as a backward
+    pass has them. Other tensors, such as buffers and weights in 4 bits, are shared.
+    """
+
+    @torch.inference_mode(False)  # an engine may be the first to ask for it
+    def __init__(self, model: nn.Module) -> None:
+        tensors: dict[int, Any] = {id(b): b for b in model.buffers()}  # by id, as deepcopy wants
+        pairs = []
+        for weight in model.parameters():
+            if not weight.is_floating_point():
+                tensors[id(weight)] = weight
+                continue
+            half = nn.Parameter(weight.detach().bfloat16(), weight.requires_grad)
+            tensors[id(weight)] = half
+            pairs.append((weight, half))
+            if weight.requires_grad:
+                half.register_post_accumulate_grad_hook(_Giving(weight))
+        self.working: Any = copy.deepcopy(model, tensors)
+        self._weights, self._halves = zip(*pairs, strict=True)
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Round the model's weights of now into the copy."""
+        torch._foreach_copy_(self._halves, self._weights)
+
+
+class _Giving:
+    """Adds the gradient of a weight's copy to the gradient of the weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        self._weight = weight
+
+    def __call__(self, half: torch.Tensor) -> None:
+        assert half.grad is not None
+        if self._weight.grad is None:
+            self._weight.grad = half.grad.to(self._weight.dtype)
+        else:
+            self._weight.grad += half.grad
+        half.grad = None

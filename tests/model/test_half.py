@@ -1,0 +1,86 @@
+"""The copy in bf16 that computes for fp32 weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mugrpo.config.run import ModelOptions
+from mugrpo.model.half import HalfCopy
+from mugrpo.model.policy import load_policy
+from tests.builders import tiny_policy
+
+TINY = 2.0**-12  # too small a change for the 8 bits of a bf16 number near 1
+
+
+def line(weight: float) -> nn.Linear:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, weight)
+    return layer
+
+
+def test_the_copy_rounds_the_weights_of_now_and_the_weights_keep_their_bits():
+    layer = line(1.0)
+    half = HalfCopy(layer)
+    with torch.no_grad():
+        layer.weight += TINY
+    half.renew()
+    assert half.working.weight.item() == 1.0 and layer.weight.item() == 1.0 + TINY
+    with torch.no_grad():
+        layer.weight += 31 * TINY  # 2**-7 in all, the last of the 8 bits
+    half.renew()
+    assert half.working.weight.item() == 1.0 + 2.0**-7
+    assert layer.weight.dtype is torch.float32 and half.working.weight.dtype is torch.bfloat16
+
+
+def test_gradients_of_several_backward_passes_are_summed_in_fp32():
+    """1 and then eight times 2**-9: in bf16, each of the eight would be lost."""
+    layer = line(2.0)
+    half = HalfCopy(layer)
+    for x in [1.0] + 8 * [2.0**-9]:
+        half.working(torch.tensor([[x]], dtype=torch.bfloat16)).sum().backward()
+        assert half.working.weight.grad is None
+    assert layer.weight.grad.dtype is torch.float32
+    assert layer.weight.grad.item() == 1.0 + 2.0**-6
+
+
+def test_tied_weights_stay_tied_and_buffers_stay_in_fp32():
+    policy = tiny_policy("llama", precision="bf16")
+    policy.model.get_output_embeddings().weight = policy.model.get_input_embeddings().weight
+    working = policy.working()
+    head, embeddings = working.get_output_embeddings(), working.get_input_embeddings()
+    assert head.weight is embeddings.weight
+    assert {p.dtype for p in working.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in working.buffers()} == {torch.float32}
+
+
+def test_what_is_not_trained_has_no_gradient_and_what_has_no_fraction_is_shared():
+    model = nn.Sequential(line(1.0), line(2.0))
+    model[0].weight.requires_grad_(False)
+    packed = nn.Parameter(torch.tensor([3], dtype=torch.uint8), requires_grad=False)
+    model[1].register_parameter("packed", packed)
+    working = HalfCopy(model).working
+    working(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
+    assert model[0].weight.grad is None and model[1].weight.grad.item() == 1.0
+    assert working[1].packed is packed
+
+
+def test_in_fp32_the_model_itself_computes():
+    policy = load_policy(ModelOptions())
+    assert policy.working() is policy.model
+
+
+@pytest.mark.parametrize("first", ["engine", "trainer"])
+def test_whoever_computes_first_the_other_sees_the_weights_after_a_change(first):
+    policy = tiny_policy("llama", precision="bf16")
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode(first == "engine"):
+        before = policy.working()(ids).logits.sum().item()
+    with torch.no_grad():
+        policy.model.base_model.norm.weight *= 2  # and so all logits
+    policy.weights_changed()
+    after = policy.working()(ids).logits.sum()
+    after.backward()
+    assert after.item() == 2 * before != 0
+    assert all(p.grad.abs().sum() > 0 for p in policy.model.parameters() if p.ndim == 2)
