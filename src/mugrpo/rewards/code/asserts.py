@@ -69,7 +69,7 @@ def read_assert(number: int, statement: Any, known: Collection[str]) -> Assertio
     except (RecursionError, MemoryError):
         raise ValueError(f"{where} is nested too deeply") from None
     if not taken.calls:
-        raise ValueError(f"{where} calls no function of the program")
+        raise ValueError(f"{where} calls nothing of the program")
     return Assertion({"value": f"({', '.join(taken.calls)},)"}, check=f"bool({rest})")
 
 
