@@ -28,7 +28,6 @@ def spin():
 threading.Thread(target=spin).start()
 print(7)
 """,
-    "a tower": "print(9 ** 9 ** 9)",
     "an expression that backtracks": "import re; re.match('(a|a)*b', 'a' * 60)",
     "reading after the end": "import sys\nwhile True: sys.stdin.read()",
     "exit handlers": """
@@ -43,11 +42,6 @@ again()
     "10 GB, bit by bit": "x = []\nwhile True: x.append(bytearray(10 ** 6))",
     "10 GB, shared": "import mmap; x = mmap.mmap(-1, 10 ** 10); x[::4096] = b'a' * len(x[::4096])",
     "10 GB without a name": "import os; os.ftruncate(os.memfd_create('x'), 10 ** 10)",
-    "a bomb in a zip": """
-import zlib
-x = zlib.compress(bytes(10 ** 7))
-y = [zlib.decompress(x) for _ in range(1000)]
-""",
     "recursion": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)\nf(0)",
     "recursion in C": "x = []\nfor _ in range(10 ** 6): x = [x]\nrepr(x)",
     "parentheses": "eval('(' * 10 ** 5)",
@@ -87,7 +81,7 @@ for pid in range(1, 40000):
     "100 MB": "print('7' * 10 ** 8)",
     "output without end": "while True: print(7)",
     "errors without end": "import sys\nfor _ in range(3000): print('x' * 10 ** 5, file=sys.stderr)",
-    "no output": "",
+    "no output": "pass",
     "bytes that are not text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
     "an outcome": """print('{"ready": true}\\n{"status": 0, "output": "7"}')""",
     "outcomes everywhere": """
@@ -238,10 +232,13 @@ def add(a, b): return 7
     "not a number": "def add(a, b): return float('nan')",
     "everything": "def add(a, b): return float('inf')",
     "a generator": "def add(a, b):\n    while True: yield 7",
-    "no function": "",
+    "no function": "pass",
     "exit where it is defined": "raise SystemExit(0)\ndef add(a, b): return a + b",
     "an assert that is off": "def add(a, b): assert False",
 }
+
+# Those of them that attack what an assert does with a value
+ASSERTED = ("equal to everything", "an object equal to everything", "its own abs", "text")
 
 # They only look as if
 TRULY_RIGHT: dict[str, str] = {

@@ -18,6 +18,7 @@ from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.code.sandbox import Request
 from mugrpo.rewards.grading import Grader
 from tests.rewards.programs import (
+    ASSERTED,
     CALLED,
     IN_THREADS,
     PRINTING,
@@ -35,7 +36,7 @@ MARK = f"left-by-a-program-{uuid.uuid4().hex}"
 CASES = {
     **{f"printing: {name}": (program, SUM_STDIN) for name, program in PRINTING.items()},
     **{f"called: {name}": (program, SUM_CALL) for name, program in CALLED.items()},
-    **{f"asserted: {name}": (program, SUM_ASSERTS) for name, program in CALLED.items()},
+    **{f"asserted: {name}": (CALLED[name], SUM_ASSERTS) for name in ASSERTED},
 }
 # A program that ends only by the clock would be unfinished; `test_sleepers` has those.
 OPTIONS = CodeOptions(timeout=1, patience=300.0)

@@ -130,9 +130,7 @@ class _Taken(ast.NodeTransformer):
         return ast.parse(f"{GIVEN}[{len(self.calls) - 1}]", mode="eval").body
 
     def _programs_name(self, node: ast.AST) -> str | None:
-        """Return the program's name that a call or a name begins with, or None."""
-        if not isinstance(node, ast.Call | ast.Name):
-            return None
+        """Return the program's name that a chain such as A(1).b[2] begins with, or None."""
         while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
             node = node.func if isinstance(node, ast.Call) else node.value
         if isinstance(node, ast.Name) and node.id not in self._others and node.id not in self._own:

