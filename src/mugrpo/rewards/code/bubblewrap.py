@@ -34,7 +34,9 @@ class Bubblewrap:
         self._program = program
         self._as_root = os.geteuid() == 0
         user, rules = _NOBODY if self._as_root else None, filter_program()
-        self._limits = Limits(seconds, memory, alone=True, user=user, filter=rules and rules.hex())
+        self._limits = Limits(
+            seconds, memory, alone=True, user=user, filter=rules.hex() if rules else None
+        )
         self.name = "bubblewrap" if rules else "bubblewrap, without a filter of system calls"
 
     def run(self, request: Request, patience: float) -> Outcomes:

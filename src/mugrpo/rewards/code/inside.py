@@ -18,6 +18,7 @@ This file imports only the standard library: another interpreter loads it, witho
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
@@ -122,6 +123,7 @@ def serve() -> None:
     request = json.load(sys.stdin)
     if request["limits"]["filter"] is not None:
         import ctypes  # noqa: F401 (once, before all forks)
+    gc.freeze()  # or each fork would copy what it looks at when it ends
     for job in request["jobs"]:
         done = _forked(request, job)
         if done is None:  # in the fork: its interpreter ends as that of any program does
