@@ -60,13 +60,9 @@ class Bubblewrap:
     def _inside(self) -> list[str]:
         """Return the arguments that make the inside, and the Python in it."""
         words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-        words += [
-            "--unshare-cgroup-try",
-            "--die-with-parent",
-            "--new-session",
-            "--hostname",
-            "none",
-        ]
+        words += ["--unshare-cgroup-try", "--hostname", "none", "--new-session"]
+        # The first process inside is `inside`: no signal from its jobs ends or stops it.
+        words += ["--die-with-parent", "--as-pid-1"]
         words += ["--ro-bind", "/usr", "/usr"]
         for place in _SYSTEM:
             words += ["--ro-bind-try", place, place]
