@@ -95,7 +95,6 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
     """Run the program of a request for one of its jobs. The result goes to descriptor 1."""
     prints = "stdin" in job
     module = ModuleType("__main__" if prints else "program")
-    module.__file__ = FILE
     sys.modules[module.__name__] = module
     sys.argv = [FILE]
     names = module.__dict__
