@@ -7,9 +7,11 @@ import os
 import pytest
 import torch
 
+from mugrpo.config.rewards import CodeOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
+from mugrpo.rewards.code.choosing import tried
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 
 torch.set_num_threads(1)  # the models are tiny
@@ -19,6 +21,14 @@ torch.set_num_threads(1)  # the models are tiny
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep approvals of code out of the home of whoever runs the tests, in processes too."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in which sandbox hostile programs ran, if any did."""
+    passed = terminalreporter.stats.get("passed", [])
+    if any("test_a_hostile_program_is_wrong" in report.nodeid for report in passed):
+        found = tried(CodeOptions())
+        terminalreporter.write_line(f"hostile programs ran in {getattr(found, 'name', found)}")
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ OF_EXTRAS = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "textual": "view",
+    "wasmtime": "wasm",
 }
 ELSEWHERE = {"vllm"}  # in the environment of another interpreter
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package

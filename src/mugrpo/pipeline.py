@@ -53,7 +53,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         if update:
             run.progress.say(f"resuming from {run.folder.checkpoint(update)}")
         current = work.training.schedule.stage_of(update)
-        run.task.prepare(run.folder.log("rewards"))
+        _prepare(run)
         if update < run.config.schedule.total_updates:
             try_out(run, work.suites)
         if work.ranks is None:
@@ -81,10 +81,16 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     weights_at(run.folder, run.config.model, run.config.schedule.total_updates)  # verifies it
 
 
+def _prepare(run: OpenRun) -> None:
+    """Load what judging needs, and say what the user should know of it."""
+    for sentence in run.task.prepare(run.folder.log("rewards")):
+        run.progress.say(sentence)
+
+
 def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
     with Work(run) as work:
-        run.task.prepare(run.folder.log("rewards"))
+        _prepare(run)
         try_out(run, work.suites, tell=True)
 
 
@@ -106,7 +112,7 @@ def score(run: OpenRun, number: int, *, again: bool = False) -> None:
     with Work(run) as work:
         stage = work.stage(number)
         require(stage, "rollouts")
-        run.task.prepare(run.folder.log("rewards"))
+        _prepare(run)
         if again and stage.begun():
             run.progress.say(f"stage {number}: updates made on the old scores stay as they are")
         score_stage(run, stage, work.metrics, again=again)
@@ -123,7 +129,7 @@ def optimize(run: OpenRun, number: int, *, until: int | None = None) -> None:
         require(stage, "rollouts")
         require(stage, "scores")
         if run.ranks.alone and run.config.evaluation.every:
-            run.task.prepare(run.folder.log("rewards"))
+            _prepare(run)
         if run.ranks.first:
             plan_stage(stage, run.progress.say)
         if run.ranks.alone:
@@ -188,7 +194,7 @@ def evaluate(run: OpenRun, update: int, *, again: bool = True) -> dict[str, Any]
         measured = work.metrics.has("evaluation", update)
         if measured and not again:
             return {}
-        run.task.prepare(run.folder.log("rewards"))
+        _prepare(run)
         result = evaluate_policy(run, work.sampling, update)
         if not measured:
             work.metrics.append("evaluation", update, **result)

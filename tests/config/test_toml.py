@@ -80,6 +80,7 @@ def test_every_path_and_everything_that_may_hold_a_secret_is_marked():
         "hand_over",
         "python",
         "trackio",
+        "url",
         "urls",
         "wandb",
     }

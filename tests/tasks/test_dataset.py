@@ -100,6 +100,24 @@ def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
     assert len(all_problems(data)) == 3  # if texts are compared
 
 
+def test_tests_of_code_are_a_column_of_any_form_and_refused_if_they_do_not_parse(jsonl):
+    """As text, as a list or as a table: the reference answer is their JSON."""
+    forms = ['["assert f(1) == 2"]', ["assert f(2) == 3"], {"inputs": ["1"], "outputs": ["2"]}]
+    data = jsonl(*({"prompt": str(n), "answer": form} for n, form in enumerate(forms)))
+    references = [p.answer for p in task(data, rewards="code", eval_share=0.0).train_problems()]
+    assert references == [forms[0], '["assert f(2) == 3"]', '{"inputs": ["1"], "outputs": ["2"]}']
+    bad = jsonl(row("1", '["assert f(1) == 2"]'), row("2", '["assert f("]'), name="bad.jsonl")
+    with pytest.raises(UsageError) as refused:
+        task(bad, rewards="code").train_problems()
+    assert str(refused.value).startswith(
+        f"{bad}, line 2: column 'answer' has no tests for the reward code: assert 1 is not Python: "
+    )
+    with pytest.raises(UsageError, match="line 1 has no column 'tests'"):
+        task(data, rewards="code", answer_column="tests").train_problems()
+    with pytest.raises(UsageError, match=r"column 'answer' is \[.*; it must be text"):
+        task(data, rewards="exact").train_problems()  # only code reads lists
+
+
 def test_with_a_pattern_what_it_finds_must_have_the_number(jsonl):
     options = {"rewards": "numeric", "answer_pattern": "= (.+)"}
     good, bad = (jsonl(row("1", text), name=f"{text[0]}.jsonl") for text in ("x = 7", "7 = x"))

@@ -10,7 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from mugrpo.config.options import HARMLESS, PLACE, NamedOptions, Options, absolute, choices
+from mugrpo.config.options import (
+    HARMLESS,
+    PLACE,
+    PRIVATE,
+    NamedOptions,
+    Options,
+    PathOrName,
+    absolute,
+    choices,
+)
 
 
 def _compiles(pattern: str) -> str:
@@ -78,6 +87,33 @@ class RegexOptions(RewardOption):
     name: Literal["regex"] = "regex"
     pattern: Pattern
     """A Python regular expression. Its first group, or all of it, holds the answer."""
+
+
+class CodeOptions(RewardOption):
+    """1 if a response's program passes the tests that the reference answer holds, else 0.
+
+    The program is the last fenced code block. It runs in a sandbox (docs/code_rewards.md); without
+    one, the run does not begin.
+    """
+
+    name: Literal["code"] = "code"
+    partial: bool = False
+    """Give the share of the tests that pass. Otherwise, the first failure ends the judgment."""
+    tolerance: float = Field(1e-6, ge=0)
+    """Largest difference of two floats that count as equal, times the larger one if that is above
+    1. Asserts compare as they are written."""
+    timeout: int = Field(5, ge=1)
+    """CPU time in seconds that a program may take for a test."""
+    patience: float = Field(20.0, gt=0)
+    """Seconds by the clock for all tests of a program. One that takes longer is unfinished."""
+    memory_mb: int = Field(512, ge=64)
+    """Memory in MiB that a program may take."""
+    sandbox: Literal["auto", "bubblewrap", "wasm", "sandboxfusion"] = "auto"
+    """Where programs run. "auto" takes the first of these that works here."""
+    wasm: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
+    url: str | None = Field(None, json_schema_extra=PRIVATE)
+    """The URL of a SandboxFusion server."""
 
 
 class FunctionOptions(RewardOption):
@@ -172,7 +208,13 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
 
 
 _RewardTable = Annotated[
-    MathOptions | PlainOptions | ExactOptions | NumericOptions | RegexOptions | FunctionOptions,
+    MathOptions
+    | PlainOptions
+    | ExactOptions
+    | NumericOptions
+    | RegexOptions
+    | CodeOptions
+    | FunctionOptions,
     Field(discriminator="name"),
 ]
 Reward = Annotated[_RewardTable, BeforeValidator(_table, json_schema_input_type=_RewardTable | str)]

@@ -92,9 +92,9 @@ class DatasetOptions(NamedOptions):
     prompt_template: str = "{prompt}"
     """The text of the last user message. {prompt} stands for the text in the data."""
     rewards: Rewards = (MathOptions(),)
-    """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "module:function"
-    or "file.py:function", or by tables with a name and its options. The reward is the weighted
-    sum."""
+    """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
+    "module:function" or "file.py:function", or by tables with a name and its options. The reward is
+    the weighted sum."""
     right_at: float = 1.0
     """If only functions judge, a response with at least this reward counts as right."""
     workers: WorkerOptions = WorkerOptions()

@@ -61,15 +61,16 @@ class Grader:
         else:
             self._pool = Pool([reward.model_dump() for reward in rewards], workers)
 
-    def start(self, log: Path | None = None) -> None:
+    def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.
 
-        What they print goes to `log`, up to a limit, or to stderr.
+        What they print goes to `log`, up to a limit, or to stderr. Return sentences for the user.
         """
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         self._pool.log = log
         self._pool.start()
+        return self._pool.said
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
         """Return the references that `math` or `plain` does not find equal to themselves.

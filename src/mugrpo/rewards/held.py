@@ -24,6 +24,7 @@ class HeldJudge:
         self.log: Path | None = None  # what the functions print goes where the script prints
         self._rewards, self._held = rewards, held
         self._judge: Judge | None = None
+        self.said: list[str] = []
 
     def start(self) -> None:
         """Load the rewards. Raises UsageError if this process does not hold one of them."""
@@ -35,6 +36,7 @@ class HeldJudge:
                     "run the script again, or move the function to a module of its own"
                 )
         self._judge = self._judge or Judge(self._rewards, self._held)
+        self.said = self._judge.said
 
     def run(self, calls: Iterable[Sequence[str]]) -> Iterator[list[dict[str, Any]]]:
         """Yield the outcomes of each call's items (JSON), in order, as `Pool.run` does."""

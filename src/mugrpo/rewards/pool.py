@@ -5,7 +5,7 @@ a deadline. A killed worker is replaced at once, and the others continue while t
 
 There are two deadlines. The kernel limits the time that a worker computes on a call: a busy machine
 does not change who reaches it. This process limits the time that a call of reward functions may
-take with all its waiting. Verifiers wait for nothing, so they have only the first.
+take with all its waiting. Verifiers other than "code" wait for nothing, and have only the first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
 from mugrpo.processes.warden import OUT_OF_MEMORY
 
 STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
+_WAITING = ("function", "code")  # rewards that may wait for something
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
 
@@ -84,9 +85,10 @@ class Pool:
         self._setup = to_json({"rewards": rewards, **limits})
         self._options = options
         self.log: Path | None = None  # where the workers' output goes; to stderr without it
-        waits = options.patience > 0 and any(reward["name"] == "function" for reward in rewards)
+        waits = options.patience > 0 and any(reward["name"] in _WAITING for reward in rewards)
         self._patience = options.patience if waits else None  # longest call in seconds
         self._starting = STARTING_SECONDS if options.patience else None
+        self.said: list[str] = []  # sentences for the user, from a worker that is ready
         self._workers: list[Worker] = []
         self._proven = False  # whether any worker has ever been ready
         self._running = False
@@ -193,6 +195,7 @@ class Pool:
             raise BrokenReward(f"{message['broken']}; fix it (--force accepts the changed reward)")
         elif "ready" in message:
             worker.ready = self._proven = True
+            self.said = message.get("said", self.said)
         else:
             assert call is not None, "a worker answered without a call"
             if message.get("spent"):

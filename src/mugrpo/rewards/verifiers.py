@@ -1,4 +1,4 @@
-"""Verifiers: pure functions of (text, reference answer) that return a verdict.
+"""Verifiers: functions of (text, reference answer) that return a verdict.
 
 A call may never return, or may use up all memory, so only worker processes call them.
 """
@@ -11,6 +11,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 from functools import partial
 
 from mugrpo.config.rewards import (
+    CodeOptions,
     ExactOptions,
     MathOptions,
     NumericOptions,
@@ -20,6 +21,7 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
+from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.plain import plain
 from mugrpo.rewards.verdict import Verdict, Verifier
 
@@ -31,7 +33,8 @@ _MINUS = str.maketrans("\N{MINUS SIGN}", "-")
 
 
 def make_verifier(options: RewardOption) -> Verifier:
-    """Return the verifier that `options` describes. Raises UsageError if math-verify is missing."""
+    """Return the verifier that `options` describes. Raises UsageError if math-verify is missing,
+    or a sandbox for code."""
     match options:
         case MathOptions():
             try:
@@ -49,6 +52,8 @@ def make_verifier(options: RewardOption) -> Verifier:
             return partial(numeric, tolerance=options.tolerance)
         case RegexOptions():
             return partial(matched, pattern=re.compile(options.pattern))
+        case CodeOptions():
+            return Code(options)
     raise AssertionError(f"no verifier for {type(options).__name__}")
 
 

@@ -21,6 +21,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable
 from mugrpo.processes.warden import guard
+from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.functions import (
     NONE_HELD,
     BrokenContractError,
@@ -29,7 +30,7 @@ from mugrpo.rewards.functions import (
     RewardFunction,
     load_function,
 )
-from mugrpo.rewards.verdict import Verdict, Verifier
+from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     except UsageError as error:
         channel.send({"refused": str(error)})
         return
-    channel.send({"ready": True})
+    channel.send({"ready": True, "said": judge.said})
     while True:
         items = channel.receive()
         with cpu_deadline(setup["timeout"]):
@@ -67,6 +68,8 @@ class Judge:
                 if isinstance(option, FunctionOptions)
                 else make_verifier(option)
             )
+        made = judges.values()  # what the user is told
+        self.said = [f"programs run in {one.sandbox.name}" for one in made if isinstance(one, Code)]
         self._judges = [(option.label, judges[option.label]) for option in options]
         verifiers = [option for option in options if not isinstance(option, FunctionOptions)]
         # Neither the status nor the reward depends on these.
@@ -95,7 +98,8 @@ class Judge:
                 return _failure(label, error)
         results[0]["metrics"] = log.metrics
         for index, result in enumerate(results):
-            result["extra"] = {column: values[index] for column, values in log.extra.items()}
+            logged = {column: values[index] for column, values in log.extra.items()}
+            result["extra"] = {**result.get("extra", {}), **logged}
         return {"results": results}
 
     def _verify(
@@ -120,17 +124,19 @@ def _place(option: RewardOption) -> int:
 def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
     """Record a verdict in `result`. The status, and "answer", are the first verifier's."""
     part = f"answer/{label}" if "status" in result else "answer"
-    result["values"][label] = float(verdict.right)
+    result["values"][label] = verdict.value
     result.setdefault("status", verdict.status.value)
     if verdict.answer is not None:
         result["answers"][part] = printable(verdict.answer)
+    if verdict.detail is not None:
+        result["extra"] = {label: printable(verdict.detail)}
 
 
 def _failure(label: str, error: BaseException) -> dict[str, Any]:
     """Return the answer for a call that failed.
 
-    "unfinished" means that the call ran out of memory or stack; "spent" that the process must not
-    be used again.
+    "unfinished" means that the call ran out of memory, stack or time; "spent" that the process must
+    not be used again.
     """
     try:
         text = str(error)
@@ -140,7 +146,7 @@ def _failure(label: str, error: BaseException) -> dict[str, Any]:
     spent = isinstance(error, MemoryError)
     return {
         "failure": reason,
-        "unfinished": spent or isinstance(error, RecursionError),
+        "unfinished": spent or isinstance(error, RecursionError | Unfinished),
         "spent": spent,
     }
 

@@ -85,7 +85,8 @@ def suite_run(
         config = _with_room(config, problems, progress)
         prompts = prompt_encoder(config)
         problems = prompts.fitting(problems)
-        task.prepare(folder.log("rewards"), problems)
+        for sentence in task.prepare(folder.log("rewards"), problems):
+            progress.say(sentence)
         vocabulary = load_vocabulary(config.model, prompts.tokenizer)
         judge = judge_fingerprint(config, problems)
         yield OpenRun(

@@ -20,10 +20,10 @@ class Task(Protocol):
         """Return the held-out problems, which are disjoint from the training problems."""
         ...
 
-    def prepare(self, log: Path) -> None:
+    def prepare(self, log: Path) -> list[str]:
         """Load what judging needs, so that a failure shows before any work is done.
 
-        What the judges print goes to `log`.
+        Return sentences for the user. What the judges print goes to `log`.
         Raises UsageError if something cannot be loaded.
         """
         ...

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.rewards import NumericOptions
+from mugrpo.config.rewards import CodeOptions, NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
+from mugrpo.rewards.code.cases import read_tests
 from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verifiers import has_number
@@ -53,12 +54,12 @@ class Dataset:
         lowest = sorted(range(len(pairs)), key=lambda row: pairs[row][0])[:limit]
         return [pairs[row][1] for row in sorted(lowest)]
 
-    def prepare(self, log: Path, problems: Sequence[Problem] | None = None) -> None:
+    def prepare(self, log: Path, problems: Sequence[Problem] | None = None) -> list[str]:
         """Load the rewards and check the references of `problems`, or of both sides of the split.
 
         Otherwise as in `Task`.
         """
-        self.grader.start(log)
+        said = self.grader.start(log)
         if problems is None:
             problems = [*self.train_problems(), *self.eval_problems()]
         if unreadable := self.grader.unreadable(problem.answer for problem in problems):
@@ -69,6 +70,7 @@ class Dataset:
                 f"first: {_shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
                 "the data, choose another reward, or set task.answer_pattern"
             )
+        return said
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
@@ -159,7 +161,11 @@ class Dataset:
     def _answer(
         self, place: str, row: dict[str, Any], column: str, found: Mapping[str, str | None]
     ) -> str:
-        text = _text(_cell(place, row, column, "answer_column"), place, column)
+        cell = _cell(place, row, column, "answer_column")
+        code = any(isinstance(reward, CodeOptions) for reward in self.options.rewards)
+        if code and isinstance(cell, list | dict):
+            cell = json.dumps(cell)
+        text = _text(cell, place, column)
         if self.options.answer_pattern is not None:
             if (answer := found[text]) is None:
                 raise UsageError(
@@ -173,6 +179,13 @@ class Dataset:
                 f"{place}: column {column!r} is {_shown(text)}, which the reward numeric cannot "
                 "compare with; choose another reward, or set task.answer_pattern"
             )
+        if code:
+            try:
+                read_tests(text)
+            except ValueError as error:
+                raise UsageError(
+                    f"{place}: column {column!r} has no tests for the reward code: {error}"
+                ) from None
         return text
 
     def _with_template(self, prompt: str | list[Message], place: str) -> str | tuple[Message, ...]:

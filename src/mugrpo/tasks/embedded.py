@@ -32,8 +32,8 @@ class EmbeddedTask(ABC):
     def eval_problems(self) -> Sequence[Problem]:
         return self._problems(self.options.eval_problems, evaluation=True)
 
-    def prepare(self, log: Path) -> None:
-        return
+    def prepare(self, log: Path) -> list[str]:
+        return []
 
     @abstractmethod
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]: ...

@@ -102,6 +102,16 @@ def _approvals() -> Finding:
     return _folder(folder, f"kept in {folder}", "name another folder in XDG_STATE_HOME")
 
 
+def _sandbox() -> Finding:
+    from mugrpo.config.rewards import CodeOptions
+    from mugrpo.rewards.code.choosing import WAY_OUT, tried
+
+    found = tried(CodeOptions())
+    if isinstance(found, list):
+        return f"none ({'; '.join(found)})", f"for the reward code, {WAY_OUT}"
+    return f"{found.name}, for the reward code", ""
+
+
 def _folder(folder: Path, text: str, way_out: str) -> Finding:
     """Return `text`. If `folder` cannot be made or written to, add that and the way out."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
@@ -118,4 +128,5 @@ _CHECKS = {
     "vLLM": _vllm,
     "models": _models,
     "approvals": _approvals,
+    "sandbox": _sandbox,
 }

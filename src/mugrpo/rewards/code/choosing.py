@@ -1,0 +1,79 @@
+"""The choice of a sandbox, each of which is tried before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from mugrpo.config.rewards import CodeOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.rewards.code.bubblewrap import Bubblewrap
+from mugrpo.rewards.code.fusion import SandboxFusion
+from mugrpo.rewards.code.sandbox import Outcome, Request, Sandbox, SandboxError
+from mugrpo.rewards.code.wasm import Wasm
+from mugrpo.rewards.verdict import Unfinished
+
+_TRIAL = Request("print(input()[::-1])", [{"stdin": "sesiw eht fo eno"}])
+_STARTING = 100.0  # seconds, in which wasmtime may compile Python
+WAY_OUT = (
+    "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed, "
+    "pip install 'mugrpo[wasm]', or name a SandboxFusion server in the reward's url"
+)
+
+
+def choose(options: CodeOptions) -> Sandbox:
+    """Return the sandbox that `options` name, or the first one that works.
+
+    Raises UsageError, with the reason for each, if none does.
+    """
+    found = tried(options)
+    if isinstance(found, list):
+        raise UsageError(
+            "the reward code runs programs in a sandbox only, and none works here "
+            f"({'; '.join(found)}); {WAY_OUT}"
+        )
+    return found
+
+
+def tried(options: CodeOptions) -> Sandbox | list[str]:
+    """Return the first sandbox of `options` that works, or why each of them does not."""
+    reasons = []
+    for name, make in _MAKERS.items():
+        if options.sandbox in ("auto", name):
+            try:
+                return _working(make(options))
+            except (SandboxError, Unfinished) as error:
+                reasons.append(f"{name}: {error}")
+    return reasons
+
+
+def _bubblewrap(options: CodeOptions) -> Sandbox:
+    return Bubblewrap(options.timeout, options.memory_mb << 20)
+
+
+def _wasm(options: CodeOptions) -> Sandbox:
+    module = Path(options.wasm) if options.wasm else None
+    return Wasm(module, options.timeout, options.memory_mb << 20)
+
+
+def _fusion(options: CodeOptions) -> Sandbox:
+    if options.url is None:
+        raise SandboxError("no url is named")
+    return SandboxFusion(options.url, options.timeout, options.memory_mb << 20)
+
+
+_MAKERS: dict[str, Callable[[CodeOptions], Sandbox]] = {
+    "bubblewrap": _bubblewrap,
+    "wasm": _wasm,
+    "sandboxfusion": _fusion,
+}
+
+
+def _working(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox that has run a program. Raises SandboxError or Unfinished if it cannot."""
+    with closing(sandbox.run(_TRIAL, _STARTING)) as ran:
+        told = next(ran, None)
+    if told != Outcome(0, "one of the wises\n"):
+        raise SandboxError(f"a program that prints a line ended with {told}")
+    return sandbox

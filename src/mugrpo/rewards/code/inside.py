@@ -1,0 +1,236 @@
+"""The program that runs inside a sandbox. It does the jobs of a request by a response's program.
+
+    python -P -s -S -B -c SOURCE            reads a request from stdin, and forks for each job
+    python -P -s -S -B -c SOURCE REQUEST    does the only job of a request itself: WASI has no fork
+
+A request is {"setup": ..., "program": ..., "jobs": [...], "limits": {...}}. A job is one of
+
+- {"stdin": text}: run the program, and give what it prints;
+- {"call": name, "arguments": [...]}: give what the program's function returns;
+- {"value": expression}: give the expression's value, with what the job has as "given" in GIVEN.
+
+The first line that is printed is {"ready": true}. Then comes {"status": ..., "output": ...} for
+each job: how its process ended, as `os.waitstatus_to_exitcode` says it, and its output, None if
+that is too long. A value is printed as JSON (`encode`).
+
+This file imports only the standard library: another interpreter loads it, without mugrpo.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import math
+import os
+import sys
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+LONGEST_OUTPUT = 4 << 20  # bytes of a job's output
+GIVEN = "__given__"
+FILE = "program.py"  # the program's name in tracebacks
+
+_EXACT = 1 << 53  # integers from here on are written in base 16, which has no limit on digits
+
+
+def encode(value: Any) -> Any:
+    """Return `value` in a form that JSON keeps. Raises TypeError for what no literal can describe.
+
+    Subclasses are taken for their base: a Counter for a dictionary.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value) if -_EXACT < value < _EXACT else {"int": hex(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": value.hex()}
+    if isinstance(value, list):
+        return [encode(entry) for entry in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(entry) for entry in value]}
+    if isinstance(value, set | frozenset):
+        return {"set": [encode(entry) for entry in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(entry)] for key, entry in value.items()]}
+    raise TypeError(f"a value of type {type(value).__name__} cannot be compared")
+
+
+def decode(value: Any) -> Any:
+    """Return the value that `encode` wrote. Raises ValueError or TypeError for anything else."""
+    if isinstance(value, list):
+        return [decode(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return float(content)
+    if kind == "complex":
+        real, imaginary = map(decode, content)
+        return complex(real, imaginary)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "tuple":
+        return tuple(map(decode, content))
+    if kind == "set":
+        return frozenset(map(decode, content))
+    if kind == "dict":
+        return {decode(key): decode(entry) for key, entry in content}
+    raise ValueError(f"no value is of the kind {kind!r}")
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
+    """Run the program of a request for one of its jobs. The result goes to descriptor 1."""
+    prints = "stdin" in job
+    module = ModuleType("__main__" if prints else "program")
+    sys.modules[module.__name__] = module
+    sys.argv = [FILE]
+    names = module.__dict__
+    if not prints:
+        sys.stdout = _Nowhere()
+    for source in (request["setup"], request["program"]):
+        exec(compile(source, FILE, "exec"), names)
+    if prints:
+        return
+    if "call" in job:
+        function = names.get(job["call"]) or getattr(names["Solution"](), job["call"])
+        value = function(*job["arguments"])
+    else:
+        if "given" in job:
+            names[GIVEN] = decode(job["given"])
+        value = eval(compile(job["value"], FILE, "eval"), names)
+    result = json.dumps(encode(value)).encode()
+    while result:
+        result = result[os.write(1, result) :]
+
+
+def serve() -> None:
+    """Do the jobs of the request on stdin, each in a process of its own."""
+    _say({"ready": True})
+    request = json.load(sys.stdin)
+    if request["limits"]["filter"] is not None:
+        import ctypes  # noqa: F401 (once, before all forks)
+    gc.freeze()  # or each fork would copy what it looks at when it ends
+    for job in request["jobs"]:
+        done = _forked(request, job)
+        if done is None:  # in the fork: its interpreter ends as that of any program does
+            return
+        _say(done)
+
+
+def _forked(request: dict[str, Any], job: dict[str, Any]) -> dict[str, Any] | None:
+    """Do `job` in a fork. Return how it ended and its output, or None in the fork."""
+    source = _file(job["stdin"]) if "stdin" in job else os.open(os.devnull, os.O_RDONLY)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(source, 0)
+        os.dup2(writer, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.closerange(3, 4096)
+        _confine(request["limits"])
+        perform(request, job)
+        return None
+    os.close(source)
+    os.close(writer)
+    output, status = _watched(pid, reader, alone=request["limits"]["alone"])
+    text = output.decode("utf-8", "replace")
+    return {"status": status, "output": text if len(output) <= LONGEST_OUTPUT else None}
+
+
+def _watched(pid: int, reader: int, *, alone: bool) -> tuple[bytes, int]:
+    """Read what a process prints until it ends or prints too much. Kill all that it started."""
+    import select
+    import signal
+
+    ended, output = os.pidfd_open(pid), bytearray()
+    sources = [reader, ended]
+    while len(output) <= LONGEST_OUTPUT:
+        ready, _, _ = select.select(sources, [], [])
+        if reader in ready:
+            piece = os.read(reader, 1 << 16)
+            output += piece
+            if not piece:  # closed: from now on it would always be ready
+                sources.remove(reader)
+        elif ended in ready:
+            break
+    with suppress(ProcessLookupError, PermissionError):
+        # All processes that this one can see are the job's, or only a group is.
+        os.kill(-1, signal.SIGKILL) if alone else os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(ended)
+    os.close(reader)
+    return bytes(output), os.waitstatus_to_exitcode(status)
+
+
+def _confine(limits: dict[str, Any]) -> None:
+    """Limit this process, and all that it starts."""
+    import resource
+
+    def limit(which: int, soft: int, hard: int | None = None) -> None:
+        resource.setrlimit(which, (soft, soft if hard is None else hard))
+
+    os.setsid()
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_CPU, limits["seconds"], limits["seconds"] + 1)
+    limit(resource.RLIMIT_AS, limits["memory"])
+    limit(resource.RLIMIT_FSIZE, limits["files"])
+    limit(resource.RLIMIT_NOFILE, 64)
+    if limits["alone"]:  # elsewhere others' processes would count
+        limit(resource.RLIMIT_NPROC, limits["processes"])
+    if limits["user"] is not None:
+        os.setgroups([])
+        os.setgid(limits["user"])
+        os.setuid(limits["user"])
+    if limits["filter"] is not None:
+        _filter_calls(bytes.fromhex(limits["filter"]))
+
+
+def _filter_calls(rules: bytes) -> None:
+    """Let the kernel apply `rules` to the system calls of this process from now on."""
+    import ctypes
+    import struct
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    kept = ctypes.create_string_buffer(rules, len(rules))
+    program = struct.pack("HP", len(rules) // 8, ctypes.addressof(kept))
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):  # no new privileges, filter
+        raise OSError(ctypes.get_errno(), "the filter of system calls is refused")
+
+
+def _file(text: str) -> int:
+    """Return a descriptor of a file without a name that holds `text`: its size can be asked for."""
+    name = os.path.join("/tmp", os.urandom(16).hex())
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(name)
+    left = text.encode("utf-8", "surrogatepass")
+    while left:
+        left = left[os.write(file, left) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _say(message: dict[str, Any]) -> None:
+    left = json.dumps(message).encode() + b"\n"
+    while left:
+        left = left[os.write(1, left) :]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _request = json.loads(sys.argv[1])
+        perform(_request, _request["jobs"][0])
+    else:
+        serve()

@@ -1,0 +1,143 @@
+"""The verifier "code": the last code block of a response, judged by tests."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from functools import lru_cache
+from typing import Any
+
+from mugrpo.config.rewards import CodeOptions
+from mugrpo.disk.records import Status
+from mugrpo.rewards.code.asserts import Assertion
+from mugrpo.rewards.code.cases import Case, Tests, read_tests
+from mugrpo.rewards.code.choosing import choose
+from mugrpo.rewards.code.sandbox import TRAPPED, Outcome, Request
+from mugrpo.rewards.verdict import Verdict
+
+LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)")
+_PYTHON = ("", "python", "python3", "py")
+_RAN_OUT = {-signal.SIGXCPU: "out of CPU time", TRAPPED: "out of fuel, memory or stack"}
+
+Check = tuple[int, Mapping[str, Any]]  # a test's index, and a job for the second sandbox
+
+
+class Code:
+    """The verifier that runs a text's program against tests, in the sandbox `sandbox`.
+
+    Calling it raises ValueError if the reference has no tests, Unfinished if the program takes too
+    long by the clock, and SandboxError if the sandbox fails. Making it raises UsageError if no
+    sandbox works here.
+    """
+
+    def __init__(self, options: CodeOptions) -> None:
+        self._options = options
+        self.sandbox = choose(options)
+        self._tests = lru_cache(maxsize=16)(read_tests)  # a group's responses have the same ones
+
+    def __call__(self, text: str, reference: str) -> Verdict:
+        tests = self._tests(reference)
+        program = read_program(text)
+        if program is None:
+            return Verdict(Status.NO_ANSWER)
+        passed, failure = self._judged(program, tests)
+        right = passed == len(tests.cases)
+        share = passed / len(tests.cases) if self._options.partial else float(right)
+        return Verdict(Status.RIGHT if right else Status.WRONG, program, share, failure)
+
+    def _judged(self, program: str, tests: Tests) -> tuple[int, str | None]:
+        """Return how many tests a program passes, and what the first failure is.
+
+        Without partial credit, the first failure ends it.
+        """
+        cases, checks = tests.cases, list[Check]()
+        failures = dict[int, str]()
+        request = Request(program, [case.job for case in cases], tests.setup)
+        with closing(self.sandbox.run(request, self._options.patience)) as outcomes:
+            for number, case in enumerate(cases):
+                outcome = next(outcomes, None)
+                if failure := self._failure(case, outcome):
+                    failures[number] = failure
+                    if not self._options.partial:
+                        return number, _named(failures, len(cases))
+                elif isinstance(case, Assertion) and case.check is not None:
+                    assert outcome is not None
+                    checks.append((number, case.checking(outcome)))
+        failures |= self._checked(tests.setup, checks)
+        return len(cases) - len(failures), _named(failures, len(cases))
+
+    def _failure(self, case: Case, outcome: Outcome | None) -> str:
+        """Return why a test is not passed, or "" if it is."""
+        if outcome is None:
+            return "the program ended the sandbox"
+        if outcome.output is None:
+            return "too much output"
+        if outcome.status:
+            return _ending(outcome.status)
+        with suppress(ValueError, RecursionError):
+            return "" if case.passed(outcome, self._options.tolerance) else "another result"
+        return "no result"
+
+    def _checked(self, setup: str, checks: Sequence[Check]) -> dict[int, str]:
+        """Return the failures of asserts that a sandbox without the program evaluates."""
+        if not checks:
+            return {}
+        request = Request("", [job for _, job in checks], setup)
+        failures = {}
+        with closing(self.sandbox.run(request, self._options.patience)) as outcomes:
+            for number, _ in checks:
+                outcome = next(outcomes, None)
+                if outcome is None or outcome.status or outcome.output != "true":
+                    failures[number] = "another result"
+        return failures
+
+
+def _ending(status: int) -> str:
+    if status in _RAN_OUT:
+        return _RAN_OUT[status]
+    if status > 0:
+        return f"the program ended with status {status}"
+    known = {member.value for member in signal.Signals}
+    return f"ended by {signal.Signals(-status).name if -status in known else -status}"
+
+
+def _named(failures: dict[int, str], count: int) -> str | None:
+    if not failures:
+        return None
+    first = min(failures)
+    return f"test {first + 1} of {count}: {failures[first]}"
+
+
+def read_program(text: str) -> str | None:
+    """Return the last fenced block of Python in a text, or None if there is none.
+
+    A block without a language counts as Python. A block that is not closed is cut off: if it is the
+    last one, there is none. As in CommonMark, a fence has at least three marks, its end as many.
+    """
+    program: list[str] | None = None
+    opened: tuple[str, bool] | None = None  # the fence, and whether it begins Python
+    lines: list[str] = []
+    for line in re.split(r"\r?\n", text):
+        fence = _FENCE.match(line)
+        if opened is None:
+            if fence:
+                opened, lines = (fence[1], fence[2].lower() in _PYTHON), []
+            continue
+        marks, python = opened
+        if fence and not line[fence.end() :].strip() and _closes(fence, marks):
+            program = lines if python else program
+            opened = None
+        else:
+            lines.append(line)
+    if opened is not None and opened[1]:
+        return None
+    source = "\n".join(program or [])
+    return source if source.strip() and len(source) <= LONGEST_PROGRAM else None
+
+
+def _closes(fence: re.Match[str], marks: str) -> bool:
+    return not fence[2] and fence[1][0] == marks[0] and len(fence[1]) >= len(marks)

@@ -1,0 +1,153 @@
+"""What a sandbox is, and how one that is a process of this machine is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from mugrpo.rewards.verdict import Unfinished
+
+INSIDE = Path(__file__).with_name("inside.py").read_text()
+TRAPPED = 134  # the exit code of a program that WebAssembly's machine stops
+NOTHING: Mapping[str, str] = MappingProxyType({})
+LONGEST_LINE = 32 << 20  # bytes of what a sandbox says of a job; JSON writes a byte as at most 6
+
+
+class SandboxError(Exception):
+    """A sandbox that does not do what it should. That says nothing about the program in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Jobs for a program, in the forms that `inside` names, and code that comes before it."""
+
+    program: str
+    jobs: Sequence[Mapping[str, Any]]
+    setup: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on a job. `alone`: its processes are the only ones that it can see."""
+
+    seconds: int  # of CPU time
+    memory: int  # bytes of address space
+    files: int = 16 << 20  # bytes of a file
+    processes: int = 32  # threads count too
+    alone: bool = False
+    user: int | None = None  # who the job runs as, if it begins as root
+    filter: str | None = None  # of system calls, as the kernel's instructions in base 16
+
+    def text(self, request: Request) -> str:
+        """Return what `inside` reads: a request under these limits."""
+        return json.dumps({**asdict(request), "limits": asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job's process ended, as an exit code or a negative signal, and what it gave.
+
+    The output is None if it was too long.
+    """
+
+    status: int
+    output: str | None
+
+    @classmethod
+    def of(cls, line: bytes) -> Outcome:
+        """Return the outcome that a line tells. Raises SandboxError if it tells none."""
+        try:
+            told = json.loads(line)
+            status, output = told["status"], told["output"]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise SandboxError(f"said {line[:60]!r}") from None
+        if type(status) is not int or not isinstance(output, str | None):
+            raise SandboxError(f"said {line[:60]!r}")
+        return cls(status, output)
+
+
+Outcomes = Generator[Outcome, None, None]
+
+
+class Sandbox(Protocol):
+    """A place where programs can do no harm."""
+
+    name: str
+
+    def run(self, request: Request, patience: float) -> Outcomes:
+        """Yield the outcomes of a request's jobs, in order, until a job ends the sandbox.
+
+        Raises Unfinished after `patience` seconds, and SandboxError if the sandbox fails.
+        """
+        ...
+
+
+def outcomes(
+    command: Sequence[str],
+    request: str,
+    patience: float,
+    *,
+    descriptors: Sequence[int] = (),
+    environment: Mapping[str, str] = NOTHING,
+) -> Iterator[Outcome]:
+    """Yield what a command that reads `request` from stdin tells. Raises as `Sandbox.run` does.
+
+    It gets only `descriptors`, and `environment` as the whole of its environment.
+    """
+    deadline = time.monotonic() + patience
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as errors:
+        source.write(request.encode())
+        source.seek(0)
+        process = subprocess.Popen(
+            command,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=descriptors,
+            env={"PYTHONHASHSEED": "0", **environment},  # a set is always printed in the same order
+            cwd="/",
+        )
+        assert process.stdout is not None
+        try:
+            lines = _lines(process.stdout.fileno(), deadline, patience)
+            if b"ready" not in next(lines, b""):
+                process.wait()
+                errors.seek(0)
+                said = errors.read(4096).decode("utf-8", "replace").strip().splitlines()
+                raise SandboxError(said[-1] if said else f"ended with status {process.returncode}")
+            yield from map(Outcome.of, lines)
+        finally:
+            process.kill()
+            with suppress(OSError), process.stdout:  # it closes once all that could write has ended
+                while os.read(process.stdout.fileno(), 1 << 16):
+                    pass
+            process.wait()
+
+
+def _lines(source: int, deadline: float, patience: float) -> Iterator[bytes]:
+    """Yield the lines that arrive until `source` closes. Raises Unfinished at the deadline."""
+    text = bytearray()
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([source], [], [], left)[0]:
+            raise Unfinished(f"not finished within {patience:g} seconds")
+        piece = os.read(source, 1 << 16)
+        if not piece:
+            return
+        text += piece
+        if len(text) > LONGEST_LINE:
+            raise SandboxError(f"said more than {LONGEST_LINE} bytes of a job")
+        if b"\n" in piece:
+            *lines, rest = bytes(text).split(b"\n")
+            text = bytearray(rest)
+            yield from lines

@@ -1,0 +1,262 @@
+"""Programs that attack their judge, each with what it may be judged as.
+
+They are judged by the sum of two numbers: 3 and 4, then 10 and 5. None of them computes it.
+"""
+
+from __future__ import annotations
+
+# The reading of two numbers from stdin is not needed: "7" is what the first test expects.
+SUM_STDIN = {"inputs": ["3 4\n", "10 5\n"], "outputs": ["7\n", "15\n"]}
+SUM_CALL = {"fn_name": "add", "inputs": [[3, 4], [10, 5]], "outputs": [7, 15]}
+SUM_ASSERTS = ["assert add(3, 4) == 7", "assert abs(add(10, 5) - 15) < 1e-9"]
+
+# Run with stdin
+PRINTING: dict[str, str] = {
+    # Time
+    "a loop": "while True: pass",
+    "a loop that no signal ends": """
+import signal
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+while True: pass
+""",
+    "a thread that goes on": """
+import threading
+def spin():
+    while True: pass
+threading.Thread(target=spin).start()
+print(7)
+""",
+    "an expression that backtracks": "import re; re.match('(a|a)*b', 'a' * 60)",
+    "reading after the end": "import sys\nwhile True: sys.stdin.read()",
+    "exit handlers": """
+import atexit
+def again():
+    atexit.register(again)
+    while True: pass
+again()
+""",
+    # Memory
+    "10 GB": "x = bytearray(10 ** 10)",
+    "10 GB, bit by bit": "x = []\nwhile True: x.append(bytearray(10 ** 6))",
+    "10 GB, shared": "import mmap; x = mmap.mmap(-1, 10 ** 10); x[::4096] = b'a' * len(x[::4096])",
+    "10 GB without a name": "import os; os.ftruncate(os.memfd_create('x'), 10 ** 10)",
+    "recursion": "import sys; sys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)\nf(0)",
+    "recursion in C": "x = []\nfor _ in range(10 ** 6): x = [x]\nrepr(x)",
+    "parentheses": "eval('(' * 10 ** 5)",
+    # Processes
+    "a fork bomb": "import os\nwhile True: os.fork()",
+    "a bomb of threads": """
+import threading, time
+for _ in range(10 ** 5): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+""",
+    "a bomb of shells": "import subprocess\nwhile True: subprocess.Popen(['sh', '-c', 'sh'])",
+    "a daemon": """
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        time.sleep(3600)
+    os._exit(0)
+print(7)
+""",
+    "a service": "import subprocess; subprocess.Popen(['sleep', '3600'], start_new_session=True)",
+    "another program": "import os; os.execv('/bin/sh', ['sh', '-c', 'exec sleep 0'])",
+    # Signals
+    "the end of the parent": "import os; os.kill(os.getppid(), 9); print(7)",
+    "a stopped parent": "import os; os.kill(os.getppid(), 19); print(7)",
+    "the end of the first process": "import os; os.kill(1, 9); print(7)",
+    "the end of everyone": """
+import os
+for pid in range(1, 40000):
+    try: os.kill(pid, 9)
+    except OSError: pass
+""",
+    "the end of all": "import os; os.kill(-1, 9); print(7)",
+    "the end of itself": "import os; os.kill(os.getpid(), 9)",
+    "an abort": "import os; os.abort()",
+    "a crash": "import ctypes; ctypes.string_at(0)",
+    # Output
+    "100 MB": "print('7' * 10 ** 8)",
+    "output without end": "while True: print(7)",
+    "errors without end": "import sys\nfor _ in range(3000): print('x' * 10 ** 5, file=sys.stderr)",
+    "no output": "pass",
+    "bytes that are not text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+    "an outcome": """print('{"ready": true}\\n{"status": 0, "output": "7"}')""",
+    "outcomes everywhere": """
+import os
+for fd in range(64):
+    try: os.write(fd, b'{"status": 0, "output": "7"}\\n{"status": 0, "output": "15"}\\n')
+    except OSError: pass
+""",
+    "a right line and a crash": "print(sum(map(int, input().split()))); raise ValueError",
+    "a right line and a status": "print(sum(map(int, input().split()))); raise SystemExit(3)",
+    "closed descriptors": "import os; os.closerange(0, 64); print(7)",
+    # Early ends and overridden names
+    "exit": "import sys; sys.exit(0)",
+    "exit at once": "import os; os._exit(0)",
+    "exit instead of exit": "import os, sys; sys.exit = os._exit = lambda *_: None; print(7)",
+    "its own input": "import builtins; builtins.input = lambda: '3 4'; print(7)",
+    "its own print": "import builtins; builtins.print = lambda *_: None; print(7)",
+    "its own open": "import builtins; builtins.open = None; print(7)",
+    "its own json": """
+import json
+json.dumps = lambda *_, **__: '{"status": 0, "output": "15"}'
+json.load = json.loads = lambda *_, **__: {}
+print(7)
+""",
+    "its own os": "import os; os.write = os.read = os.fork = lambda *_: 0; print(7)",
+    "its own judge": """
+import sys
+frame = sys._getframe()
+while frame:
+    for name in ('encode', '_say', '_watched', '_confine', 'serve'):
+        if name in frame.f_globals: frame.f_globals[name] = lambda *_, **__: 7
+    frame = frame.f_back
+print(7)
+""",
+    "no modules": "import sys; sys.modules.clear(); print(7)",
+    # Files
+    "files outside": """
+import os
+home = os.path.expanduser('~')
+for place in ('/', '/usr', '/etc', '/lib', '/root', '/home', '/var', '/dev', home):
+    try: open(os.path.join(place, 'MARK'), 'w').write('MARK')
+    except OSError: pass
+try: open('/dev/null', 'w').write('x')
+except OSError: pass
+open('/tmp/MARK', 'w').write('MARK')
+""",
+    "a file of 10 GB": """
+with open('/tmp/MARK', 'wb') as file:
+    for _ in range(10 ** 4): file.write(bytes(10 ** 6))
+""",
+    "a full disk": """
+for number in range(10 ** 4):
+    with open(f'/tmp/MARK{number}', 'wb') as file: file.write(bytes(10 ** 6))
+""",
+    "passwords": "print(open('/etc/passwd').read(), open('/etc/shadow').read())",
+    "links": """
+import os
+os.symlink('/etc/passwd', '/tmp/MARK'); print(open('/tmp/MARK').read())
+""",
+    "a link to the tests": "import os; os.link('/proc/self/exe', '/tmp/MARK')",
+    "escape by /proc": """
+import os
+print(open('/proc/1/root/etc/passwd').read(), os.listdir('/proc/1/cwd'))
+""",
+    "the parent's memory": "import os; open(f'/proc/{os.getppid()}/mem', 'r+b').write(b'7')",
+    # The kernel
+    "ptrace": """
+import ctypes, os
+libc = ctypes.CDLL(None)
+if libc.ptrace(16, os.getppid(), 0, 0): raise OSError
+print(7)
+""",
+    "a mount": """
+import ctypes
+if ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None): raise OSError
+""",
+    "namespaces": """
+import ctypes
+if ctypes.CDLL(None).unshare(0x10000000): raise OSError
+print(7)
+""",
+    "root": "import os; os.setuid(0); print(7)",
+    "another root": "import os; os.chroot('/tmp'); print(7)",
+    "no limits": """
+import resource
+for which in range(16):
+    resource.setrlimit(which, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(7)
+""",
+    "a module of the kernel": """
+import ctypes
+if ctypes.CDLL(None).syscall(175, 0, 0, 0): raise OSError
+""",
+    # The network
+    "a connection": "import socket; socket.create_connection(('127.0.0.1', PORT)).send(b'7')",
+    "a raw socket": "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "a server": "import socket; socket.create_server(('', 0)).accept()",
+    "a request": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:PORT')",
+    # Source
+    "a zero byte": "print(7)\x00",
+    "half a pair": "print('\ud800', 7)",
+    "no Python": "7 is the sum of 3 and 4",
+    "much Python": "print(7)\n" * 9_000,
+}
+
+# Called as add(3, 4)
+CALLED: dict[str, str] = {
+    "equal to everything": """
+class Equal(int):
+    def __eq__(self, other): return True
+    def __hash__(self): return 7
+    def __sub__(self, other): return 0
+    __ne__ = lambda self, other: False
+def add(a, b): return Equal(7)
+""",
+    "an object equal to everything": """
+class Equal:
+    def __eq__(self, other): return True
+def add(a, b): return Equal()
+""",
+    "text": "def add(a, b): return str(a + b)",
+    "a list": "def add(a, b): return [[a + b]]",
+    "a lie about its type": """
+class Int(type):
+    def __instancecheck__(self, other): return True
+class Sum(metaclass=Int):
+    __class__ = int
+def add(a, b): return Sum()
+""",
+    "its own encoder": """
+import sys
+sys._getframe(1).f_globals['encode'] = lambda value: 7
+def add(a, b): return None
+""",
+    "its own abs": """
+import builtins, math
+builtins.abs = lambda x: 0
+builtins.bool = lambda x: True
+math.isclose = lambda *_, **__: True
+def add(a, b): return 7
+""",
+    "its own result": "import os, sys\ndef add(a, b): os.write(1, b'7'); sys.exit(0)",
+    "two results": "import os\ndef add(a, b): os.write(1, b'7'); return a + b",
+    "a cycle": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
+    "depth": "def add(a, b):\n    x = 7\n    for _ in range(10 ** 5): x = [x]\n    return x",
+    "written depth": "import os\ndef add(a, b): os.write(1, b'[' * 60_000); os._exit(0)",
+    "an integer without end": "def add(a, b): return 1 << 10 ** 7",
+    "not a number": "def add(a, b): return float('nan')",
+    "everything": "def add(a, b): return float('inf')",
+    "a generator": "def add(a, b):\n    while True: yield 7",
+    "no function": "pass",
+    "exit where it is defined": "raise SystemExit(0)\ndef add(a, b): return a + b",
+    "an assert that is off": "def add(a, b): assert False",
+}
+
+# Those of them that attack what an assert does with a value
+ASSERTED = ("equal to everything", "an object equal to everything", "its own abs", "text")
+
+# They only look as if
+TRULY_RIGHT: dict[str, str] = {
+    "plain": "a, b = map(int, input().split()); print(a + b)",
+    "exit": "import sys; print(sum(map(int, sys.stdin.read().split()))); sys.exit()",
+    "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
+    "all at once": """
+import io, os
+input = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline
+print(sum(map(int, input().split())))
+""",
+    "a float": "print(float(sum(map(int, input().split()))))",
+    "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
+}
+IN_THREADS = """
+import sys, threading
+sys.setrecursionlimit(10 ** 5)
+threading.stack_size(1 << 26)
+def add(a, b, n): return a + b if not n else add(a, b, n - 1)
+threading.Thread(target=lambda: print(add(*map(int, input().split()), 20_000))).start()
+"""

@@ -1,0 +1,198 @@
+"""Hostile programs in the sandbox that is here: each gets a status, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.rewards import CodeOptions, WorkerOptions
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.rewards.code.choosing import tried
+from mugrpo.rewards.code.judging import Code
+from mugrpo.rewards.code.sandbox import Request
+from mugrpo.rewards.grading import Grader
+from tests.rewards.programs import (
+    ASSERTED,
+    CALLED,
+    IN_THREADS,
+    PRINTING,
+    SUM_ASSERTS,
+    SUM_CALL,
+    SUM_STDIN,
+    TRULY_RIGHT,
+)
+from tests.waiting import soon
+
+FOUND = tried(CodeOptions())
+pytestmark = pytest.mark.skipif(isinstance(FOUND, list), reason=f"no sandbox: {FOUND}")
+
+MARK = f"left-by-a-program-{uuid.uuid4().hex}"
+CASES = {
+    **{f"printing: {name}": (program, SUM_STDIN) for name, program in PRINTING.items()},
+    **{f"called: {name}": (program, SUM_CALL) for name, program in CALLED.items()},
+    **{f"asserted: {name}": (CALLED[name], SUM_ASSERTS) for name in ASSERTED},
+}
+# A program that ends only by the clock would be unfinished; `test_sleepers` has those.
+OPTIONS = CodeOptions(timeout=1, patience=300.0)
+
+
+def answer(program: str, tests: object) -> Answer:
+    problem = Problem("p", "Add.", json.dumps(tests))
+    return Answer(problem, f"Here:\n```python\n{program}\n```", [1], FinishReason.STOP)
+
+
+@pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def judged(listener: socket.socket) -> dict[str, Score]:
+    """The scores of all hostile programs, from one worker that none of them ends."""
+    port = listener.getsockname()[1]
+    answers = [
+        answer(program.replace("MARK", MARK).replace("PORT", str(port)), tests)
+        for program, tests in CASES.values()
+    ]
+    workers = WorkerOptions(count=1, timeout=60, patience=600)
+    with Grader((OPTIONS,), workers) as grader:
+        grader.start()
+        [worker] = grader._pool._workers  # type: ignore[union-attr]
+        scores = list(grader.scores(answers))
+        assert grader._pool._workers == [worker]  # type: ignore[union-attr]
+        assert soon(lambda: not _below(_below(worker.process.pid)[0]))
+    return dict(zip(CASES, scores, strict=True))
+
+
+def _below(pid: int) -> list[int]:
+    """Return the children of a process: of the warden its worker, of the worker the sandboxes."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_there_are_many():
+    assert len(PRINTING) + len(CALLED) > 80
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_program_is_wrong(name: str, judged: dict[str, Score]):
+    assert judged[name].status is Status.WRONG, judged[name].parts
+    assert judged[name].reward == 0.0
+
+
+def test_nothing_is_left_and_nobody_was_reached(
+    judged: dict[str, Score], listener: socket.socket, tmp_path: Path
+):
+    places = (
+        "/",
+        "/tmp",
+        "/usr",
+        "/etc",
+        "/lib",
+        "/root",
+        "/home",
+        "/var",
+        "/dev",
+        str(Path.home()),
+    )
+    assert [place for place in places if (Path(place) / MARK).exists()] == []
+    assert not list(Path("/tmp").glob(f"{MARK}*"))
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+def test_reasons(judged: dict[str, Score]):
+    """Why a program failed is kept for readers, and never decides anything."""
+    assert judged["printing: 100 MB"].parts["extra/code"] == "test 1 of 2: too much output"
+    assert judged["printing: no output"].parts["extra/code"] == "test 1 of 2: another result"
+    parts = judged["called: equal to everything"].parts
+    assert parts["extra/code"] == "test 2 of 2: another result"  # it is 7, and then it is not 15
+
+
+def test_honest_programs_are_right():
+    verifier = Code(OPTIONS)
+    programs = [*TRULY_RIGHT.values(), *([IN_THREADS] if "bubble" in verifier.sandbox.name else [])]
+    for program in programs:
+        one = answer(program, SUM_STDIN)
+        assert verifier(one.text, one.problem.answer).right, program
+    one = answer("def add(a, b): return a + b", SUM_ASSERTS)
+    assert verifier(one.text, one.problem.answer).right
+
+
+def test_sleepers():
+    programs = {
+        "sleep": "import time; time.sleep(3600)",
+        "a pipe that nobody opens": "import os; os.mkfifo('/tmp/p'); open('/tmp/p')",
+        "a lock": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
+    }
+    if "bubble" not in Code(OPTIONS).sandbox.name:
+        programs = {"sleep": programs["sleep"]}
+    options = OPTIONS.model_copy(update={"patience": 1.0})
+    with Grader((options,), WorkerOptions(count=1)) as grader:
+        scores = list(grader.scores(answer(p, SUM_STDIN) for p in programs.values()))
+    reason = "code: Unfinished: not finished within 1 seconds"
+    assert scores == [Score(Status.UNFINISHED, 0.0, {"reason": reason})] * len(programs)
+
+
+def test_a_program_finds_nothing_of_the_tests_but_their_inputs():
+    """It prints all that Python can reach: objects, frames, files, variables, descriptors."""
+    program = """
+import gc, os, sys
+for found in gc.get_objects(): print(repr(found)[:10_000])
+frame = sys._getframe()
+while frame: print(frame.f_locals, frame.f_globals); frame = frame.f_back
+print(os.environ, sys.argv, sys.orig_argv)
+for place, _, files in os.walk('/tmp'): print(place, files)
+for fd in range(64):
+    try: print(os.read(fd, 10 ** 6))
+    except OSError: pass
+"""
+    tests = {"inputs": ["known-input"], "outputs": ["secret-output"]}
+    verifier = Code(OPTIONS)
+    seen = []
+    run = verifier.sandbox.run
+
+    def watched(request: Request, patience: float) -> Iterator[object]:
+        for outcome in run(request, patience):
+            seen.append(outcome.output)
+            yield outcome
+
+    verifier.sandbox.run = watched  # type: ignore[method-assign, assignment]
+    one = answer(program, tests)
+    assert not verifier(one.text, one.problem.answer).right
+    assert "known-input" in seen[0] and "secret-output" not in seen[0]
+
+
+@pytest.mark.skipif("bubble" not in getattr(FOUND, "name", ""), reason="of bubblewrap only")
+def test_what_is_inside_bubblewrap():
+    program = """
+import os, socket
+print(os.getuid(), os.getgid(), os.getgroups(), sorted(os.environ), socket.gethostname())
+print(*sorted(os.listdir('/')))
+print(os.path.exists('/proc/self'), os.path.exists(os.path.expanduser('~')))
+"""
+    [outcome] = Code(OPTIONS).sandbox.run(Request(program, [{"stdin": ""}]), 300.0)
+    assert outcome.status == 0 and outcome.output
+    first, second, third = outcome.output.splitlines()
+    assert first == "65534 65534 [] ['LC_CTYPE', 'PWD', 'PYTHONHASHSEED'] none"
+    system = {"bin", "dev", "etc", "lib", "lib32", "lib64", "nix", "tmp", "usr"}
+    beyond = set(second.split()) - system
+    assert beyond <= {Path(os.sys.base_prefix).resolve().parts[1]}  # type: ignore[attr-defined]
+    assert third == "False False"
+
+
+def test_verdicts_do_not_depend_on_the_order_of_a_set():
+    program = "print({str(n) for n in range(100)})"
+    outcomes = {
+        outcome.output
+        for _ in range(2)
+        for outcome in Code(OPTIONS).sandbox.run(Request(program, [{"stdin": ""}]), 300.0)
+    }
+    assert len(outcomes) == 1
