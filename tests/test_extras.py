@@ -40,6 +40,7 @@ OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without th
 LAZY = {
     "rewards/mathematics.py": "math",
     "rewards/reading.py": "math",
+    "rewards/reasoning_gym.py": "reasoning-gym",
     "rewards/strictness.py": "math",
     "tools/view.py": "view",
 }

@@ -19,14 +19,14 @@ name = "mixture"
 [[task.sources]]
 source = "short"
 name = "chain"
-terms = 2
+terms = 7
 train_problems = 10
 eval_problems = 2
 weight = [2, 0]
 [[task.sources]]
 source = "long"
 name = "chain"
-terms = 4
+terms = 8
 train_problems = 12
 eval_problems = 3
 """,

@@ -15,7 +15,6 @@ from mugrpo.config.load import build_config
 from mugrpo.config.tasks import ReasoningGymOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Score, Status
-from mugrpo.rewards.reasoning_gym import extracted
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.reasoning_gym import ReasoningGym
 
@@ -36,7 +35,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
     yield
-    sys.modules.pop("reasoning_gym", None)
+    for name in ("reasoning_gym", "mugrpo.rewards.reasoning_gym"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -101,6 +101,8 @@ def test_a_worker_scores_with_the_data_sets_own_config(tmp_path):
 
 @pytest.mark.usefixtures("stand_in")
 def test_what_of_a_response_is_the_answer():
+    from mugrpo.rewards.reasoning_gym import extracted
+
     text = "<answer>1</answer> no:\n<answer>\n2</answer>\nso 2 \n"
     forms = {part: extracted(text, part) for part in ("tags", "last_line", "all")}
     assert forms == {"tags": "2", "last_line": "so 2", "all": text.strip()}

@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from mugrpo.disk.errors import UsageError
-
-PLACE = f"{__name__}:score_answer"  # as FunctionOptions names it
-
-
-def package() -> Any:
-    """Return the package reasoning_gym. Raises UsageError if it is not installed."""
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise UsageError(
-            "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
-        ) from None
-    return reasoning_gym
+# here and not at the first call, whose time is limited
+import reasoning_gym
 
 
 def score_answer(
@@ -49,7 +37,7 @@ def extracted(completion: str | list[dict[str, str]], part: str) -> str | None:
     """
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     if part == "tags":
-        answer: str | None = package().utils.extract_answer(text)
+        answer: str | None = reasoning_gym.utils.extract_answer(text)
         return answer
     lines = text.strip().splitlines() if part == "last_line" else [text]
     return lines[-1].strip() if lines and lines[-1].strip() else None
@@ -57,4 +45,4 @@ def extracted(completion: str | list[dict[str, str]], part: str) -> str | None:
 
 @cache
 def _scorer(dataset: str, config: str) -> Any:
-    return package().create_dataset(dataset, **json.loads(config)).score_answer
+    return reasoning_gym.create_dataset(dataset, **json.loads(config)).score_answer

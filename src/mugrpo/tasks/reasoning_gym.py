@@ -14,9 +14,9 @@ from mugrpo.config.tasks import ReasoningGymOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
 from mugrpo.rewards.grading import Grader
-from mugrpo.rewards.reasoning_gym import PLACE, package
 from mugrpo.tasks.embedded import held_out
 
+_REWARD = FunctionOptions(function="mugrpo.rewards.reasoning_gym:score_answer")
 _DRAWS = 4  # problems generated at most, as a multiple of those that one side needs
 
 
@@ -29,8 +29,7 @@ class ReasoningGym:
 
     def __init__(self, options: ReasoningGymOptions) -> None:
         self.options = options
-        reward = FunctionOptions(function=PLACE)
-        self.grader = Grader((reward,), options.workers, right_at=options.right_at)
+        self.grader = Grader((_REWARD,), options.workers, right_at=options.right_at)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._split[0]
@@ -76,7 +75,7 @@ class ReasoningGym:
 
     def _generated(self, size: int) -> Any:
         """Return reasoning-gym's data set of `size` problems."""
-        gym, options = package(), self.options
+        gym, options = _package(), self.options
         known = sorted(set(gym.factory.DATASETS) - {"composite"})
         if options.dataset == "composite":
             raise UsageError(
@@ -124,6 +123,17 @@ class ReasoningGym:
         prompt = text if options.system_prompt is None else (system, user)
         answer = "" if entry["answer"] is None else str(entry["answer"])  # there may be many
         return Problem(name, prompt, answer, columns)
+
+
+def _package() -> Any:
+    """Return the package reasoning_gym. Raises UsageError if it is not installed."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise UsageError(
+            "the task reasoning-gym needs one more package: pip install 'mugrpo[reasoning-gym]'"
+        ) from None
+    return reasoning_gym
 
 
 def _as_lists(value: Any) -> Any:
