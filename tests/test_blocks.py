@@ -90,7 +90,9 @@ def test_a_config_is_loaded(block: Block, tmp_path: Path, monkeypatch: pytest.Mo
         Path("block.toml").write_text(block.text)
         assert [suite.options.title for suite in load_suites("block.toml")]
         return
-    task = {"task": {**DATA, **raw["task"]}} if "task" in raw else {}
+    own = raw.get("task", {})
+    base = DATA if own.get("name", "dataset") == "dataset" else {}
+    task = {"task": {**base, **own}} if own else {}
     config = build_config({**raw, **task}, str(block)).model_dump()
     for name, value in raw.items():
         if isinstance(value, dict):

@@ -30,6 +30,7 @@ OF_EXTRAS = {
     "accelerate": "qlora",
     "bitsandbytes": "qlora",
     "ray": "ray",
+    "reasoning_gym": "reasoning-gym",
     "tensorboard": "tensorboard",
     "textual": "view",
     "wasmtime": "wasm",
@@ -40,6 +41,7 @@ OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without th
 LAZY = {
     "rewards/mathematics.py": "math",
     "rewards/reading.py": "math",
+    "rewards/reasoning_gym.py": "reasoning-gym",
     "rewards/strictness.py": "math",
     "tools/view.py": "view",
 }
@@ -113,7 +115,7 @@ def test_every_extra_has_what_is_imported_and_a_message_that_names_it():
     for package, extra in OF_EXTRAS.items():
         assert package.replace("_", "-") in {distribution(r) for r in EXTRAS[extra]}
     source = "".join(file.read_text() for file in FILES)
-    named = set(re.findall(r"pip install 'mugrpo\[(\w+)\]'", source))
+    named = set(re.findall(r"pip install 'mugrpo\[([\w-]+)\]'", source))
     others = {"site", "tensorboard", "trackio", "wandb"}
     assert named | others | {*pretrained.PACKAGED} == EXTRAS.keys()
 

@@ -38,4 +38,9 @@ def refusal():
 @pytest.fixture
 def required() -> dict[str, dict[str, Any]]:
     """Options without a default, by the choice that has them."""
-    return {"dataset": {"data": "none.jsonl"}, "file": {"path": "none.py"}}
+    return {
+        "dataset": {"data": "none.jsonl"},
+        "file": {"path": "none.py"},
+        "mixture": {"sources": [{"source": "a", "data": "none.jsonl"}]},
+        "reasoning-gym": {"dataset": "chain_sum"},
+    }

@@ -10,8 +10,9 @@ import pytest
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
+from mugrpo.config.mixture import Source
 from mugrpo.config.options import choices
-from mugrpo.config.rewards import Reward
+from mugrpo.config.rewards import Reward, WorkerOptions
 from mugrpo.config.run import RunConfig
 
 CHOICES = RunConfig.choices()
@@ -33,6 +34,21 @@ def owners_by_name() -> dict[str, Counter[str]]:
     return listed
 
 
+def of_sources() -> dict[str, Counter[str]]:
+    """What `owners_by_name` has of the tables of task.sources."""
+    listed: dict[str, Counter[str]] = {}
+    for choice, source in choices(Source).items():
+        fields = source.model_fields
+        workers = WorkerOptions.model_fields if "workers" in fields else ()
+        names = [*(fields.keys() - {"workers"}), *(f"workers.{name}" for name in workers)]
+        for name in names:
+            listed.setdefault(f"task.sources[].{name}", Counter())[choice] += 1
+    for choice, reward in choices(Reward).items():
+        for name in reward.model_fields:
+            listed.setdefault(f"task.sources[].rewards[].{name}", Counter())[choice] += 1
+    return listed
+
+
 def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     """Counted in resolved configs: options outside a choice once, others once for each choice."""
     default = RunConfig().model_dump()
@@ -47,9 +63,12 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
     for choice, reward in choices(Reward).items():
         for name in reward.model_fields:
             expected.setdefault(f"task.rewards[].{name}", Counter())[choice] += 1
+    for name, owners in of_sources().items():
+        expected[name] = owners
     for name in SuiteUse.model_fields:  # a list whose tables are all of one kind
         expected[f"evaluation.suites[].{name}"] = Counter([""])
-    for name in [f"{group}.name" for group in (*CHOICES, "task.rewards[]")]:
+    lists = ("task.rewards[]", "task.sources[]", "task.sources[].rewards[]")
+    for name in [f"{group}.name" for group in (*CHOICES, *lists)]:
         expected[name] = Counter([""])  # the choice itself is listed once for the group
     assert owners_by_name() == expected
 
@@ -61,7 +80,7 @@ def test_every_option_is_listed_once_for_each_choice_that_has_it(required):
         ("objective.ratio_clip", ["grpo", "cispo", "decoupled_ppo", "minpro", "pnpo"]),
         ("correction.level", ["truncated", "masked"]),
         ("engine.processes", ["continuous", "hf", "vllm"]),
-        ("task.workers.count", ["dataset"]),
+        ("task.workers.count", ["dataset", "reasoning-gym"]),
         ("seed", [""]),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mugrpo.rollouts.accuracy import accuracy
+from mugrpo.rollouts.accuracy import accuracy, accuracy_by_source
 from mugrpo.rollouts.intervals import interval
 
 RIGHT = {"status": "right", "reward": 1.0}
@@ -28,3 +28,22 @@ def test_samples_without_a_verdict_are_left_out():
     none = accuracy([UNKNOWN] * 2, 1)
     for name in ("accuracy", "accuracy_low", "accuracy_high", "reward", "pass@1"):
         assert none[name] is None
+
+
+def test_accuracy_of_each_source():
+    """Sources a (two of four right) and b (none of two), two samples each; c is not judged."""
+    verdicts = [RIGHT, WRONG, WRONG, WRONG, RIGHT, WRONG, UNKNOWN, UNKNOWN]
+    low, high = interval([0.5, 0.5], 2)
+    (none, least), most = (0.0, interval([0.0], 2)[0]), interval([0.0], 2)[1]
+    assert accuracy_by_source(verdicts, 2, ["a", "b", "a", "c"]) == {
+        "accuracy/a": 0.5,
+        "accuracy_low/a": low,
+        "accuracy_high/a": high,
+        "accuracy/b": none,
+        "accuracy_low/b": least,
+        "accuracy_high/b": most,
+        "accuracy/c": None,
+        "accuracy_low/c": None,
+        "accuracy_high/c": None,
+    }
+    assert accuracy_by_source(verdicts, 2, [None] * 4) == {}

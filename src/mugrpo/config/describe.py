@@ -85,8 +85,11 @@ def tables(
                 merged[place, "name", about, _on_resume(field)] = {"": chosen}
             else:
                 key = (place, _kind(field), about, _on_resume(field))
+                known = key in merged
                 merged.setdefault(key, {})[owner] = shown(default)
                 about = f"A table of the list {place}."
+                if known:
+                    continue
                 if named:
                     inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
                 elif entry := _entry(annotation):

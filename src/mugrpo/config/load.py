@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from mugrpo.config.describe import as_toml, describe
+from mugrpo.config.mixture import Source
 from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
@@ -25,7 +26,9 @@ from mugrpo.disk.errors import UsageError
 
 Group = TypeVar("Group", bound=Options)
 
-_IN_LISTS = [(name,) for name in choices(Reward)]  # tables of a list that are chosen by name
+_IN_LISTS = [
+    (name,) for name in [*choices(Reward), *choices(Source)]
+]  # tables of a list that are chosen by name
 
 
 def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -> RunConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 
@@ -72,6 +72,23 @@ def absolute(text: str) -> str:
 
 
 PathOrName = Annotated[str, AfterValidator(absolute)]
+
+
+def _for_all_stages(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) else value
+
+
+# A number, or one for each stage. Stages beyond the list have its last number.
+ByStage = Annotated[
+    tuple[float, ...],
+    Field(min_length=1),
+    BeforeValidator(_for_all_stages, json_schema_input_type=float | tuple[float, ...]),
+]
+
+
+def at_stage(values: tuple[float, ...], stage: int) -> float:
+    """Return the number that `values`, a ByStage, has for `stage`."""
+    return values[min(stage, len(values) - 1)]
 
 
 def tuples(value: Any) -> Any:

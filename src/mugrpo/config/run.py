@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config import backends, engines, objectives, parts, stages, tasks
+from mugrpo.config import backends, engines, mixture, objectives, parts, stages, tasks
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
@@ -120,12 +120,14 @@ class RunConfig(Options):
     """Decides the order of problems and every sampled token."""
     model: ModelOptions = ModelOptions()
     lora: LoRAOptions = LoRAOptions()
-    task: tasks.Task = tasks.ChainOptions()
+    task: mixture.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
+    difficulty: stages.Difficulty = stages.AnyDifficulty()
+    """Which problems a stage draws, by how often the model solved them before."""
     sampling: stages.Sampling = stages.EveryGroup()
     """Which of the sampled groups are trained on."""
     rollouts: RolloutOptions = RolloutOptions()

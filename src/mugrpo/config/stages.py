@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.options import FIXED, NamedOptions, Options
+from mugrpo.config.options import FIXED, ByStage, NamedOptions, Options, at_stage
 
 
 class ScheduleOptions(Options):
@@ -95,6 +95,54 @@ class DynamicSampling(NamedOptions):
 
 
 Sampling = Annotated[EveryGroup | DynamicSampling, Field(discriminator="name")]
+
+
+class AnyDifficulty(NamedOptions):
+    """All problems."""
+
+    name: Literal["any"] = Field("any", json_schema_extra=FIXED)
+
+
+class RatedProblems(NamedOptions):
+    """What the choices by solve rate share. A problem of unknown rate is always drawn."""
+
+    column: str | None = Field(None, json_schema_extra=FIXED)
+    """A column of the data with each problem's solve rate, from 0 to 1. It counts until a stage has
+    sampled the problem."""
+    memory: int | None = Field(None, ge=1, json_schema_extra=FIXED)
+    """Forget a measured solve rate after N stages; never if unset."""
+    spacing: int = Field(0, ge=0, json_schema_extra=FIXED)
+    """Draw no problem that one of the N stages before drew."""
+
+
+class DifficultyBand(RatedProblems):
+    """Problems whose solve rate is in a band."""
+
+    name: Literal["band"] = Field("band", json_schema_extra=FIXED)
+    low: ByStage = Field((0.0,), json_schema_extra=FIXED)
+    """Lowest solve rate. A list has one for each stage, the last one for all further stages."""
+    high: ByStage = Field((1.0,), json_schema_extra=FIXED)
+    """Highest solve rate, or a list of them as for `low`."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for stage in range(max(len(self.low), len(self.high))):
+            low, high = at_stage(self.low, stage), at_stage(self.high, stage)
+            if not 0 <= low <= high <= 1:
+                raise ValueError(
+                    f"difficulty.low = {low:g} and difficulty.high = {high:g} of stage {stage} are "
+                    "no band within 0 to 1"
+                )
+        return self
+
+
+class NearHalf(RatedProblems):
+    """Each problem with probability 4 p (1 - p), where p is its solve rate."""
+
+    name: Literal["half"] = Field("half", json_schema_extra=FIXED)
+
+
+Difficulty = Annotated[AnyDifficulty | DifficultyBand | NearHalf, Field(discriminator="name")]
 
 
 class AllUpdates(NamedOptions):

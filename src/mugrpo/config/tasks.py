@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mugrpo.config.options import PLACE, NamedOptions, PathOrName
 from mugrpo.config.rewards import FunctionOptions, MathOptions, Pattern, Rewards, WorkerOptions
+
+
+def _has_a_place(template: str) -> str:
+    if "{prompt}" not in template:
+        raise ValueError("it has no {prompt}, so every problem would read the same")
+    return template
+
+
+Template = Annotated[str, AfterValidator(_has_a_place)]
 
 
 class EmbeddedOptions(NamedOptions):
@@ -89,7 +98,7 @@ class DatasetOptions(NamedOptions):
     """Refuse rows with the same id, or keep only the first of them."""
     system_prompt: str | None = None
     """A system message for every conversation without one. It needs prompt.form = "chat"."""
-    prompt_template: str = "{prompt}"
+    prompt_template: Template = "{prompt}"
     """The text of the last user message. {prompt} stands for the text in the data."""
     rewards: Rewards = (MathOptions(),)
     """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
@@ -113,12 +122,36 @@ class DatasetOptions(NamedOptions):
             raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
         return self
 
-    @field_validator("prompt_template")
+
+class ReasoningGymOptions(NamedOptions):
+    """Problems that reasoning-gym generates, judged by its own score_answer."""
+
+    name: Literal["reasoning-gym"] = "reasoning-gym"
+    dataset: str
+    """A data set of reasoning-gym, such as "chain_sum"."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The data set's own parameters, such as {min_terms = 2}, which decide how hard it is."""
+    train_problems: int = Field(4096, ge=1)
+    """Distinct problems to train on."""
+    eval_problems: int = Field(256, ge=1)
+    """Distinct held-out problems: one in eight prompts, by a hash."""
+    seed: int = Field(0, ge=0)
+    """Chooses the problems, independently of the run's seed."""
+    answer: Literal["tags", "last_line", "all"] = "tags"
+    """What of a response is judged: the text in its last <answer></answer>, its last line, or
+    all of it."""
+    system_prompt: str | None = None
+    """A system message for every conversation without one. It needs prompt.form = "chat"."""
+    prompt_template: Template = "{prompt}"
+    """The text of the last user message. {prompt} stands for the text in the data."""
+    right_at: float = 1.0
+    """If only functions judge, a response with at least this reward counts as right."""
+    workers: WorkerOptions = WorkerOptions()
+
+    @field_validator("config")
     @classmethod
-    def _template_has_a_place(cls, value: str) -> str:
-        if "{prompt}" not in value:
-            raise ValueError("it has no {prompt}, so every problem would read the same")
-        return value
-
-
-Task = Annotated[ChainOptions | LettersOptions | DatasetOptions, Field(discriminator="name")]
+    def _has_own_options(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if named := [name for name in ("seed", "size") if name in config]:
+            other = {"seed": "task.seed", "size": "task.train_problems and task.eval_problems"}
+            raise ValueError(f"{named[0]} is set by {other[named[0]]}")
+        return config

@@ -22,13 +22,14 @@ class Problem:
 
     `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...).
     `columns` holds the other columns of the data set, unchanged. Reward functions are called with
-    them.
+    them. `source` names the source of a mixture that the problem comes from.
     """
 
     id: str
     prompt: str | tuple[Message, ...]
     answer: str
     columns: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
 
 
 class FinishReason(StrEnum):

@@ -10,6 +10,7 @@
       stages/000/scores/shard-00000.parquet, manifest.json
       stages/000/reference_logprobs/...   and other logprobs that an objective needs
       stages/000/plan/shard-00000.parquet, manifest.json
+      stages/000/draw/...                 only if problems are drawn by difficulty
       checkpoints/update-000064/          after 64 updates: model, optimizer, state
       evaluations/update-000064/          rollouts and scores of the held-out problems
       benchmarks/gsm8k/update-000064/     the same of a benchmark suite, and its result.json
@@ -77,7 +78,7 @@ class RunDir:
         return self.root / "stages" / f"{stage:03d}"
 
     def shards(self, stage: int, kind: str) -> Path:
-        """Return a stage's folder of "rollouts", "scores", "plan", or of logprobs by their name."""
+        """Return a stage's folder of "rollouts", "scores", "plan", "draw", or logprobs by name."""
         return self.stage(stage) / kind
 
     def checkpoint(self, update: int) -> Path:

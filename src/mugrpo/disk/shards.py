@@ -46,13 +46,14 @@ SCORE_SCHEMA = pa.schema(
     [("status", pa.string()), ("reward", pa.float64()), ("parts", pa.string())]
 )
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
+DRAW_SCHEMA = pa.schema([("rate", pa.float64()), ("excluded", pa.bool_())])
 PLAN_SCHEMA = pa.schema([("batch", pa.int32()), ("shard", pa.int32()), ("row", pa.int32())])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 
 
 class ShardSet:
-    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", or a name of logprobs.
+    """The shards in a folder, all of one kind: "rollouts", "scores", "plan", "draw", or logprobs.
 
     Raises RunStopped if the manifest is unreadable, UsageError if it lists another kind.
     """

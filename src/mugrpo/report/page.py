@@ -19,6 +19,7 @@ from mugrpo.report.logged import logged_figures
 from mugrpo.report.markup import Content, Markup, fold, join, section, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
+from mugrpo.report.sources import source_figures
 from mugrpo.report.suites import suite_figures
 from mugrpo.report.tokens import sampled_rollouts
 
@@ -74,6 +75,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         section("Benchmarks", _grid(list(suite_figures(runs)))),
         section("Results and options", _tables(runs)),
         section("Rewards", _grid(logged_figures(runs))),
+        section("Sources and difficulty", _grid(source_figures(runs))),
         section(
             "Where the time went",
             None if alone else totals,

@@ -40,5 +40,22 @@ def accuracy(verdicts: Sequence[dict[str, Any]], k: int) -> dict[str, Any]:
     }
 
 
+def accuracy_by_source(
+    verdicts: Sequence[dict[str, Any]], k: int, sources: Sequence[str | None]
+) -> dict[str, Any]:
+    """Return `accuracy/SOURCE`, with the ends of its interval, for each source of a mixture.
+
+    `verdicts` are as in `accuracy`, and `sources` has the source of each problem, or None.
+    """
+    found: dict[str, Any] = {}
+    for source in dict.fromkeys(sources):
+        places = [index for index, one in enumerate(sources) if one == source]
+        own = [v for i in places for v in verdicts[i * k : (i + 1) * k]]
+        if source is not None:
+            ends, measured = ("", "_low", "_high"), accuracy(own, k)
+            found |= {f"accuracy{end}/{source}": measured[f"accuracy{end}"] for end in ends}
+    return found
+
+
 def _known(values_P: Floats) -> Floats:
     return values_P[~np.isnan(values_P)]

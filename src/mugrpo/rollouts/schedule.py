@@ -4,7 +4,8 @@ A run is `stages` x `batches_per_stage` batches (more in each stage, with `growt
 `problems_per_update` groups; every batch is used for `passes_per_batch` updates. Problems come in
 epochs, each a fresh permutation of the data set. An epoch consists of full batches only, so no
 problem repeats within an update. A problem's `occurrence` is the epoch in which it is drawn, so
-(problem, occurrence) identifies a group.
+(problem, occurrence) identifies a group. Each source of a mixture has epochs of its own (see
+`mixing`).
 
 The number of updates is fixed, but the number of stages is not. If a stage ends early
 (`stage_until`), the next stage begins there, and the run needs more stages. `starts` records where
@@ -16,21 +17,34 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import accumulate, islice
 
-import numpy as np
-
+from mugrpo.config.mixture import MixtureOptions
+from mugrpo.config.run import RunConfig
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Problem
+from mugrpo.rollouts.mixing import (
+    Epochs,
+    Source,
+    dealt,
+    interleaved,
+    places,
+    too_small,
+    weights_in,
+)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The schedule of a run with these `options` and `seed` on a data set of `problems` problems.
 
-    Raises UsageError if the data set is empty or smaller than one update needs.
+    If they are of several `sources`, those of a source are adjacent, in the order of the sources.
+    Raises UsageError if the data set or a source is smaller than one update needs.
     """
 
     options: ScheduleOptions
@@ -38,8 +52,13 @@ class Schedule:
     seed: int
     # the first update of each stage, up to the stage after the last early end
     starts: tuple[int, ...] = (0,)
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
+        for stage in range(self.options.stages if self.sources else 0):
+            for source, needed in zip(self.sources, self.largest_hands(stage), strict=True):
+                if source.problems < needed:
+                    raise too_small(source.name, source.problems, needed)
         if self.problems < self.options.problems_per_update:
             raise UsageError(
                 f"the data set has {self.problems} problems, but an update needs "
@@ -56,19 +75,37 @@ class Schedule:
         """Yield (index of the problem, occurrence) for each group of `stage`, batch by batch."""
         return islice(self.stream(stage), self.batches(stage) * self.options.problems_per_update)
 
-    def stream(self, stage: int) -> Iterator[tuple[int, int]]:
-        """Yield the groups of `stage`, then those that follow in the epochs, without end."""
-        per_update = self.options.problems_per_update
-        batches_per_epoch = self.problems // per_update
-        epoch, order = -1, np.empty(0, np.int64)
-        before = self.options.updates_between(0, stage) // self.options.passes_per_batch
-        for batch in count(before):
-            if batch // batches_per_epoch != epoch:
-                epoch = batch // batches_per_epoch
-                order = np.random.default_rng((self.seed, epoch)).permutation(self.problems)
-            start = batch % batches_per_epoch * per_update
-            for index in order[start : start + per_update]:
-                yield int(index), epoch
+    def stream(
+        self, stage: int, excluded: AbstractSet[int] = frozenset()
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the groups of `stage`, then those that follow in the epochs, without end.
+
+        Problems in `excluded` are passed over. Each source must have enough others for an update.
+        """
+        size, sources = self.options.problems_per_update, self.parts
+        firsts = accumulate((source.problems for source in sources), initial=0)
+        epochs = [
+            Epochs(source, self.seed, number, first, place, set(excluded))
+            for number, (source, first, place) in enumerate(
+                zip(sources, firsts, places(self.options, sources, stage), strict=False)
+            )
+        ]
+        order = interleaved(weights_in(sources, stage))
+        while True:
+            batch = list(islice(order, size))
+            hands = {n: iter(epochs[n].hand(groups)) for n, groups in Counter(batch).items()}
+            yield from (next(hands[number]) for number in batch)
+
+    def largest_hands(self, stage: int) -> list[int]:
+        """Return the most groups of each source that an update of `stage` needs."""
+        size = self.options.problems_per_update
+        hands = dealt(weights_in(self.parts, stage), self.options.batches(stage), size)
+        return [max(groups) for groups in zip(*hands, strict=True)]
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """Return the sources, or the data set as one."""
+        return self.sources or (Source(self.problems),)
 
     def batches(self, stage: int) -> int:
         """Return the number of batches that `stage` samples: as many as its updates need."""
@@ -128,6 +165,23 @@ class Schedule:
             stage += 1
             end += self.options.updates(stage)
         return stage
+
+
+def schedule_of(
+    config: RunConfig, problems: Sequence[Problem], starts: tuple[int, ...] = (0,)
+) -> Schedule:
+    """Return the schedule of a run on `problems`, those to train on.
+
+    Raises UsageError as `Schedule` does.
+    """
+    sources: tuple[Source, ...] = ()
+    if isinstance(config.task, MixtureOptions):
+        counts = Counter(problem.source for problem in problems)
+        sources = tuple(
+            Source(counts[source.source], source.source, source.weight)
+            for source in config.task.sources
+        )
+    return Schedule(config.schedule, len(problems), config.seed, starts, sources)
 
 
 def rollout_seed(run_seed: int, stage: str, problem_id: str, occurrence: int, sample: int) -> int:

@@ -50,6 +50,7 @@ class Scorer:
     ) -> None:
         self.task = task
         self.problems = {problem.id: problem for problem in problems}
+        self._sources = sorted({p.source for p in problems if p.source is not None})
         self.tokenizer = tokenizer
         self.options = options
         self.max_new_tokens = max_new_tokens
@@ -75,7 +76,7 @@ class Scorer:
         reasons: Counter[str] = Counter()
         for rollout, score in zip(responses, self._scores(responses), strict=True):
             self.check()
-            verdicts.append(self._penalized(score, len(rollout.response_ids)))
+            verdicts.append(self._with_source(self._penalized(score, rollout), rollout))
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
@@ -90,14 +91,24 @@ class Scorer:
         for is_judged in judged:
             yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
 
-    def _penalized(self, score: Score, length: int) -> Score:
-        """Return the score of a response of `length` tokens, less the penalty on its length."""
+    def _penalized(self, score: Score, rollout: Rollout) -> Score:
+        """Return the score of a rollout, less the penalty on its length."""
         buffer = self.options.overlong_buffer * self.max_new_tokens
         if not buffer or score.reward is None:
             return score
+        length = len(rollout.response_ids)
         penalty = overlong_penalty(length, self.max_new_tokens, buffer)
         parts = {**score.parts, "overlong": penalty} if penalty else score.parts
         return replace(score, reward=score.reward + penalty, parts=parts)
+
+    def _with_source(self, score: Score, rollout: Rollout) -> Score:
+        """Return `score` with what is logged of the sources of a mixture: share and reward."""
+        own = self.problems[rollout.problem_id].source
+        if own is None:
+            return score
+        logged = {f"share/{source}": [float(source == own)] for source in self._sources}
+        logged |= {f"reward/{own}": [score.reward]} if score.reward is not None else {}
+        return replace(score, logged={**score.logged, **logged})
 
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")

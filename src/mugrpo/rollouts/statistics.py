@@ -61,7 +61,8 @@ def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of each metric that was logged, from the manifest's entries of scores.
 
     `rewards/NAME/mean` is the mean of one reward over the responses that it judged; `logged/NAME`
-    that of what reward functions gave to `log_metric`. Shards of earlier versions have neither.
+    that of what reward functions gave to `log_metric`. Of a mixture, `share/SOURCE` is a source's
+    share of them, and `reward/SOURCE` its mean reward. Shards of earlier versions have none.
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
@@ -78,6 +79,14 @@ def described(refresh: dict[str, Any]) -> str:
     counts = {key[7:]: n for key, n in refresh.items() if key.startswith("status/")}
     parts = [f"{name.replace('_', ' ')} {n} ({n / rows:.1%})" for name, n in counts.items()]
     text = f"  {rows} rollouts: {', '.join(parts)}"
+    for source in [key.removeprefix("share/") for key in refresh if key.startswith("share/")]:
+        reward = refresh.get(f"reward/{source}")
+        mean = "" if reward is None else f", mean reward {reward:.3f}"
+        text += f"\n  {source}: {refresh[f'share/{source}']:.1%} of the rollouts{mean}"
+    if (excluded := refresh.get("problems_excluded")) is not None:
+        rate = refresh["drawn_solve_rate"]
+        mean = "not known" if rate is None else f"{rate:.3f}"
+        text += f"\n  {excluded} problems passed over; mean solve rate of those drawn: {mean}"
     share = refresh["zero_variance_share"]
     if share is not None and share >= _HARDLY_ANY_SIGNAL:
         text += (

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
+from mugrpo.config.mixture import datasets_in
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
@@ -53,8 +54,8 @@ def _code(config: RunConfig) -> Iterator[Named]:
     template = config.prompt.chat_template
     if template and Path(template).is_file():
         yield _of("prompt.chat_template", template, [Path(template)])
-    if isinstance(config.task, DatasetOptions):
-        yield from _rewards(config.task)
+    for data_set in datasets_in(config.task):
+        yield from _rewards(data_set)
     for use in config.evaluation.suites:
         yield from _suite(use.name)
 

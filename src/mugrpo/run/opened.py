@@ -13,7 +13,7 @@ from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.schedule import Schedule
+from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
 from mugrpo.run.progress import Progress
 from mugrpo.tasks.base import Task
@@ -42,7 +42,7 @@ class OpenRun:
     def schedule(self) -> Schedule:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""
         starts = self.folder.stage_starts(self.folder.newest_update())
-        return Schedule(self.config.schedule, len(self.problems), self.config.seed, starts)
+        return schedule_of(self.config, self.problems, starts)
 
     def state(self, update: int, stage: int | None) -> TrainerState:
         """Return what reward functions learn about responses of the policy after `update`."""

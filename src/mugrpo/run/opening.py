@@ -22,7 +22,7 @@ from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.schedule import Schedule
+from mugrpo.rollouts.schedule import schedule_of
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
@@ -74,7 +74,7 @@ def open_run(
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)
-    schedule = Schedule(config.schedule, len(problems), config.seed, starts)
+    schedule = schedule_of(config, problems, starts)
     _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
     with _locked(folder, progress) if locks else nullcontext():

@@ -16,7 +16,10 @@ from uuid import uuid4
 import torch
 
 from mugrpo.config.load import changes, on_resume, with_newer_options
+from mugrpo.config.mixture import MixtureOptions, parts_of
+from mugrpo.config.options import NamedOptions
 from mugrpo.config.run import RunConfig
+from mugrpo.config.tasks import ReasoningGymOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
@@ -119,6 +122,8 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += ["bitsandbytes"] * config.lora.quantized
+    gym = any(isinstance(part, ReasoningGymOptions) for part in parts_of(config.task))
+    packages += ["reasoning-gym"] * gym
     return {
         "problems_sha256": problems_sha256(*problem_sets),
         "model_sha256": model_fingerprint(config.model),
@@ -177,18 +182,25 @@ def _only(sums: dict[str, str]) -> str | None:
 
 def judge_fingerprint(config: RunConfig, problems: Sequence[Problem]) -> str:
     """Return a hash of all that decides a score: rewards, limits, files, references, truncation."""
-    options = config.task.model_dump(mode="json")
+    task = config.task
     judge = {
-        "task": options["name"],
-        "rewards": options.get("rewards"),
-        "right_at": options.get("right_at"),
-        "workers": options.get("workers", {}) | {"count": None},
+        **_judging(task),
         "files": sorted(_sums(config, "task.rewards").values()),
         "truncated": config.rewards.truncated,
         "overlong": [config.rewards.overlong_buffer, config.rollouts.max_new_tokens],
         "references": [[problem.id, problem.answer, problem.columns] for problem in problems],
     }
+    if isinstance(task, MixtureOptions):
+        judge["sources"] = {source.source: _judging(source) for source in task.sources}
     return hashlib.sha256(json.dumps(judge, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _judging(task: NamedOptions) -> dict[str, Any]:
+    """Return the options of `task` that decide a score."""
+    options = task.model_dump(mode="json")
+    judging = {"task": options["name"]}
+    judging |= {name: options.get(name) for name in ("rewards", "right_at")}
+    return {**judging, "workers": options.get("workers", {}) | {"count": None}}
 
 
 def _git_revision(folder: Path) -> str | None:

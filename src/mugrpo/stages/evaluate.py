@@ -18,7 +18,7 @@ from mugrpo.disk.shards import RowReader, ShardSet, score_from_row
 from mugrpo.engines.base import Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.samples import response
-from mugrpo.rollouts.accuracy import accuracy
+from mugrpo.rollouts.accuracy import accuracy, accuracy_by_source
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import logged_means
@@ -61,7 +61,9 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
             passing("half an evaluation")
             run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
             places = ((shard, row) for row in range(scores.entry(shard)["rows"]))
-            found = accuracy(RowReader(scores).rows(places), k)
+            verdicts = RowReader(scores).rows(places)
+            found = accuracy(verdicts, k)
+            found |= accuracy_by_source(verdicts, k, [p.source for p in run.eval_problems])
             found |= logged_means([scores.entry(shard)])
             measured |= {f"{prefix}{name}": value for name, value in found.items()}
             if not shard:

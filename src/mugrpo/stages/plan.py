@@ -1,9 +1,9 @@
 """Which groups a stage samples, and which of them each update trains on.
 
-If every group is trained on, both are arithmetic. Dynamic sampling works in rounds: first the
-stage's own groups; then, while too few have both right and wrong responses, one more shard with as
-many groups as seem to be missing. Each round follows from the scores of the rounds before it, so it
-is the same after a kill.
+If every group is trained on, both are arithmetic, on the problems that the stage's `draw` leaves.
+Dynamic sampling works in rounds: first the stage's own groups; then, while too few have both right
+and wrong responses, one more shard with as many groups as seem to be missing. Each round follows
+from the scores of the rounds before it, so it is the same after a kill.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.shards import ShardSet, read_statuses, write_plan
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
+from mugrpo.stages.draw import draw_metrics
 from mugrpo.stages.stage import Stage
 
 ShardGroups = list[tuple[int, int]]  # (index of the problem, occurrence) of each of its groups
@@ -28,7 +29,7 @@ def stage_shards(stage: Stage) -> list[ShardGroups]:
     Until the stage is planned, more shards may follow once all of these are scored.
     """
     if plan := _valid_plan(stage):
-        stream = stage.schedule.stream(stage.number)
+        stream = stage.stream()
         return [list(islice(stream, groups)) for groups in plan.entry(0)["groups"]]
     return [shard for shard, _ in _sampled(stage)]
 
@@ -102,6 +103,7 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
         [[place for group in batch for place in group.places] for batch in full],
         groups=groups,
         rests_on=_rests_on(stage, len(groups)),
+        **draw_metrics(stage),
     )
 
 
@@ -142,7 +144,7 @@ def _sampled(stage: Stage) -> Iterator[tuple[ShardGroups, list[bool]]]:
     """Yield each shard's groups, and whether each may be trained on ([] if not scored yet)."""
     options, schedule = stage.config.sampling, stage.schedule
     per_shard = math.ceil(stage.config.rollouts.shard_rollouts / schedule.options.group_size)
-    stream = schedule.stream(stage.number)
+    stream = stage.stream()
     per_update, needed = schedule.options.problems_per_update, schedule.batches(stage.number)
     own = list(islice(stream, stage.groups))
     shards = [own[start : start + per_shard] for start in range(0, len(own), per_shard)]

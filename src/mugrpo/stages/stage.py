@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from mugrpo.config.run import RunConfig
+from mugrpo.config.stages import RatedProblems
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.rollouts.schedule import Schedule
@@ -42,8 +46,16 @@ class Stage:
         return self.schedule.batches(self.number) * self.schedule.options.problems_per_update
 
     def shards(self, kind: str) -> ShardSet:
-        """Return the shards of a kind: "rollouts", "scores", "plan", or the name of logprobs."""
+        """Return the shards of a kind: "rollouts", "scores", "plan", "draw", or logprobs' name."""
         return ShardSet(self.folder.shards(self.number, kind), kind)
+
+    def stream(self) -> Iterator[tuple[int, int]]:
+        """Yield the groups to sample (see `Schedule.stream`), without what its draw excludes."""
+        excluded: set[int] = set()
+        if isinstance(self.config.difficulty, RatedProblems) and 0 in (draw := self.shards("draw")):
+            column = draw.open(0).read(["excluded"])["excluded"].to_numpy()
+            excluded = set(np.flatnonzero(column).tolist())
+        return self.schedule.stream(self.number, excluded)
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""

@@ -49,7 +49,7 @@ def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
 def _try_rewards(run: OpenRun, tell: bool) -> None:
     held_out = run.eval_problems if run.config.evaluation.every else ()
     count = _SHOWN if tell else 1
-    problems = [*run.problems[:count], *held_out[:count]]
+    problems = [*_first(run.problems, count), *_first(held_out, count)]
     for problem, score in zip(problems, _scores(run, problems), strict=True):
         completion = f"a made-up completion, {problem.answer!r} to problem {problem.id!r}"
         if tell:
@@ -70,6 +70,14 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
                 f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
             )
+
+
+def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
+    """Return the first `count` problems of each source."""
+    by_source: dict[str | None, list[Problem]] = {}
+    for problem in problems:
+        by_source.setdefault(problem.source, []).append(problem)
+    return [problem for some in by_source.values() for problem in some[:count]]
 
 
 def _try_suites(run: OpenRun, suites: Suites, tell: bool) -> None:

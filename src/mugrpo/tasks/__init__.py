@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mugrpo.config.mixture import MixtureOptions
 from mugrpo.config.options import NamedOptions
-from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions, ReasoningGymOptions
 from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.tasks.base import Task
 
@@ -15,6 +16,14 @@ def make_task(options: NamedOptions, held: Held = NONE_HELD) -> Task:
     task reads its data when it is first asked for problems, and raises UsageError then if a row is
     not a valid problem.
     """
+    if isinstance(options, MixtureOptions):
+        from mugrpo.tasks.mixture import Mixture
+
+        return Mixture({source.source: make_task(source, held) for source in options.sources})
+    if isinstance(options, ReasoningGymOptions):
+        from mugrpo.tasks.reasoning_gym import ReasoningGym
+
+        return ReasoningGym(options)
     if isinstance(options, DatasetOptions):
         from mugrpo.tasks.dataset import Dataset  # embedded tasks do not need pyarrow
 

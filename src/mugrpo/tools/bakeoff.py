@@ -37,7 +37,7 @@ from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.methods import configs_of
 
-_OF_THE_STAGE = ("rollouts", "scores", "plan")
+_OF_THE_STAGE = ("rollouts", "scores", "plan", "draw")
 
 Line = dict[str, Any]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import altair as alt
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from mugrpo.config.mixture import MixtureOptions
+from mugrpo.config.options import NamedOptions
 from mugrpo.config.preset import described
 from mugrpo.config.run import NAMED_MODELS, RunConfig
 from mugrpo.config.tasks import DatasetOptions
@@ -215,7 +217,13 @@ def _method(config: RunConfig) -> str:
 
 
 def _data(config: RunConfig) -> str:
-    task = config.task
+    if isinstance(config.task, MixtureOptions):
+        return "\n".join(f"- `{one.source}`: {_problems(one)}" for one in config.task.sources)
+    return _problems(config.task)
+
+
+def _problems(task: NamedOptions) -> str:
+    """Return what a task's problems are, and how they are judged."""
     if not isinstance(task, DatasetOptions):
         return f"The task `{task.name}`: {inspect.getdoc(type(task))}"
     parts = {"split": task.split, "subset": task.subset, "revision": task.revision}

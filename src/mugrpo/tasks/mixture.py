@@ -1,0 +1,85 @@
+"""A task whose problems come from several sources, each of them a task of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, Problem, Score
+from mugrpo.tasks.base import Task
+
+
+class Mixture:
+    """The tasks in `sources`, by name, as one. A problem's id begins with its source's name.
+
+    Problems are in the order of the sources. A faulty source raises UsageError with its name.
+    """
+
+    def __init__(self, sources: Mapping[str, Task]) -> None:
+        self._sources = sources
+
+    def train_problems(self) -> Sequence[Problem]:
+        """Return the problems of all sources to train on.
+
+        Raises UsageError if a source holds out a prompt that another one trains on.
+        """
+        problems = self._all("train")
+        held_out = {problem.prompt: problem for problem in map(_hashable, self._all("eval"))}
+        leaks = [problem for problem in map(_hashable, problems) if problem.prompt in held_out]
+        if leaks:
+            other = held_out[leaks[0].prompt].source
+            raise UsageError(
+                f"{len(leaks)} problems of the source {leaks[0].source!r} are held out in the "
+                f"source {other!r} (the first: {leaks[0].id!r}), so evaluations would ask what was "
+                "trained on; hold out the same problems in both, or leave them out of one"
+            )
+        return problems
+
+    def eval_problems(self) -> Sequence[Problem]:
+        return self._all("eval")
+
+    def prepare(self, log: Path) -> None:
+        for name, task in self._sources.items():
+            with _named(name):
+                task.prepare(log.with_name(f"{log.stem}-{name}{log.suffix}"))
+
+    def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
+        by_source: dict[str, list[Answer]] = {name: [] for name in self._sources}
+        order: list[str] = []
+        for answer in answers:
+            name = answer.problem.source
+            assert name is not None, f"{answer.problem.id!r} is not a problem of a mixture"
+            by_source[name].append(answer)
+            order.append(name)
+        scores = {name: self._sources[name].score(some) for name, some in by_source.items()}
+        for name in order:
+            yield next(scores[name])
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # close all, even if one fails
+            for task in self._sources.values():
+                stack.callback(task.close)
+
+    def _all(self, side: str) -> list[Problem]:
+        problems: list[Problem] = []
+        for name, task in self._sources.items():
+            with _named(name):
+                some = task.train_problems() if side == "train" else task.eval_problems()
+            problems += [replace(p, id=f"{name}/{p.id}", source=name) for p in some]
+        return problems
+
+
+@contextmanager
+def _named(source: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"the source {source!r}: {error}") from None
+
+
+def _hashable(problem: Problem) -> Problem:
+    """Return `problem` with its prompt as text, which two equal conversations share."""
+    return replace(problem, prompt=repr(problem.prompt))

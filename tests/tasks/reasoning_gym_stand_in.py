@@ -1,0 +1,51 @@
+"""A module of the shape of reasoning_gym 0.1.25, with one data set: `sums`."""
+
+from __future__ import annotations
+
+import re
+import types
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+
+@dataclass
+class SumsConfig:
+    largest: int = 99
+    bonus: float = 0.0
+    seed: int = 0
+    size: int = 500
+
+    def __post_init__(self) -> None:
+        assert self.largest > 0, "largest must be positive"
+
+
+class Sums:
+    def __init__(self, config: SumsConfig) -> None:
+        self.config = config
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = Random(self.config.seed + index)
+        a, b = (rng.randint(0, self.config.largest) for _ in range(2))
+        return {"question": f"{a}+{b}", "answer": str(a + b), "metadata": {"terms": (a, b)}}
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        if answer is None:
+            return 0.0
+        right = int(answer) == sum(entry["metadata"]["terms"])
+        return 1.0 if right else 0.25 + self.config.bonus
+
+
+factory = types.SimpleNamespace(DATASETS={"sums": (Sums, SumsConfig), "composite": (None, None)})
+
+
+def create_dataset(name: str, **config: Any) -> Sums:
+    return Sums(SumsConfig(**config))
+
+
+def _extract_answer(completion: str) -> str | None:
+    found = re.findall(r"<answer>\s?(.*?)\s?</answer>", completion, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+utils = types.SimpleNamespace(extract_answer=_extract_answer)

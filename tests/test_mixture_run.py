@@ -1,0 +1,101 @@
+"""A run on a mixture: shares, metrics, evaluation by source, and exact resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.report.parsed import layer, report
+from tests.runs import CONFIG, assert_same, mugrpo, read_metrics, shard_path, write_config
+
+MIXTURE = CONFIG.replace(
+    "[task]\ntrain_problems = 24\neval_problems = 4\n",
+    """
+[task]
+name = "mixture"
+[[task.sources]]
+source = "short"
+name = "chain"
+terms = 7
+train_problems = 10
+eval_problems = 2
+weight = [2, 0]
+[[task.sources]]
+source = "long"
+name = "chain"
+terms = 8
+train_problems = 12
+eval_problems = 3
+""",
+)
+assert MIXTURE != CONFIG
+
+
+def ran(run_dir: Path, **kill: object) -> int:
+    config = write_config(run_dir.parent / "config", MIXTURE)
+    return mugrpo("train", config, "--run-dir", run_dir, **kill).status
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("mixed") / "run"
+    assert ran(run_dir) == 0
+    return run_dir
+
+
+def rollouts(run_dir: Path, stage: int, kind: str = "rollouts") -> list[dict[str, object]]:
+    tables = (pq.read_table(shard_path(run_dir, stage, shard, kind)) for shard in range(3))
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def test_each_stage_has_the_shares_of_its_weights(mixed: Path):
+    """Six groups of four: 2 : 1 in the first stage, then only long ones."""
+    counts = [
+        Counter(str(row["problem_id"]).partition("/")[0] for row in rollouts(mixed, stage))
+        for stage in range(2)
+    ]
+    assert counts == [{"short": 16, "long": 8}, {"long": 24}]
+
+
+def test_the_refresh_lines_have_share_and_reward_of_each_source(mixed: Path):
+    lines = [line for line in read_metrics(mixed) if line["kind"] == "refresh"]
+    for stage, line in enumerate(lines):
+        rewards: dict[str, list[float]] = {}
+        for rollout, score in zip(
+            rollouts(mixed, stage), rollouts(mixed, stage, "scores"), strict=True
+        ):
+            source = str(rollout["problem_id"]).partition("/")[0]
+            rewards.setdefault(source, []).append(float(score["reward"]))  # type: ignore[arg-type]
+        found = {key: value for key, value in line.items() if key.startswith("reward/")}
+        assert found == {f"reward/{name}": sum(r) / len(r) for name, r in rewards.items()}
+        assert [line["share/short"], line["share/long"]] == [[2 / 3, 1 / 3], [0, 1]][stage]
+
+
+def test_evaluations_measure_each_source(mixed: Path):
+    """Two and three problems, one sample each."""
+    for line in (line for line in read_metrics(mixed) if line["kind"] == "evaluation"):
+        parts = [line["accuracy/short"], line["accuracy/long"]]
+        assert line["accuracy"] == pytest.approx((2 * parts[0] + 3 * parts[1]) / 5)
+        assert line["problems"] == 5 and line["accuracy_low/long"] <= parts[1]
+
+
+def test_a_killed_run_ends_in_the_same_bits(mixed: Path, tmp_path: Path):
+    for number, (place, nth) in enumerate([("engine batch", 2), ("gradient", 2), ("stage", 1)]):
+        assert ran(tmp_path / "run", at=place, nth=nth) < 0, number
+    assert ran(tmp_path / "run") == 0
+    assert_same(tmp_path / "run", mixed)
+
+
+def test_the_report_has_a_chart_by_source(mixed: Path):
+    charts = report(mixed).charts()
+    shares = {
+        row["series"]: row["y"] for row in layer(charts["Share of rollouts by source"], "lines")
+    }
+    assert shares["long"] == pytest.approx([1 / 3, 1 / 3, 1, 1], abs=1e-4)
+    assert {row["series"] for row in layer(charts["Accuracy by source"], "lines")} == {
+        "short",
+        "long",
+    }
