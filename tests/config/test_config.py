@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.arguments import DEMO
+from mugrpo.config.describe import as_toml
 from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
@@ -209,7 +210,7 @@ EVERY_CHOICE = [(group, name) for group in sorted(CHOICES) for name in sorted(CH
 
 @pytest.mark.parametrize(("group", "name"), EVERY_CHOICE)
 def test_a_part_is_chosen_by_its_name(group, name, required):
-    given = [f"--{group}.{key}={value}" for key, value in required.get(name, {}).items()]
+    given = [f"--{group}.{key}={as_toml(value)}" for key, value in required.get(name, {}).items()]
     config = load_config(None, [f"--{group}.name={name}", *given])
     chosen = getattr(config, group)
     assert chosen.name == name

@@ -69,6 +69,7 @@ def tables(
     """
     merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
     inside: list[Iterator[Table]] = []
+    groups: dict[tuple[str, type[Options]], dict[str, type[Options]]] = {}
     for owner, options in members.items():
         for leaf, field in options.model_fields.items():
             place, annotation = f"{name}.{leaf}".lstrip("."), field.annotation
@@ -77,7 +78,10 @@ def tables(
             default = getattr(values, leaf) if type(values) is options else own
             if inspect.isclass(annotation) and issubclass(annotation, Options):
                 about = inspect.getdoc(annotation) or ""
-                inside.append(tables({owner: annotation}, place, about, chooser, default))
+                owners = groups.setdefault((place, annotation), {})
+                if not owners:  # the table is read below, once all its owners are known
+                    inside.append(tables(owners, place, about, chooser, default))
+                owners[owner] = annotation
             elif field.discriminator:
                 inside.append(tables(named, place, about, f"{place}.name", default))
             elif place == chooser:
