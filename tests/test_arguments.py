@@ -151,7 +151,7 @@ def owners_in(text: str) -> dict[str, set[str]]:
     for entry in re.split(r"\n(?=  \S|\n)", text):
         name, _, rest = entry.strip("\n- ").partition("  ")
         owners = re.search(
-            r"\A[^\n]*(?:\n      [^\n]*\))?\n      for (\S+\.name) ([\w,\s]+?)\n", rest
+            r"\A[^\n]*(?:\n      [^\n]*\))?\n      for (\S+\.name) ([\w,\s-]+?)\n", rest
         )
         if owners:
             names = {f"{owners[1]} {choice}" for choice in re.split(r",\s+", owners[2])}
@@ -172,7 +172,7 @@ def test_help_says_which_choices_have_an_option():
                 assert f"{group}.name {choice}" in found[f"{group}.{leaf}"], (group, choice, leaf)
     assert found["engine.slots"] == {"engine.name continuous"}
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
-    assert found["task.workers.count"] == {"task.name dataset"}
+    assert found["task.workers.count"] == {"task.name dataset", "task.name reasoning-gym"}
     assert "seed" not in found and "optimizer.lr" not in found
 
 

@@ -89,18 +89,21 @@ def tables(
                 merged[place, "name", about, _on_resume(field)] = {"": chosen}
             else:
                 key = (place, _kind(field), about, _on_resume(field))
-                known = key in merged
+                if key not in merged:
+                    inside += _of_list(place, annotation)
                 merged.setdefault(key, {})[owner] = shown(default)
-                about = f"A table of the list {place}."
-                if known:
-                    continue
-                if named:
-                    inside.append(tables(named, f"{place}[]", about, f"{place}[].name"))
-                elif entry := _entry(annotation):
-                    inside.append(tables({"": entry}, f"{place}[]", about))
     yield Table(name, meaning, chooser, members, [Option(*key, merged[key]) for key in merged])
     for inner in inside:
         yield from inner
+
+
+def _of_list(place: str, annotation: Any) -> list[Iterator[Table]]:
+    """Return the tables of the list at `place`, [] if it is not a list of tables."""
+    about = f"A table of the list {place}."
+    if named := choices(annotation):
+        return [tables(named, f"{place}[]", about, f"{place}[].name")]
+    entry = _entry(annotation)
+    return [tables({"": entry}, f"{place}[]", about)] if entry else []
 
 
 def describe(options: type[Options] = RunConfig) -> list[Option]:
