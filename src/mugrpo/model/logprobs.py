@@ -56,8 +56,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         _, wants_weight, wants_bias, *_ = ctx.needs_input_grad  # not if the head is frozen
-        grad_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
-        grad_bias_V = torch.zeros_like(bias_V) if wants_bias else None
+        # Ranks hold the head in bf16, in which a sum over chunks would lose their digits.
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
         for start in range(0, len(targets_N), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_NH[part]
@@ -71,10 +72,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_CV = grad_CV.to(hidden_CH.dtype)
             grad_hidden_NH[part] = grad_CV @ weight_VH.to(hidden_CH.dtype)
             if grad_weight_VH is not None:
-                grad_weight_VH += (grad_CV.T @ hidden_CH).to(weight_VH.dtype)
+                grad_weight_VH += grad_CV.T @ hidden_CH
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
-        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None
+        parts = (
+            None if grad is None else grad.to(weight_VH.dtype)
+            for grad in (grad_weight_VH, grad_bias_V)
+        )
+        return grad_hidden_NH, *parts, None, None, None
 
 
 def chunked_logprobs(

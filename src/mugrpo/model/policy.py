@@ -183,6 +183,8 @@ def load_policy(
             parameter.data = parameter.data.clone()
     if device == "cpu":
         keep_freed_memory()
+    else:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(device)
     if policy.pads_with_eos:
