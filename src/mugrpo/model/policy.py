@@ -15,6 +15,7 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
+from mugrpo.model.attention import attending
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import (
     Weights,
@@ -148,10 +149,18 @@ class Policy:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Make the Hugging Face model `model` recompute its activations in the backward pass."""
+    """Make the Hugging Face model `model` recompute its activations in the backward pass.
+
+    The backward pass attends as the forward pass did, see `attending`.
+    """
+
+    def contexts() -> tuple[contextlib.AbstractContextManager[Any], ...]:
+        now = model.config._attn_implementation
+        return contextlib.nullcontext(), attending(model.config, now)
+
     with warnings.catch_warnings():  # deprecated, but older versions lack the new name
         warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
 
 
 def load_policy(

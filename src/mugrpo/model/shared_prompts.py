@@ -209,13 +209,11 @@ def can_share_prompts(model: Any) -> bool:
     """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
     They differ for models that mix tokens other than by attention, or whose attention is not
-    supported. Two cases are refused without a test. Rotary embeddings that depend on the
-    sequence's length would differ only beyond the tested length. Gradient checkpointing would
-    recompute with the model's own attention.
+    supported. Rotary embeddings that depend on the sequence's length are refused without a test:
+    they would differ only beyond the tested length.
     """
     rope = str(getattr(model.config, "rope_parameters", None))
-    checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    if checkpointing or "dynamic" in rope or "longrope" in rope:
+    if "dynamic" in rope or "longrope" in rope:
         return False
     device = model.device
     ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1
