@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
+from mugrpo.model.varlen import Kernel
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -113,15 +114,22 @@ def response_logprobs(
     *,
     temperature: float,
     chunk: int,
+    kernel: Kernel | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
     `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
-    of each row's prompt, is given, each prompt is computed once for all its responses.
+    of each row's prompt, is given, each prompt is computed once for all its responses. With a
+    `kernel`, attention needs no mask and no padding is computed.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
-    hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
+    if prompts_B is None and kernel is not None:
+        prompts_B = torch.arange(len(ids_BL), device=ids_BL.device)
+    if prompts_B is None:
+        hidden_NH = plain_hidden(*rows)
+    else:
+        hidden_NH = shared_hidden(*rows, prompts_B, kernel)
     if torch.is_autocast_enabled(ids_BL.device.type):  # the precision of the engine's head
         hidden_NH = hidden_NH.to(torch.get_autocast_dtype(ids_BL.device.type))
     head = model.get_output_embeddings()

@@ -35,6 +35,7 @@ from mugrpo.model.loading import (
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
+from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -57,6 +58,7 @@ class Policy:
         self.precision = options.precision
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
+        self.kernel: Kernel | None = None  # of attention without masks, if the trainer has tried it
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model

@@ -38,6 +38,7 @@ def batch_logprobs(
             batch.prompts,
             temperature=config.rollouts.temperature,
             chunk=config.optimizer.logprob_chunk_tokens,
+            kernel=policy.kernel,
         )
 
 
