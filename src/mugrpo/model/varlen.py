@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -83,5 +83,4 @@ def varlen_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    kernel: Any = varlen_attn
-    return kernel
+    return cast(Kernel, varlen_attn)
