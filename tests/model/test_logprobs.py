@@ -105,7 +105,7 @@ def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
 
 
 def test_the_gradient_of_a_head_in_bf16_is_rounded_once_and_not_for_each_chunk():
-    """As ranks hold it. A sum of 300 chunks in bf16 would be wrong by several percent."""
+    """As ranks hold it. A sum of 300 chunks in bf16 would be wrong by a percent."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(300, H, generator=generator).to(torch.bfloat16)
     weight = torch.randn(V, H, generator=generator).to(torch.bfloat16).requires_grad_()
