@@ -104,6 +104,24 @@ def test_bf16_hidden_states_with_an_fp32_head_are_computed_as_dense(chunk):
         torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.02, atol=0.05)
 
 
+def test_the_gradient_of_a_head_in_bf16_is_rounded_once_and_not_for_each_chunk():
+    """As ranks hold it. A sum of 300 chunks in bf16 would be wrong by a percent."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, H, generator=generator).to(torch.bfloat16)
+    weight = torch.randn(V, H, generator=generator).to(torch.bfloat16).requires_grad_()
+    targets = torch.zeros(300, dtype=torch.long)
+    wanted, found = (
+        torch.autograd.grad(
+            chunked_logprobs(hidden, weight, None, targets, temperature=1.0, chunk=chunk)[0].sum(),
+            weight,
+        )[0]
+        for chunk in (300, 1)
+    )
+    assert found.dtype == torch.bfloat16
+    error = (found.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < 2**-8  # the rounding of both
+
+
 @pytest.mark.parametrize("rest", [1e-4, 1e-3, 0.1])
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):

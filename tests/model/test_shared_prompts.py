@@ -96,6 +96,16 @@ def test_with_eager_attention_they_have_the_gradients_of_rows_alone_too(form):
     assert difference(gradients(policy, shared[0]), gradients(policy, plain[0])) < 1e-5
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_under_gradient_checkpointing_they_have_the_gradients_of_rows_alone_too(form):
+    """The backward pass must recompute with the attention of packed tokens."""
+    policy, plain_policy = tiny_policy(form, gradient_checkpointing=True), tiny_policy(form)
+    assert can_share_prompts(policy.model)
+    (plain, _), _ = both(plain_policy, rows(RAGGED))
+    _, (shared, _) = both(policy, rows(RAGGED))
+    assert difference(gradients(policy, shared), gradients(plain_policy, plain)) < 1e-5
+
+
 @pytest.mark.parametrize("form", ["llama", "gemma3"])
 def test_in_bf16_shared_prompts_are_close(form):
     policy = tiny_policy(form, precision="bf16")
@@ -143,10 +153,6 @@ def test_a_frozen_model_can_share():
 def test_a_state_space_model_cannot_share():
     config = MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert not can_share_prompts(AutoModelForCausalLM.from_config(config))
-
-
-def test_a_model_cannot_share_under_gradient_checkpointing():
-    assert not can_share_prompts(tiny_policy("llama", gradient_checkpointing=True).model)
 
 
 def test_a_model_cannot_share_if_rotary_embeddings_depend_on_the_length():

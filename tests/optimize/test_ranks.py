@@ -218,18 +218,16 @@ def test_a_model_that_ranks_see_differently_is_refused_before_it_is_sharded(monk
         distribute(policy, DistributedOptions())
 
 
-def test_work_is_divided_by_its_cost():
-    """The largest first, each to the less busy rank: 5 + 3 and 4 + 3 + 1."""
-    costs = [5.0, 4.0, 3.0, 3.0, 1.0]
-    assert Ranks(0, 2).turns(costs) == [(0, True), (3, True), (4, False)]
-    assert Ranks(1, 2).turns(costs) == [(1, True), (2, True), (4, True)]
+def test_pieces_are_dealt_out_in_rounds():
+    assert Ranks(0, 2).turns(5) == [(0, True), (2, True), (4, True)]
+    assert Ranks(1, 2).turns(5) == [(1, True), (3, True), (4, False)]
+    assert Ranks().turns(3) == [(0, True), (1, True), (2, True)]
 
 
-def test_a_rank_without_work_does_the_cheapest_again():
-    assert Ranks(1, 2).turns([7.0]) == [(0, False)]
-    assert Ranks(2, 3).turns([7.0, 2.0]) == [(1, False)]
-    assert Ranks(1, 2).turns([]) == []
-    assert Ranks().turns([1.0, 2.0, 3.0]) == [(0, True), (1, True), (2, True)]
+def test_a_rank_without_work_does_the_last_piece_again():
+    assert Ranks(1, 2).turns(1) == [(0, False)]
+    assert Ranks(2, 3).turns(2) == [(1, False)]
+    assert Ranks(1, 2).turns(0) == []
 
 
 def test_a_process_is_identified_by_its_id_and_start_time():

@@ -23,18 +23,23 @@ class HalfCopy:
 
     @torch.inference_mode(False)  # an engine may be the first to ask for it
     def __init__(self, model: nn.Module) -> None:
-        tensors: dict[int, Any] = {id(b): b for b in model.buffers()}  # by id, as deepcopy wants
+        # What the copy shares or has instead, by id. Whoever changes attention in the config of one
+        # of them (see `attending`) changes it in both.
+        known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+        for module in model.modules():
+            if (config := getattr(module, "config", None)) is not None:
+                known[id(config)] = config
         pairs = []
         for weight in model.parameters():
             if not weight.is_floating_point():
-                tensors[id(weight)] = weight
+                known[id(weight)] = weight
                 continue
             half = nn.Parameter(weight.detach().bfloat16(), weight.requires_grad)
-            tensors[id(weight)] = half
+            known[id(weight)] = half
             pairs.append((weight, half))
             if weight.requires_grad:
                 half.register_post_accumulate_grad_hook(_Giving(weight))
-        self.working: Any = copy.deepcopy(model, tensors)
+        self.working: Any = copy.deepcopy(model, known)
         self._weights, self._halves = zip(*pairs, strict=True)
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
+from mugrpo.model.varlen import Kernel
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -56,8 +57,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         _, wants_weight, wants_bias, *_ = ctx.needs_input_grad  # not if the head is frozen
-        grad_weight_VH = torch.zeros_like(weight_VH) if wants_weight else None
-        grad_bias_V = torch.zeros_like(bias_V) if wants_bias else None
+        # Ranks hold the head in bf16, in which a sum over chunks would lose their digits.
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
         for start in range(0, len(targets_N), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_NH[part]
@@ -71,10 +73,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_CV = grad_CV.to(hidden_CH.dtype)
             grad_hidden_NH[part] = grad_CV @ weight_VH.to(hidden_CH.dtype)
             if grad_weight_VH is not None:
-                grad_weight_VH += (grad_CV.T @ hidden_CH).to(weight_VH.dtype)
+                grad_weight_VH += grad_CV.T @ hidden_CH
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(0)
-        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None
+        parts = (
+            None if grad is None else grad.to(weight_VH.dtype)
+            for grad in (grad_weight_VH, grad_bias_V)
+        )
+        return grad_hidden_NH, *parts, None, None, None
 
 
 def chunked_logprobs(
@@ -108,15 +114,22 @@ def response_logprobs(
     *,
     temperature: float,
     chunk: int,
+    kernel: Kernel | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
     `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
-    of each row's prompt, is given, each prompt is computed once for all its responses.
+    of each row's prompt, is given, each prompt is computed once for all its responses. With a
+    `kernel`, attention needs no mask and no padding is computed.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
-    hidden_NH = plain_hidden(*rows) if prompts_B is None else shared_hidden(*rows, prompts_B)
+    if prompts_B is None and kernel is not None:
+        prompts_B = torch.arange(len(ids_BL), device=ids_BL.device)
+    if prompts_B is None:
+        hidden_NH = plain_hidden(*rows)
+    else:
+        hidden_NH = shared_hidden(*rows, prompts_B, kernel)
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
         hidden_NH,

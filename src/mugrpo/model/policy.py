@@ -14,6 +14,7 @@ from torch import nn
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.adapter import Adapter
+from mugrpo.model.attention import attending
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import (
     Weights,
@@ -35,6 +36,7 @@ from mugrpo.model.loading import (
 from mugrpo.model.memory import keep_freed_memory
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
+from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
 
@@ -57,6 +59,7 @@ class Policy:
         self.precision = precision_of(options)[0]
         self.update = 0
         self.can_share_prompts: bool | None = None  # not tried yet
+        self.kernel: Kernel | None = None  # of attention without masks, if the trainer has tried it
         self.device: torch.device = model.device  # of its forward passes
         self.ranks: Ranks = ALONE  # the ranks that split the weights
         self.compute: nn.Module | None = None  # from ids to logprobs, if ranks split the model
@@ -170,10 +173,18 @@ class Policy:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Make the Hugging Face model `model` recompute its activations in the backward pass."""
+    """Make the Hugging Face model `model` recompute its activations in the backward pass.
+
+    The backward pass attends as the forward pass did, see `attending`.
+    """
+
+    def contexts() -> tuple[contextlib.AbstractContextManager[Any], ...]:
+        now = model.config._attn_implementation
+        return contextlib.nullcontext(), attending(model.config, now)
+
     with warnings.catch_warnings():  # deprecated, but older versions lack the new name
         warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
 
 
 def load_policy(
@@ -205,6 +216,8 @@ def load_policy(
             parameter.data = parameter.data.clone()
     if device == "cpu":
         keep_freed_memory()
+    else:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(device)
     if policy.pads_with_eos:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
+from mugrpo.model.varlen import Kernel, Sequences
 
 _PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
 
@@ -50,15 +52,16 @@ def shared_hidden(
     prompt_lengths_B: torch.Tensor,
     mask_BT: torch.Tensor,
     prompts_B: torch.Tensor,
+    kernel: Kernel | None = None,
 ) -> torch.Tensor:
     """Return what `plain_hidden` returns, but compute each prompt only once.
 
     `prompts_B` is the number of each row's prompt. Prompts and responses are packed without
-    padding; only attention separates them. A response's last token predicts nothing and is not
-    computed.
+    padding; only attention separates them, by masks or by a `kernel` that needs none. A response's
+    last token predicts nothing and is not computed.
     """
     assert prompts_B.shape == prompt_lengths_B.shape
-    packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B)
+    packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B, kernel)
     with attending(model.config, _PACKED):
         hidden_MH = model.base_model(
             input_ids=packing.ids[None],
@@ -80,10 +83,10 @@ class Packing:
     positions: torch.Tensor  # [M]
     prompt: torch.Tensor  # [U, P], indices in M of a prompt's tokens, 0 in padding
     response: torch.Tensor  # [B, S], indices in M of a response's tokens, 0 in padding
-    context: torch.Tensor  # [B, K], indices in M of the tokens that a response attends to
-    back: torch.Tensor  # [M], a token's index in [U, P] and [B, S], flattened and concatenated
-    visible: torch.Tensor  # [B, S, K] bool
-    distance: torch.Tensor  # [B, S, K] positions between a token and the one it attends to
+    real_prompt: torch.Tensor  # [U, P] bool, false in padding
+    real_response: torch.Tensor  # [B, S] bool, false in padding
+    prompts: torch.Tensor  # [B], each response's prompt
+    kernel: Kernel | None  # that attends without masks
     masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by window
 
     @classmethod
@@ -93,6 +96,7 @@ class Packing:
         prompt_lengths_B: torch.Tensor,
         mask_BT: torch.Tensor,
         prompts_B: torch.Tensor,
+        kernel: Kernel | None = None,
     ) -> Packing:
         """Pack rows, given as in `shared_hidden`."""
         device = ids_BL.device
@@ -104,35 +108,61 @@ class Packing:
         real_UP = places_P < lengths_U[:, None]
         real_BS = mask_BT[:, 1:]
         places_BS = (prompt_lengths_B[:, None] + steps_S).clamp(max=ids_BL.shape[1] - 1)
-        prompts = int(real_UP.sum())
         prompt_UP = (real_UP.flatten().cumsum(0) - 1).view(real_UP.shape).where(real_UP, 0)
-        response_BS = (real_BS.flatten().cumsum(0) - 1 + prompts).view(real_BS.shape)
-        response_BS = response_BS.where(real_BS, 0)
-        causal_SS = steps_S <= steps_S[:, None]
+        response_BS = (real_BS.flatten().cumsum(0) - 1 + real_UP.sum()).view(real_BS.shape)
         return cls(
             ids=torch.cat(
                 [ids_BL[rows_U, : len(places_P)][real_UP], ids_BL.gather(1, places_BS)[real_BS]]
             ),
             positions=torch.cat([places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]),
             prompt=prompt_UP,
-            response=response_BS,
-            context=torch.cat([prompt_UP[prompts_B], response_BS], 1),
-            back=torch.cat([real_UP.flatten(), real_BS.flatten()]).nonzero()[:, 0],
-            visible=torch.cat(
-                [
-                    real_UP[prompts_B][:, None].expand(-1, len(steps_S), -1),
-                    causal_SS.expand(len(rows_B), -1, -1),
-                ],
-                2,
-            ),
-            distance=torch.cat(
-                [
-                    (prompt_lengths_B[:, None] + steps_S)[:, :, None] - places_P,
-                    (steps_S[:, None] - steps_S).expand(len(rows_B), -1, -1),
-                ],
-                2,
-            ),
+            response=response_BS.where(real_BS, 0),
+            real_prompt=real_UP,
+            real_response=real_BS,
+            prompts=prompts_B,
+            kernel=kernel,
         )
+
+    @cached_property
+    def context(self) -> torch.Tensor:
+        """Return the indices in M of the tokens that a response attends to, [B, K]."""
+        return torch.cat([self.prompt[self.prompts], self.response], 1)
+
+    @cached_property
+    def back(self) -> torch.Tensor:
+        """Return a token's index in [U, P] and [B, S], flattened and concatenated, [M]."""
+        real = torch.cat([self.real_prompt.flatten(), self.real_response.flatten()])
+        return real.nonzero()[:, 0]
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Return prompts, then responses of which each attends to its prompt and to itself."""
+        prompt_Z, response_Z = self.real_prompt.sum(1), self.real_response.sum(1)
+        some = response_Z > 0  # a response of one token has none to compute
+        real_BK = torch.cat([self.real_prompt[self.prompts], self.real_response], 1)[some]
+        return Sequences.of(
+            torch.cat([self.prompt[self.real_prompt], self.context[some][real_BK]]),
+            torch.cat([prompt_Z, response_Z[some]]),
+            torch.cat([prompt_Z, real_BK.sum(1)]),
+        )
+
+    @cached_property
+    def visible(self) -> torch.Tensor:
+        """Return whether a response's token sees one of its context: [B, S, K], no window."""
+        steps_S = torch.arange(self.response.shape[1], device=self.response.device)
+        shape = (len(self.prompts), len(steps_S), -1)
+        prompt_BSP = self.real_prompt[self.prompts][:, None].expand(shape)
+        return torch.cat([prompt_BSP, (steps_S <= steps_S[:, None]).expand(shape)], 2)
+
+    @cached_property
+    def distance(self) -> torch.Tensor:
+        """Return the positions between a response's token and one of its context, [B, S, K]."""
+        steps_S = torch.arange(self.response.shape[1], device=self.response.device)
+        places_P = torch.arange(self.prompt.shape[1], device=self.prompt.device)
+        lengths_B = self.real_prompt.sum(1)[self.prompts]
+        prompt_BSP = (lengths_B[:, None] + steps_S)[:, :, None] - places_P
+        own_BSS = (steps_S[:, None] - steps_S).expand(len(self.prompts), -1, -1)
+        return torch.cat([prompt_BSP, own_BSS], 2)
 
     def attention_masks(self, window: int | None) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return masks of prompts and of responses for layers that attend to `window` tokens.
@@ -169,6 +199,9 @@ def packed_attention(
     if the model requires a kind of attention that is not supported.
     """
     refuse_unknown(extras)
+    if packing.kernel is not None:
+        rows = (packing.kernel, query, key, value)
+        return packing.sequences.attend(*rows, scaling=scaling, window=sliding_window), None
     # On a CPU, the backward pass of attention in bf16 takes five times as long as in fp32.
     dtype = torch.float32 if query.device.type == "cpu" else query.dtype
     query_MQD, key_MQD, value_MQD = (
@@ -213,13 +246,11 @@ def can_share_prompts(model: Any) -> bool:
     """Return whether `shared_hidden` equals `plain_hidden`, tested on tiny rows in fp32.
 
     They differ for models that mix tokens other than by attention, or whose attention is not
-    supported. Two cases are refused without a test. Rotary embeddings that depend on the
-    sequence's length would differ only beyond the tested length. Gradient checkpointing would
-    recompute with the model's own attention.
+    supported. Rotary embeddings that depend on the sequence's length are refused without a test:
+    they would differ only beyond the tested length.
     """
     rope = str(getattr(model.config, "rope_parameters", None))
-    checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    if checkpointing or "dynamic" in rope or "longrope" in rope:
+    if "dynamic" in rope or "longrope" in rope:
         return False
     device = model.device
     ids_BL = torch.arange(3 * 8, device=device).view(3, 8) % 7 + 1

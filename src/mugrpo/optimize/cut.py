@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mugrpo.disk.records import Rollout
 
@@ -31,24 +32,48 @@ class Layout:
         return self.padded + _COPY * self.copied
 
 
+class Size(NamedTuple):
+    """What a response's cost depends on."""
+
+    prompt: bytes  # the same for rollouts with the same prompt
+    prompt_tokens: int
+    response_tokens: int
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Size:
+        return cls(prompt_of(rollout), len(rollout.prompt_ids), len(rollout.response_ids))
+
+
 def layout(rollouts: Sequence[Rollout], *, share: bool) -> Layout:
     """Return the cheapest way to compute responses together; `share` allows sharing prompts."""
-    prompts = [len(rollout.prompt_ids) for rollout in rollouts]
-    responses = [len(rollout.response_ids) for rollout in rollouts]
-    longest = max(p + r for p, r in zip(prompts, responses, strict=True))
-    plain = Layout(False, sum(prompts) + sum(responses), len(rollouts) * longest, 0)
+    return layout_of([Size.of(rollout) for rollout in rollouts], share=share)
+
+
+def layout_of(sizes: Sequence[Size], *, share: bool) -> Layout:
+    """Return what `layout` returns, for responses of these sizes."""
+    count = len(sizes)
+    prompts, responses = sum(p for _, p, _ in sizes), sum(t for *_, t in sizes)
+    plain = Layout(False, prompts + responses, count * max(p + t for _, p, t in sizes), 0)
     if not share:
         return plain
-    distinct = {prompt_of(rollout): len(rollout.prompt_ids) for rollout in rollouts}
+    distinct = {prompt: p for prompt, p, _ in sizes}
     # Nothing is predicted from a response's last token, so it need not be computed.
-    computed = sum(distinct.values()) + sum(responses) - len(rollouts)
-    shared = Layout(True, computed, computed, len(rollouts) * max(prompts))
+    computed = sum(distinct.values()) + responses - count
+    shared = Layout(True, computed, computed, count * max(distinct.values()))
     return min(plain, shared, key=lambda way: way.cost)
 
 
 def prompt_of(rollout: Rollout) -> bytes:
     """Return a key that is the same for rollouts with the same prompt."""
     return rollout.prompt_ids.tobytes()
+
+
+def by_prompt(rollouts: Sequence[Rollout]) -> list[list[int]]:
+    """Return the places of the responses to each prompt, longest responses first."""
+    groups: dict[bytes, list[int]] = {}
+    for place in sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].response_ids)):
+        groups.setdefault(prompt_of(rollouts[place]), []).append(place)
+    return list(groups.values())
 
 
 def cut(rollouts: Sequence[Rollout], budget: int, *, share: bool) -> list[list[int]]:
@@ -87,11 +112,8 @@ def split_by_prompt(rollouts: Sequence[Rollout], budget: int) -> list[list[int]]
     def fits(part: list[int]) -> bool:
         return layout([rollouts[i] for i in part], share=True).cost <= budget
 
-    groups: dict[bytes, list[int]] = {}
-    for index in sorted(range(len(rollouts)), key=lambda i: -len(rollouts[i].response_ids)):
-        groups.setdefault(prompt_of(rollouts[index]), []).append(index)
     parts: list[list[int]] = [[]]
-    for group in groups.values():
+    for group in by_prompt(rollouts):
         if fits(parts[-1] + group):
             parts[-1] += group
             continue

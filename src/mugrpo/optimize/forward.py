@@ -14,9 +14,9 @@ from mugrpo.disk.records import Rollout
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import can_share_prompts
+from mugrpo.optimize.balance import Price, rounds
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import TokenBudget, computing
-from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.experience import Responses
 from mugrpo.optimize.fsdp import release
 
@@ -37,6 +37,7 @@ def batch_logprobs(
         batch.prompts,
         temperature=config.rollouts.temperature,
         chunk=config.optimizer.logprob_chunk_tokens,
+        kernel=policy.kernel,
     )
 
 
@@ -47,6 +48,15 @@ def shares_prompts(policy: Policy, config: RunConfig) -> bool:
     if policy.can_share_prompts is None:
         policy.can_share_prompts = can_share_prompts(policy.model)
     return policy.can_share_prompts
+
+
+def rounds_of(
+    policy: Policy, rollouts: Sequence[Rollout], tokens: int, share: bool
+) -> list[list[int]]:
+    """Return the micro-batches of the policy's ranks, see `balance.rounds`."""
+    ranks = policy.ranks.size
+    price = Price.of(policy.model) if ranks > 1 else Price()
+    return rounds(rollouts, tokens, share=share, ranks=ranks, price=price)
 
 
 @torch.no_grad()
@@ -69,9 +79,8 @@ def rollout_logprobs(
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
         own: dict[int, NDArray[np.float32]] = {}
-        parts = cut(rollouts, tokens, share=share)
-        costs = [layout([rollouts[place] for place in part], share=share).cost for part in parts]
-        for number, counts in policy.ranks.turns(costs):
+        parts = rounds_of(policy, rollouts, tokens, share)
+        for number, counts in policy.ranks.turns(len(parts)):
             check()
             places = parts[number]
             batch = collate(

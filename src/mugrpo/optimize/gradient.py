@@ -7,7 +7,6 @@ Suffixes: B responses of a micro-batch, T response tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +18,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import MicroBatch, collate
 from mugrpo.optimize.budget import computing
-from mugrpo.optimize.cut import cut, layout
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Responses
-from mugrpo.optimize.forward import batch_logprobs, shares_prompts
+from mugrpo.optimize.forward import batch_logprobs, rounds_of, shares_prompts
 from mugrpo.optimize.fsdp import release
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
@@ -68,7 +66,7 @@ def leave_gradient(
     batches = micro_batches(policy, responses, places, config, micro_batch_tokens)
     extras = prepass(policy, batches, loss, config)
     statistics, total, shown = TokenStatistics(loss.metrics), 0.0, []
-    for number, counts in policy.ranks.turns([batch.layout.cost for batch in batches]):
+    for number, counts in policy.ranks.turns(len(batches)):
         batch = batches[number]
         with computing(batch):
             logprobs_BT, entropy_BT = batch_logprobs(policy, batch, config)
@@ -93,15 +91,10 @@ def micro_batches(
     `places` are indices into the R responses. A micro-batch has `ids` [B, L], `mask` [B, T],
     `behavior_logprobs` [B, T] and `advantages` [B], among others, on the policy's device.
     Prompts are shared if the model can do so and it is cheaper. A response longer than `tokens`
-    is alone in its micro-batch. If there are fewer micro-batches than ranks, they are cut
-    smaller, to an equal share of the tokens for each rank.
+    is alone in its micro-batch. Several ranks get equal work, see `rounds_of`.
     """
-    share, ranks = shares_prompts(policy, config), policy.ranks.size
-    rollouts = [responses.rollouts[place] for place in places]
-    parts = cut(rollouts, tokens, share=share)
-    if places and len(parts) < ranks:
-        costs = [layout([rollouts[i] for i in part], share=share).cost for part in parts]
-        parts = cut(rollouts, math.ceil(sum(costs) / ranks), share=share)
+    share = shares_prompts(policy, config)
+    parts = rounds_of(policy, [responses.rollouts[place] for place in places], tokens, share)
     collated = partial(collate, responses, pad_id=policy.pad_id, device=policy.device, share=share)
     return [collated([places[i] for i in part]) for part in parts]
 
@@ -123,7 +116,7 @@ def prepass(
         return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tensors])
 
     own: dict[int, torch.Tensor] = {}
-    for number, counts in policy.ranks.turns([batch.layout.cost for batch in batches]):
+    for number, counts in policy.ranks.turns(len(batches)):
         with computing(batches[number]):
             logprobs_BT = batch_logprobs(policy, batches[number], config)[0]
         if counts:

@@ -70,8 +70,9 @@ def load_optimizer(
             continue
         parameter_name, _, key = name.rpartition("/")
         parameter = parameters[parameter_name]
-        if not opened[0].get_slice(name).get_shape():  # AdamW's step count, which stays on the CPU
-            optimizer.state[parameter][key] = opened[0].get_tensor(name).clone()
+        if not opened[0].get_slice(name).get_shape():  # AdamW's step count
+            count = opened[0].get_tensor(name).clone()  # on the device where fused AdamW counts
+            optimizer.state[parameter][key] = count.to(local(parameter).device)
             continue
         rows = _rows(opened, name, rows_of(parameter))
         optimizer.state[parameter][key] = like(rows, parameter)

@@ -23,6 +23,7 @@ from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience, Responses, with_advantages
 from mugrpo.optimize.forward import shares_prompts
 from mugrpo.optimize.gradient import Gradient, Watch, leave_gradient
+from mugrpo.optimize.kernel import choose_kernel
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.lr import learning_rate
 from mugrpo.optimize.optimizer_state import (
@@ -72,6 +73,7 @@ class Trainer:
         self.budget = budget or TokenBudget(config.optimizer)
         self.loss = UpdateLoss.of(config)
         self.share = shares_prompts(policy, config)
+        choose_kernel(policy, self.budget.notify)
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # torch starts each process with a different state
@@ -86,7 +88,7 @@ class Trainer:
             betas=self.options.betas,
             eps=self.options.eps,
             weight_decay=self.options.weight_decay,
-            fused=policy.device.type == "cpu",  # one pass over memory instead of six
+            fused=True,  # one pass over memory instead of six
         )
 
     def step(self, experience: Experience, watch: Watch | None = None) -> dict[str, Any]:
@@ -173,8 +175,7 @@ class Trainer:
         self.policy.move(device)
         for state in self.optimizer.state.values() if moments else ():
             for key, value in state.items():
-                if value.ndim:  # AdamW's step count stays on the CPU
-                    state[key] = value.to(device)
+                state[key] = value.to(device)
 
     def _sleeps(self) -> bool:
         options = self.config.distributed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,22 +70,15 @@ class Ranks:
         """Wait until all ranks have called this."""
         self.all(None)
 
-    def turns(self, costs: Sequence[float]) -> list[tuple[int, bool]]:
-        """Return the pieces of work that this rank does, and whether each counts.
+    def turns(self, pieces: int) -> list[tuple[int, bool]]:
+        """Return the numbers of the pieces of work that this rank does, and whether each counts.
 
-        `costs` has the cost of each piece. The most expensive piece left goes to the least busy
-        rank. All ranks must do the same number of pieces, because they gather weights together. A
-        rank with fewer repeats the cheapest piece, and the repeats do not count.
+        Every `size` pieces in order are a round, in which each rank does one, because ranks gather
+        weights together. In an incomplete last round the other ranks repeat the last piece, which
+        should be the cheapest. Repeats do not count.
         """
-        parts: list[list[int]] = [[] for _ in range(self.size)]
-        busy = [0.0] * self.size
-        for piece in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-            rank = min(range(self.size), key=lambda r: (busy[r], r))
-            parts[rank].append(piece)
-            busy[rank] += costs[piece]
-        cheapest = min(range(len(costs)), key=costs.__getitem__, default=0)
-        idle = max(map(len, parts)) - len(parts[self.rank])
-        return [*((piece, True) for piece in sorted(parts[self.rank])), *[(cheapest, False)] * idle]
+        own = range(self.rank, math.ceil(pieces / self.size) * self.size, self.size)
+        return [(min(piece, pieces - 1), piece < pieces) for piece in own]
 
 
 ALONE = Ranks()

@@ -52,7 +52,7 @@ class Training:
         if self._run.config.optimizer.share_prompts and not trainer.share:
             self._run.progress.say(
                 "each response is computed with its own copy of the prompt: the model's "
-                "architecture or gradient checkpointing does not allow shared prompts"
+                "architecture does not allow shared prompts"
             )
         return trainer
 

@@ -1,0 +1,190 @@
+"""Cut an update's responses into rounds of micro-batches that keep all ranks busy.
+
+Ranks gather the weights together, so a round of one micro-batch per rank takes as long as its most
+expensive one. Micro-batches of equal work waste nothing. Work is counted as in docs/cost_model.md.
+A micro-batch is limited by memory, which `Layout.cost` estimates.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mugrpo.disk.records import Rollout
+from mugrpo.optimize.cut import Size, by_prompt, cut, layout_of
+
+# The responses to a prompt are divided into pieces of at most such a share of a mean micro-batch,
+# the first share with which they fit: the prompt is computed for each piece.
+_SHARES = (1.0, 1 / 2, 1 / 4, 0.0)
+_PASSES = 3  # of moving responses; each begins with the rounds that the one before has left
+_HALVINGS = 20  # of the interval that contains the least limit of work, when rows are padded
+
+
+@dataclass(frozen=True)
+class Price:
+    """The operations of a model's parts, as multiples of a token's in its linear layers."""
+
+    logit: float = 0.0  # a response token's logits
+    pair: float = 0.0  # a query with a key that it attends to, in all layers
+
+    @classmethod
+    def of(cls, model: Any) -> Price:
+        """Return a Hugging Face model's prices: E / W and 2 N h d / W (docs/cost_model.md).
+
+        W is the size of all matrices but embeddings and head. If the config does not tell the
+        number of heads, pairs are free.
+        """
+        config, head = model.config.get_text_config(), model.get_output_embeddings().weight
+        outside = {id(head), id(model.get_input_embeddings().weight)}
+        inside = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in outside]
+        weights = sum(p.numel() for p in inside)
+        heads = getattr(config, "num_attention_heads", None) or 0
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1))
+        return cls(head.numel() / weights, 2 * config.num_hidden_layers * width / weights)
+
+
+def work(rollouts: Sequence[Rollout], price: Price, *, share: bool) -> float:
+    """Return the operations of a micro-batch, as a number of tokens through the linear layers."""
+    return _work([Size.of(rollout) for rollout in rollouts], price, share=share)
+
+
+def rounds(
+    rollouts: Sequence[Rollout], budget: int, *, share: bool, ranks: int, price: Price
+) -> list[list[int]]:
+    """Return micro-batches that cost at most `budget` tokens, as lists of places in `rollouts`.
+
+    Every `ranks` of them in order are a round. Their work descends, so the last is the cheapest.
+    For one rank they are those of `cut`. For more, there are as few rounds as it takes, and work is
+    about equal within them. A response that exceeds the budget by itself gets a micro-batch of its
+    own.
+    """
+    parts = cut(rollouts, budget, share=share)
+    if ranks == 1 or not parts:
+        return parts
+    meter = _Meter([Size.of(rollout) for rollout in rollouts], budget, share, price)
+    number = math.ceil(len(parts) / ranks) * ranks
+    if share:
+        groups = by_prompt(rollouts)
+        while not (placed := _by_prompt(meter, groups, number)):
+            number += ranks
+    else:
+        placed = _by_length(meter, number)
+
+    tried = [meter.descending(placed)]
+    for _ in range(_PASSES):
+        tried.append(meter.descending(_evened(meter, tried[-1], ranks)))
+    return min(tried, key=lambda parts: sum(map(meter.work, parts[::ranks])))
+
+
+@dataclass(frozen=True)
+class _Meter:
+    """The work and the memory of micro-batches, which are lists of places in `sizes`."""
+
+    sizes: Sequence[Size]
+    budget: int
+    share: bool
+    price: Price
+
+    def work(self, part: list[int]) -> float:
+        return _work([self.sizes[place] for place in part], self.price, share=self.share)
+
+    def descending(self, parts: list[list[int]]) -> list[list[int]]:
+        return sorted(parts, key=lambda part: (-self.work(part), part))
+
+    def fits(self, part: list[int]) -> bool:
+        sizes = [self.sizes[place] for place in part]
+        return len(part) == 1 or layout_of(sizes, share=self.share).cost <= self.budget
+
+
+def _by_length(meter: _Meter, number: int) -> list[list[int]]:
+    """Return at most `number` parts, cut by length so that the most work of a part is least."""
+    order = sorted(range(len(meter.sizes)), key=lambda i: -sum(meter.sizes[i][1:]))
+    low, high = 0.0, meter.work(order)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if len(_divided(meter, order, middle)) <= number:
+            high = middle
+        else:
+            low = middle
+    return _divided(meter, order, high)
+
+
+def _by_prompt(meter: _Meter, groups: list[list[int]], number: int) -> list[list[int]]:
+    """Return at most `number` parts with the largest pieces of groups that fit, [] if none do.
+
+    The piece with the most work goes to the least busy part, then the next.
+    """
+    mean = sum(map(meter.work, groups)) / number
+    for share in _SHARES:
+        pieces = [piece for group in groups for piece in _divided(meter, group, share * mean)]
+        loads = sorted(((meter.work(p), p) for p in pieces), key=lambda load: (-load[0], load[1]))
+        parts: list[tuple[float, int, list[int]]] = [(0.0, i, []) for i in range(number)]
+        for load, piece in loads:
+            busy, index, part = parts[0]
+            if not meter.fits(part + piece):
+                break
+            heapq.heapreplace(parts, (busy + load, index, part + piece))
+        else:
+            return [part for *_, part in parts if part]
+    return []
+
+
+def _divided(meter: _Meter, places: list[int], most: float) -> list[list[int]]:
+    """Divide `places`, in order, into pieces that fit and have at most `most` work.
+
+    A response with more work is a piece of its own.
+    """
+    pieces = [places[:1]]
+    for place in places[1:]:
+        longer = [*pieces[-1], place]
+        if meter.work(longer) <= most and meter.fits(longer):
+            pieces[-1].append(place)
+        else:
+            pieces.append([place])
+    return pieces
+
+
+def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]]:
+    """Move responses, one at a time, from the busiest part to the least busy; return the parts.
+
+    The work of `parts` descends. A round that takes longer than the last, for a long response, may
+    go on doing so in all its parts: the difference does not count as busy. A move must lower the
+    busier of the two parts by a thousandth of the last round.
+    """
+    parts, works = list(parts), [meter.work(part) for part in parts]
+    last = works[(len(works) - 1) // ranks * ranks]
+    allowed = [works[i // ranks * ranks] - last for i in range(len(parts))]
+    busy = [work - more for work, more in zip(works, allowed, strict=True)]
+    left = set(range(len(parts)))  # parts that may still give a response
+    while left:
+        most = max(left, key=lambda i: (busy[i], i))
+        least = min(range(len(parts)), key=lambda i: (busy[i], i))
+        moves = []
+        for place in parts[most] if len(parts[most]) > 1 else []:
+            given, taken = [i for i in parts[most] if i != place], [*parts[least], place]
+            if meter.fits(taken):
+                after = meter.work(given) - allowed[most], meter.work(taken) - allowed[least]
+                moves.append((max(after), after, given, taken))
+        if not moves or min(moves)[0] > busy[most] - last / 1000:
+            left.remove(most)
+            continue
+        _, (busy[most], busy[least]), parts[most], parts[least] = min(moves)
+    return parts
+
+
+def _work(sizes: Sequence[Size], price: Price, *, share: bool) -> float:
+    chosen, responses = layout_of(sizes, share=share), sum(t for *_, t in sizes)
+    if chosen.shared:
+        pairs = sum(map(_causal, {prompt: p for prompt, p, _ in sizes}.values()))
+        pairs += sum((t - 1) * p + _causal(t - 1) for _, p, t in sizes)
+    else:
+        pairs = len(sizes) * _causal(max(p + t for _, p, t in sizes))
+    return chosen.padded + price.logit * responses + price.pair * pairs
+
+
+def _causal(length: int) -> int:
+    """Return the pairs of causal attention over `length` tokens."""
+    return length * (length + 1) // 2

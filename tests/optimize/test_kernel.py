@@ -1,0 +1,62 @@
+"""Whether an attention kernel may be used, tried on the CPU with a reference of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mugrpo.optimize import kernel as kernels
+from mugrpo.optimize.kernel import choose_kernel, kernel_fault
+from tests.builders import tiny_policy
+from tests.model.test_varlen import reference
+
+
+def detached(*arguments: Any, **options: Any) -> torch.Tensor:
+    query, key, value, *rest = arguments
+    return reference(query, key.detach(), value, *rest, **options)
+
+
+def sees_the_future(*arguments: Any, **options: Any) -> torch.Tensor:
+    return reference(*arguments, **{**options, "window_size": (-1, -1)})
+
+
+def fails(*arguments: Any, **options: Any) -> torch.Tensor:
+    raise RuntimeError("head dimension 512 is not supported")
+
+
+@pytest.mark.parametrize("form", ["llama", "gemma3", "gpt2"])
+def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
+    policy = tiny_policy(form)
+    assert kernel_fault(policy, reference) is None
+    assert all(parameter.grad is None for parameter in policy.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault"),
+    [
+        (detached, "varlen_attn gives this model other logprobs or gradients"),
+        (sees_the_future, "varlen_attn gives this model other logprobs or gradients"),
+        (fails, "varlen_attn fails (head dimension 512 is not supported)"),
+    ],
+)
+def test_a_kernel_that_does_not_agree_is_detected(kernel, fault):
+    assert kernel_fault(tiny_policy("llama"), kernel) == fault
+
+
+def test_the_run_is_told_once_why_masks_are_needed(monkeypatch):
+    said: list[str] = []
+    policy = tiny_policy("llama", precision="bf16")
+    monkeypatch.setattr(kernels, "varlen_kernel", lambda: fails)
+    choose_kernel(policy, said.append)
+    assert policy.kernel is None and said == []  # on a CPU there is nothing to choose
+    fault = "varlen_attn fails (head dimension 512 is not supported)"
+    monkeypatch.setattr(kernels, "kernel_fault", lambda *_: fault)
+    policy.device = torch.device("cuda")
+    choose_kernel(policy, said.append)
+    assert policy.kernel is None
+    assert said == [f"attention is computed with masks and padding, which takes longer: {fault}"]
+    monkeypatch.setattr(kernels, "kernel_fault", lambda *_: None)
+    choose_kernel(policy, said.append)
+    assert policy.kernel is fails and len(said) == 1
