@@ -107,6 +107,17 @@ def test_under_gradient_checkpointing_they_have_the_gradients_of_rows_alone_too(
 
 
 @pytest.mark.parametrize("form", ["llama", "gemma3"])
+def test_in_bf16_too_the_backward_pass_recomputes_the_attention_of_packed_tokens(form):
+    """The copy in bf16 and the model have one config, which says what attention is used."""
+    policy = tiny_policy(form, precision="bf16", gradient_checkpointing=True)
+    plain_policy = tiny_policy(form, precision="bf16")
+    _, (ours, _) = both(policy, rows(RAGGED))
+    _, (theirs, _) = both(plain_policy, rows(RAGGED))
+    assert torch.equal(ours, theirs)
+    assert difference(gradients(policy, ours), gradients(plain_policy, theirs)) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["llama", "gemma3"])
 def test_in_bf16_shared_prompts_are_close(form):
     policy = tiny_policy(form, precision="bf16")
     exact = tiny_policy(form)
