@@ -14,7 +14,7 @@ from itertools import cycle
 
 import torch
 
-from cost_model import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
+from mugrpo.tools.plan.counts import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
 from device import clocked
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ceilings import Ceilings, generation_floor
-from cost_model import Group
+from mugrpo.tools.plan.counts import Group
 from device import clocked
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig

@@ -35,7 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from ceilings import Ceilings
-from cost_model import Group, Shape, passed
+from mugrpo.tools.plan.counts import Group, Shape, passed
 from device import clocked, forget_peak, peak_gib
 from generation import compare
 from mugrpo.config.load import build_config

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cost_model import Group, Shape
+from mugrpo.tools.plan.counts import Group, Shape
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status

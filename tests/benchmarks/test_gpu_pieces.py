@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 import gpu
-from cost_model import Group, Shape
+from mugrpo.tools.plan.counts import Group, Shape
 from device import clocked, forget_peak, peak_gib
 from generation import OURS, PEER, peer_model
 from gpu import PLAIN, QWEN, SHARED, SMOLLM2, TINY, TINY_SHAPE, Model, mfu, update_flop
