@@ -86,9 +86,7 @@ def test_two_slots_and_five_requests_by_hand():
 def test_intervals_are_the_steps_of_an_engine(seed: int):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 30))
-    asked = Requests(
-        rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6
-    )
+    asked = Requests(rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6)
     slots = int(rng.integers(1, 8))
     assert by_step(occupancy(asked, slots)) == one_by_one(asked, slots)
 

@@ -8,7 +8,7 @@ for each layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from mugrpo.tools.plan.counts import Shape
 from mugrpo.tools.plan.machine import Machine
 from mugrpo.tools.plan.simulate import Occupancy, Real, Requests, Whole, occupancy
 
-SIMULATED = 1 << 20  # rollouts of a stage that are simulated; more are extrapolated
+SIMULATED = 1 << 17  # rollouts of a stage that are simulated; more are extrapolated
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,17 @@ class Engines:
     count: int
     slots: int  # sequences that each decodes together
     tensor_parallel: int  # GPUs of each
-    groups: int  # of a piece, a part of a shard
+    groups: int  # of a shard
     streams: bool  # whether an engine begins the next piece before the last response ends
     share: float  # of a GPU's memory that it takes; 0 if its cache has no limit
 
-    def on(self, devices: int) -> Engines:
-        """Return as many engines as fit on `devices` devices."""
-        return replace(self, count=max(1, devices // self.tensor_parallel))
+    def pieces(self, groups: int) -> int:
+        """Return the groups of a piece of a stage with `groups` groups.
+
+        A piece is a shard, or its part if there are fewer shards than engines.
+        """
+        shards = -(-groups // self.groups)
+        return -(-min(self.groups, groups) // -(-self.count // shards))
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,7 @@ def requests_of(prompts: Whole, responses: Whole) -> Requests:
     return Requests(every, responses.ravel(), fresh.ravel())
 
 
-def generate(
-    prompts: Whole, responses: Whole, engines: Engines, prices: EnginePrices
-) -> Generated:
+def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EnginePrices) -> Generated:
     """Return how long engines take for the groups: prompts [D], responses [D, G].
 
     Of a stage with more than SIMULATED rollouts, so many are simulated, and half as many; what the
@@ -146,7 +148,7 @@ def generate(
     requests = requests_of(prompts, responses)
     limit = room(engines, prices, int(requests.prompts.max() + requests.responses.max()))
     slots = max(1, int(min(engines.slots, limit / max(1.0, requests.keys))))
-    piece = engines.groups * size
+    piece = engines.pieces(len(prompts)) * size
     pieces = [(first, first + piece) for first in range(0, len(requests), piece)]
     if engines.streams:
         return _streamed(requests, pieces, engines.count, slots, prices)

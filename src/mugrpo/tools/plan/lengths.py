@@ -110,16 +110,17 @@ def from_run(root: Path, limit: int | None = None) -> Lengths:
 
     Raises UsageError if it has no rollouts, or one that is above the limit.
     """
-    folder, seen = RunDir(root), []
+    folder, seen = RunDir(root), list[Seen]()
     for stage in folder.stages():
         shards = ShardSet(folder.shards(stage, "rollouts"), "rollouts")
-        update, rows = None, list[tuple[str, int, int]]()
+        update: int | None = None
+        rows: list[tuple[str, int, int]] = []
         for shard in shards.numbers():
             if shards.fault(shard) is None and len(rows) < _POOL:
                 update = shards.entry(shard).get("policy_step", update)
                 rows += read_lengths(shards, shard)
         if rows and update is not None:
-            seen.append(_grouped(int(update), rows))
+            seen.append(_grouped(update, rows))
     if not seen:
         raise UsageError(
             f"{root} has no rollouts to read lengths from; run `mugrpo train` or `mugrpo generate` "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,59 +12,61 @@ from mugrpo.config.options import Options
 from mugrpo.disk.errors import UsageError
 
 _FOLDER = Path(__file__).with_name("machines")
-_PEAK, _SHARE, _SECONDS = Field(gt=0), Field(gt=0, le=1), Field(ge=0)
+_Peak = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Seconds = Annotated[float, Field(ge=0)]
 
 
 class Rates(Options):
     """The most that a device can do each second: operations, or bytes."""
 
-    fp32: float = _PEAK
+    fp32: _Peak
     """Operations in fp32. A multiplication and an addition are two."""
-    bf16: float = _PEAK
+    bf16: _Peak
     """Operations in bf16."""
-    memory: float = _PEAK
+    memory: _Peak
     """Bytes of the device's memory."""
-    link: float = _PEAK
+    link: _Peak
     """Bytes that a device sends to the others of its machine."""
-    network: float = _PEAK
+    network: _Peak
     """Bytes that a device sends to other machines."""
-    disk: float = _PEAK
+    disk: _Peak
     """Bytes that the whole machine writes to disk, or reads."""
-    checksum: float = _PEAK
+    checksum: _Peak
     """Bytes that one process gets the SHA-256 of."""
 
 
 class Shares(Options):
     """The share of a rate that programs reach."""
 
-    decode: float = _SHARE
+    decode: _Share
     """Of operations, in decode steps and prefill."""
-    update: float = _SHARE
+    update: _Share
     """Of operations, in forward and backward passes of an update."""
-    memory: float = _SHARE
+    memory: _Share
     """Of memory's bytes."""
-    link: float = _SHARE
+    link: _Share
     """Of link's and network's bytes."""
 
 
 class Overheads(Options):
     """Seconds that no rate explains."""
 
-    step: float = _SECONDS
+    step: _Seconds
     """Of each decode step."""
-    sequence: float = _SECONDS
+    sequence: _Seconds
     """Of each sequence in a decode step."""
-    request: float = _SECONDS
+    request: _Seconds
     """Of each request: its prompt's prefill, and what begins and ends it."""
-    micro_batch: float = _SECONDS
+    micro_batch: _Seconds
     """Of each micro-batch of an update."""
-    update: float = _SECONDS
+    update: _Seconds
     """Of each update."""
-    refresh: float = _SECONDS
+    refresh: _Seconds
     """Of each refresh: sleeping, waking, the canary."""
-    start: float = _SECONDS
+    start: _Seconds
     """Of the start of an engine outside the trainer's process, once in a run."""
-    score: float = _SECONDS
+    score: _Seconds
     """Of each response that is judged."""
 
 
@@ -72,25 +74,32 @@ class Machine(Options):
     """A machine with equal devices (GPUs, or one CPU), or several such machines."""
 
     name: str
+    """Its name."""
     kind: Literal["gpu", "cpu"]
+    """What computes."""
     devices: int = Field(ge=1)
     """Devices in all."""
     per_machine: int = Field(ge=1)
     """Devices of one machine, which `link` connects."""
-    memory_gib: float = _PEAK
+    memory_gib: _Peak
     """Memory of a device. A CPU's is the host's."""
-    host_gib: float = _PEAK
+    host_gib: _Peak
     """Memory of a machine's host."""
     rates: Rates
+    """What a device can do each second."""
     shares: Shares
+    """How much of that programs reach."""
     overheads: Overheads
+    """What takes time beside it."""
     sources: dict[str, str]
     """Where each number is from, by its dotted name, or by the name of its table."""
 
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Self:
         tables = {"rates": Rates, "shares": Shares, "overheads": Overheads}
-        names = [f"{table}.{name}" for table, group in tables.items() for name in group.model_fields]
+        names = [
+            f"{table}.{name}" for table, group in tables.items() for name in group.model_fields
+        ]
         for name in (*names, "memory_gib", "host_gib"):
             if not (self.sources.get(name) or self.sources.get(name.partition(".")[0])):
                 raise ValueError(f"{name} has no source; add one under [sources]")

@@ -37,9 +37,7 @@ class Requests:
 
     def part(self, first: int, end: int) -> Requests:
         """Return the requests from `first` up to, but not including, `end`."""
-        return Requests(
-            self.prompts[first:end], self.responses[first:end], self.fresh[first:end]
-        )
+        return Requests(self.prompts[first:end], self.responses[first:end], self.fresh[first:end])
 
     @property
     def keys(self) -> float:
