@@ -24,7 +24,7 @@ FAST = 1e30  # a rate that costs nothing
 def machine(**changes: Any) -> Machine:
     """Return a machine that makes 1,000 operations a second and has overheads, and nothing else.
 
-    Keys of `changes` are those of Machine, or of one of its tables.
+    Keys of `changes` are those of a table, the rates first and the shares last, or of Machine.
     """
     tables: dict[str, dict[str, float]] = {
         "rates": dict.fromkeys(("memory", "link", "network", "disk", "checksum"), FAST)
@@ -52,7 +52,8 @@ def machine(**changes: Any) -> Machine:
         **tables,
     }
     for name, value in changes.items():
-        owner = next((table for table in tables.values() if name in table), raw)
+        order = (tables[table] for table in ("rates", "overheads", "shares"))
+        owner = next((table for table in order if name in table), raw)
         owner[name] = value
     return Machine.model_validate(raw)
 
@@ -66,7 +67,12 @@ def config(**groups: Any) -> RunConfig:
         "problems_per_update": 2,
         "group_size": 2,
     }
-    raw: dict[str, Any] = {"preset": "grpo", "schedule": schedule, "evaluation": {"every": 0}}
+    raw: dict[str, Any] = {
+        "preset": "grpo",
+        "schedule": schedule,
+        "evaluation": {"every": 0},
+        "checkpoint": {"stage_end": True},
+    }
     for name, group in groups.items():
         raw[name] = {**raw.get(name, {}), **group} if isinstance(group, dict) else group
     return build_config(raw, "a test")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.tools.plan.lengths import Lengths, Seen
 from mugrpo.tools.plan.schedules import Planner
 from mugrpo.tools.plan.setting import Measured, as_configured, with_updates
 from tests.tools.plan.cases import config, machine, setting
@@ -60,7 +64,8 @@ def test_updates_begin_after_the_first_of_four_shards():
 
 
 def test_fewer_refreshes_cost_less_of_them_and_the_tail_is_never_longer():
-    planner = Planner(setting(responses=(3, 9, 30, 4), engine={"slots": 4}))
+    uneven = Lengths((Seen(0, np.array([2]), np.array([[3, 30]])),), "a test")
+    planner = Planner(replace(setting(engine={"slots": 4}), lengths=uneven))
     plans = [planner.plans(with_updates(planner.setting.config, n))[0] for n in (1, 2, 4, 8)]
     refreshes = [plan.parts["refresh"] for plan in plans]
     assert refreshes == [800, 400, 200, 100]
@@ -71,8 +76,7 @@ def test_fewer_refreshes_cost_less_of_them_and_the_tail_is_never_longer():
 def test_measured_parts_replace_the_computed_ones():
     measured = Measured(refresh=7.0, start=5.0, score=0.5, checkpoint=3.0, varied={0: 1.0, 4: 0.5})
     made = setting()
-    made = type(made)(made.config, made.shape, made.machine, made.lengths, measured=measured)
-    plan = Planner(made).planned([4, 4], "colocated", 1, 1)
+    plan = Planner(replace(made, measured=measured)).planned([4, 4], "colocated", 1, 1)
     assert plan.parts["refresh"] == 2 * 7 + 5
     assert plan.parts["score"] == 16 and plan.parts["checkpoint"] == 6
     # In the second stage one of two groups has a gradient.

@@ -29,8 +29,8 @@ def measured_by(run: RunData, setting: Setting) -> Measured:
     starts = [number(line, "time/refresh/start") or 0.0 for line in run.refreshes]
     checkpoints = [s for line in run.updates if (s := number(line, "time/checkpoint"))]
     computed = {"generate": 0.0, "optimize": 0.0}
-    for first, updates in stages_of(run):
-        computed["generate"] += planner.generated(first, updates, devices).seconds
+    for stage, (first, updates) in enumerate(stages_of(run)):
+        computed["generate"] += planner.generated(first, updates, devices, stage).seconds
         computed["optimize"] += updates * planner.updated(first, devices)
     return Measured(
         generate=_factor(seconds["generate"], computed["generate"]),

@@ -21,6 +21,7 @@ PARTS = ("refresh", "generate", "score", "logprobs", "optimize", "checkpoint", "
 POOLS = ("colocated", "separate", "overlapped")
 
 _SAMPLES = 3  # updates that stand for all of a stage
+_DRAWS, _GROUPS = 32, 1024  # draws of a small stage, which have as many groups together
 _EIGHTHS = (1, 2, 3, 4, 5, 6, 7)  # of the devices, for generation
 STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
 FULL_STATE = 16  # and its gradient
@@ -83,8 +84,8 @@ class Planner:
     def planned(self, stages: Sequence[int], pool: str, generating: int, updating: int) -> Planned:
         """Return the plan of stages with numbers of updates, and of devices for each half."""
         parts, tail, hidden, first = dict.fromkeys(PARTS, 0.0), 0.0, 0.0, 0
-        for updates in stages:
-            made = self.generated(first, updates, generating)
+        for number, updates in enumerate(stages):
+            made = self.generated(first, updates, generating, number)
             update = self.updated(first, updating)
             other = self._of_group(self._known(first), updating)
             groups = self.setting.groups(updates)
@@ -106,9 +107,13 @@ class Planner:
         whole = sum(parts.values()) - hidden
         return Planned(tuple(stages), pool, generating, updating, parts, whole, tail)
 
-    def generated(self, first: int, updates: int, devices: int) -> Generated:
-        """Return the generation of a stage of `updates` updates that begins after `first`."""
-        return self._of_stage(self._known(first), updates, devices)
+    def generated(self, first: int, updates: int, devices: int, number: int = 0) -> Generated:
+        """Return the generation of stage `number`, of `updates` updates, that begins after `first`.
+
+        Small stages that begin with the same lengths get one of several draws of them in turn.
+        """
+        draws = max(1, min(_DRAWS, _GROUPS // self.setting.groups(updates)))
+        return self._of_stage(self._known(first), updates, devices, number % draws)
 
     def updated(self, first: int, devices: int) -> float:
         """Return the seconds of an update in a stage that begins after `first` updates."""
@@ -135,11 +140,11 @@ class Planner:
                 "(--lora.rank 16)"
             )
 
-    def _generated(self, first: int, updates: int, devices: int) -> Generated:
+    def _generated(self, first: int, updates: int, devices: int, draw: int) -> Generated:
         setting = self.setting
         engines = setting.engines_on(devices)
         groups, size = setting.groups(updates), setting.config.schedule.group_size
-        prompts, responses = setting.lengths.draw(first, groups, size)
+        prompts, responses = setting.lengths.draw(first, groups, size, draw)
         return generate(prompts, responses, engines, setting.engine_prices(engines))
 
     def _updated(self, first: int, devices: int) -> float:
