@@ -1,186 +1,177 @@
-"""Plans against measured runs: `python benchmarks/planning.py`.
+"""Plans against measured runs: `python benchmarks/planning.py`. Needs no GPU and trains nothing.
 
-For each model, this machine is measured as `mugrpo plan --measure` does, and one run is made: the
-first of its list. Every other run is planned in two ways before it is compared with what it took:
+The cells of the studies were measured run by run, with seconds by part. In each group of cells that
+differ only in their method, the run of GRPO with the most refreshes plays the run that one has:
+`mugrpo plan RUN` is computed from its seconds. Every other run of the group, with the same seed, is
+then planned and compared with what it took. No planned number has seen the run that it is compared
+with. Response lengths were not kept with the cells, so those of the task stand for them.
 
-    from the run       as `mugrpo plan RUN`: with the first run's lengths and measured seconds
-    from the machine   with the first run's lengths, and the measured machine
-
-None of the planned numbers has seen the run that it is compared with. All runs of a model make the
-same number of updates, one after the other. Writes benchmarks/results/planning/planning.json and
-README.md beside it, misses included. Run it on a machine that does nothing else.
+Writes benchmarks/results/planning/README.md with every comparison, misses included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from mugrpo.config.load import build_config
-from mugrpo.config.toml import as_document
-from mugrpo.report.read import RunData, read_runs
+from mugrpo.config.run import RunConfig
+from mugrpo.report.read import RunData
 from mugrpo.tools.benchmark.tables import markdown
-from mugrpo.tools.plan.calibrate import measured_by, misses
-from mugrpo.tools.plan.lengths import from_run
+from mugrpo.tools.plan.calibrate import measured_by
+from mugrpo.tools.plan.lengths import Lengths, Seen, assumed
 from mugrpo.tools.plan.machine import load_machine
 from mugrpo.tools.plan.schedules import Planner
-from mugrpo.tools.plan.setting import Measured, Setting, as_configured, shape_of
+from mugrpo.tools.plan.setting import Setting, as_configured, shape_of
 from side_by_side import RESULTS, ROOT
 
-SHOWN = ("generate", "optimize", "refresh", "evaluate")
-LIMITS = {"training": 0.15}  # of the whole run; a part may miss by PART
-PART = 0.25
+STUDIES = (
+    *("wall_clock", "few_stages", "few_stages_letters", "four_stages_smollm2", "refresh_cost"),
+)
+SHOWN = ("refresh", "generate", "optimize", "training")
+WHOLE, PART, SMALL = 0.15, 0.25, 0.05  # limits of the whole and of a part; parts below SMALL of it
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A run: what differs from the first one of its model."""
+class Compared:
+    """A method's runs: planned and measured seconds of each part, run by run."""
 
+    study: str
     name: str
-    updates: int  # after each refresh
-    changes: dict[str, dict[str, Any]]
+    base: str
+    seconds: dict[str, list[tuple[float, float]]]
 
 
-def case(updates: int, **changes: dict[str, Any]) -> Case:
-    words = [f"{group}.{key} = {v}" for group, d in changes.items() for key, v in d.items()]
-    return Case(", ".join([f"\u03bc = {updates}", *words]), updates, changes)
+def cells(study: str) -> Iterator[list[Row]]:
+    """Yield the cells of a study that differ only in their method."""
+    rows = pq.read_table(ROOT / "studies" / "results" / study / "cells.parquet").to_pylist()
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        axes = {k: v for k, v in row.items() if k.startswith("axis/") and k != "axis/method"}
+        groups[tuple(sorted(axes.items())), row["seed"]].append(row)
+    yield from groups.values()
 
 
-TOTAL = {"chain": 64, "letters": 64, "smollm2": 12}
-CASES = {
-    "chain": [
-        case(16),
-        case(4),
-        case(32),
-        case(64),
-        case(16, engine={"slots": 32}),
-        case(16, schedule={"group_size": 16}),
-        case(64, optimizer={"micro_batch_tokens": 1024}),
-    ],
-    "letters": [case(16), case(4), case(32), case(64), case(64, engine={"slots": 512})],
-    "smollm2": [case(4), case(12), case(6)],
-}
+def config_of(row: Row) -> RunConfig:
+    return build_config(json.loads(row["config"]), row["cell"])
 
 
-def raw_config(model: str, case: Case) -> dict[str, Any]:
-    raw: dict[str, Any] = {
-        "preset": "tapered-grpo",
-        "model": {"path": model},
-        "schedule": {
-            "stages": TOTAL[model] // case.updates,
-            "batches_per_stage": case.updates,
-            "growth": 1.0,
-            "problems_per_update": 8,
-            "group_size": 8,
-        },
-        "evaluation": {"every": TOTAL[model] // 2},
-        "samples": {"every": 0},
-    }
-    if model == "smollm2":
-        data = str(ROOT / "configs" / "addition.jsonl")
-        template = "What is {prompt}? Answer with just the number."
-        raw["task"] = {"name": "dataset", "data": data, "prompt_template": template}
-        raw["task"] |= {"rewards": ["numeric"], "eval_share": 0.25}
-        raw["prompt"] = {"form": "chat"}
-        raw["rollouts"] = {"max_new_tokens": 16}
-        raw["optimizer"] = {"lr": 2e-5, "micro_batch_tokens": 2048}
+def lengths_of(config: RunConfig) -> Lengths:
+    """Return the lengths that the task's right answers have, with the end-of-sequence token.
+
+    Those of the addition task, short answers in words or digits, are assumed.
+    """
+    task = config.task
+    if task.name == "chain":
+        each = np.full((64, 8), 6 * (task.terms - 1))
+        prompt = 2 * task.terms
+    elif task.name == "letters":
+        letters = np.random.default_rng(0).integers(task.shortest, task.longest + 1, 64)
+        each, prompt = np.repeat(letters[:, None] + 1, 8, axis=1), 14
     else:
-        raw["task"] = {"name": model, "eval_problems": 128}
-        raw["optimizer"] = {"lr": 1e-4}
-    for group, options in case.changes.items():
-        raw[group] = {**raw.get(group, {}), **options}
-    return raw
+        limit = config.rollouts.max_new_tokens
+        return assumed(limit, prompt=43, median=min(8.0, limit), sigma=0.8)
+    return Lengths((Seen(0, np.full(len(each), prompt), each),), "the task's")
 
 
-def made(work: Path, model: str, number: int, case: Case) -> Path:
-    """Return the run of a case; make it if it is not there."""
-    folder = work / f"{model}-{number}"
-    file = work / f"{model}-{number}.toml"
-    file.write_text(as_document(raw_config(model, case)))
-    words = [sys.executable, "-m", "mugrpo", "train", str(file), "--run-dir", str(folder)]
-    subprocess.run([*words, "--trust"], check=True, stdout=subprocess.DEVNULL)
-    return folder
-
-
-def measured(work: Path, model: str, case: Case) -> Path:
-    """Return the file of this machine, measured with the model's shape."""
-    file = work / f"{model}-machine.toml"
-    if not file.exists():
-        from mugrpo.tools.plan.measuring import measure
-
-        measure(build_config(raw_config(model, case), "benchmark"), None, file)
-    return file
-
-
-def rows(work: Path, model: str) -> Iterator[dict[str, Any]]:
-    """Yield what was planned and measured for each run but the first."""
-    first, *others = CASES[model]
-    machine = load_machine(str(measured(work, model, first)))
-    base = made(work, model, 0, first)
-    [run] = read_runs([base])
-    config = build_config(run.config, str(base))
-    setting = Setting(config, shape_of(config, None), machine, from_run(base))
-    known = measured_by(run, setting)
-    alone = Measured(varied=known.varied, score=known.score, start=known.start)
-    for number, one in enumerate(others, start=1):
-        [other] = read_runs([made(work, model, number, one)])
-        changed = build_config(other.config, "benchmark")
-        for source, found in (("the run", known), ("the machine", alone)):
-            planned = replace(setting, config=changed, measured=found)
-            yield {"model": model, "run": one.name, "from": source, **_compared(planned, other)}
-
-
-def _compared(setting: Setting, run: RunData) -> dict[str, Any]:
-    stages = as_configured(setting.config.schedule)
-    planned = Planner(setting).planned(stages, "colocated", 1, 1)
-    return {"seconds": misses(planned, run)}
-
-
-def table(found: Sequence[dict[str, Any]]) -> str:
-    head = ["model", "run", "planned from", "training", *SHOWN, "within"]
-    return markdown(head, [_row(row) for row in found])
-
-
-def _row(row: dict[str, Any]) -> list[str]:
-    seconds = row["seconds"]
-    cells = []
-    for part in ("training", *SHOWN):
-        planned, taken = seconds[part]
-        off = f" ({planned / taken - 1:+.0%})" if taken > 0 else ""
-        cells.append(f"{planned:.1f} for {taken:.1f} s{off}")
-    return [row["model"], row["run"], row["from"], *cells, _verdict(seconds)]
-
-
-def _verdict(seconds: dict[str, Any]) -> str:
-    """Return "yes", or the parts that miss their limit. Parts below 5 % of a run are left out."""
-    whole = sum(seconds["training"][1:])
-    far = [
-        part
-        for part, (planned, taken) in seconds.items()
-        if taken > 0.05 * whole and abs(planned / taken - 1) > LIMITS.get(part, PART)
+def as_run(row: Row, config: RunConfig) -> RunData:
+    """Return a cell as the run that it was: its seconds are divided equally within each part."""
+    stages = as_configured(config.schedule)
+    firsts = np.cumsum([0, *stages[:-1]]).tolist()
+    total, count = sum(stages), len(stages)
+    start = row.get("seconds/refresh/start") or 0.0
+    every = getattr(config.engine, "rest", "stay") == "end"
+    starts = [start / count] * count if every else [start] + [0.0] * (count - 1)
+    refreshes = [
+        {
+            "update": first,
+            "rollouts": row["rollouts"] / count,
+            "time/refresh": (row["seconds/refresh"] - start) / count + started,
+            "time/refresh/start": started,
+            "time/generate": row["seconds/generate"] * updates / total,
+            "time/score": row["seconds/score"] / count,
+        }
+        for first, updates, started in zip(firsts, stages, starts, strict=True)
     ]
-    return f"no: {', '.join(far)}" if far else "yes"
+    updates = [
+        {"update": n, "time/update": row["seconds/optimize"] / total} for n in range(1, total + 1)
+    ]
+    updates[-1]["time/checkpoint"] = row["seconds/checkpoint"]
+    return RunData(row["cell"], {}, {}, refreshes, updates, [])
 
 
-def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def compared(study: str) -> Iterator[Compared]:
+    """Yield what was planned and measured for each method of a study but the first."""
+    found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = {}
+    for rows in cells(study):
+        bases = [row for row in rows if str(row["axis/method"]).startswith("GRPO")]
+        if not bases:
+            continue
+        base = max(bases, key=lambda row: row["stages"])
+        config = config_of(base)
+        known = lengths_of(config)
+        setting = Setting(config, shape_of(config, None), load_machine("1xCPU"), known)
+        measured = measured_by(as_run(base, config), setting)
+        for row in rows:
+            if row is base:
+                continue
+            axes = [str(v) for k, v in row.items() if k.startswith("axis/") and v is not None]
+            key = (", ".join(axes), str(base["axis/method"]), study)
+            planned = _planned(replace(setting, config=config_of(row), measured=measured))
+            parts = found.setdefault(key, {part: [] for part in SHOWN})
+            for part in SHOWN[:-1]:
+                parts[part].append((planned[part], row[f"seconds/{part}"]))
+            parts["training"].append((sum(planned.values()), row["training_seconds"]))
+    for (name, base_name, _), seconds in found.items():
+        yield Compared(study, name, base_name, seconds)
+
+
+def _planned(setting: Setting) -> dict[str, float]:
+    stages = as_configured(setting.config.schedule)
+    parts = Planner(setting).planned(stages, "colocated", 1, 1).parts
+    return {part: seconds for part, seconds in parts.items() if part != "evaluate"}
+
+
+def table(found: Sequence[Compared]) -> str:
+    """Return a row for each method: mean seconds over its runs, and how far the plan is off."""
+    head = ["study", "runs planned", "from", "runs", *SHOWN, "within the limits"]
+    return markdown(head, [_row(one) for one in found])
+
+
+def _row(one: Compared) -> list[str]:
+    cells, far = [], []
+    whole = mean(taken for _, taken in one.seconds["training"])
+    for part in SHOWN:
+        planned, taken = (mean(pair[i] for pair in one.seconds[part]) for i in (0, 1))
+        off = planned / taken - 1 if taken else 0.0
+        cells.append(f"{planned:.3g} for {taken:.3g} s ({off:+.0%})")
+        if abs(off) > (WHOLE if part == "training" else PART) and taken > SMALL * whole:
+            far.append(part)
+    verdict = f"no: {', '.join(far)}" if far else "yes"
+    return [one.study, one.name, one.base, str(len(one.seconds["training"])), *cells, verdict]
+
+
+def main(argv: Sequence[str] | None = None) -> list[Compared]:
     cli = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    cli.add_argument("--models", default="chain,letters", help="of chain, letters and smollm2")
-    cli.add_argument("--work", type=Path, default=Path("runs") / "planning", help="the runs")
+    cli.add_argument("--studies", default=",".join(STUDIES), help="studies, separated by commas")
     cli.add_argument("--output", type=Path, default=RESULTS / "planning", help="the results")
     options = cli.parse_args(argv)
-    options.work.mkdir(parents=True, exist_ok=True)
+    found = [one for study in options.studies.split(",") for one in compared(study)]
     options.output.mkdir(parents=True, exist_ok=True)
-    found = [row for model in options.models.split(",") for row in rows(options.work, model)]
     text = table(found)
-    (options.output / "planning.json").write_text(json.dumps(found, indent=1) + "\n")
     (options.output / "README.md").write_text(f"# Planned and measured seconds\n\n{text}\n")
     print(text)
     return found

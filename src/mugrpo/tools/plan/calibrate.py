@@ -37,7 +37,7 @@ def measured_by(run: RunData, setting: Setting) -> Measured:
         optimize=_factor(seconds["optimize"], computed["optimize"]),
         evaluate=_factor(seconds["evaluate"], _evaluations(planner, run, devices)),
         refresh=(seconds["refresh"] - sum(starts)) / len(starts) if starts else None,
-        start=sum(starts),
+        start=sum(starts) / max(1, sum(start > 0 for start in starts)),
         score=score,
         checkpoint=sum(checkpoints) / len(checkpoints) if checkpoints else None,
         varied=varied,

@@ -101,7 +101,7 @@ class Planner:
                 shards = self._shards(groups)
                 hidden += min(made.seconds, optimize) * (1 - 1 / shards)
             first += updates
-        parts["refresh"] += self._starts()
+        parts["refresh"] += self._starts(len(stages))
         parts["checkpoint"] = self.checkpoints(stages) * self._checkpoint(updating)
         parts["evaluate"] = self.evaluations(generating)
         whole = sum(parts.values()) - hidden
@@ -187,11 +187,13 @@ class Planner:
             seconds += 2 * each * setting.shape.parameters / setting.machine.rates.disk
         return seconds
 
-    def _starts(self) -> float:
-        setting = self.setting
-        if setting.measured.start is not None:
-            return setting.measured.start
-        return 0.0 if setting.config.engine_in_process else setting.machine.overheads.start
+    def _starts(self, refreshes: int) -> float:
+        """Return the seconds of the starts of engines: one, or one at every refresh."""
+        setting, engine = self.setting, self.setting.config.engine
+        seconds = setting.measured.start
+        if seconds is None:
+            seconds = setting.machine.overheads.start if not setting.config.engine_in_process else 0
+        return seconds * (refreshes if getattr(engine, "rest", "stay") == "end" else 1)
 
     def _score(self, rollouts: int) -> float:
         setting = self.setting

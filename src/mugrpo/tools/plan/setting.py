@@ -29,7 +29,7 @@ class Measured:
     optimize: float = 1.0
     evaluate: float = 1.0
     refresh: float | None = None  # seconds of each, without starts of engines
-    start: float | None = None  # seconds of all starts of engines
+    start: float | None = None  # seconds of each start of the engines
     score: float | None = None  # seconds of each response
     checkpoint: float | None = None  # seconds that training waits for each
     varied: Mapping[int, float] = field(default_factory=dict)  # update -> share with a gradient
