@@ -124,11 +124,11 @@ def ratios() -> list[Published]:
     planner = Planner(Setting(config, shape, load_machine("4xH200"), lengths))
     few, often = (planner.plans(with_updates(config, n))[0].seconds for n in (1024, 4))
     mu = Published(
-        "GRPO \u03bc = 4 : four stages, 4 H200, a model of 7 billion",
-        "Mu-GRPO, arXiv 2605.17570",
-        "2.2",
+        "GRPO \u03bc = 4 : four stages, on 4 H200, a model of 7 billion",
+        "Mu-GRPO, arXiv 2605.17570 (abstract)",
+        "about 2",
         f"{often / few:.2f}",
-        "model, batch and lengths (docs/papers.md), refresh of 10 s and its bytes",
+        "GPUs, model, batch and lengths, refresh of 10 s and its bytes",
     )
     config = load_config(RECIPES / "off_policy_deepscaler.toml", ["--schedule.stages", "24"])
     lengths = assumed(4096, prompt=150, median=1500, sigma=_SIGMA)
