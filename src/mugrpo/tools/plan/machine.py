@@ -96,7 +96,11 @@ class Machine(Options):
 
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Self:
-        tables = {"rates": Rates, "shares": Shares, "overheads": Overheads}
+        tables: dict[str, type[Options]] = {
+            "rates": Rates,
+            "shares": Shares,
+            "overheads": Overheads,
+        }
         names = [
             f"{table}.{name}" for table, group in tables.items() for name in group.model_fields
         ]

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Whole = NDArray[np.int64]
-Real = NDArray[np.float64]
+Real = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
