@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ceilings import Ceilings, generation_floor
-from cost_model import Group
 from device import clocked
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
@@ -27,6 +26,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
 from mugrpo.model.policy import Policy, load_policy
+from mugrpo.tools.plan.counts import Group
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

@@ -35,7 +35,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from ceilings import Ceilings
-from cost_model import Group, Shape, passed
 from device import clocked, forget_peak, peak_gib
 from generation import compare
 from mugrpo.config.load import build_config
@@ -46,6 +45,7 @@ from mugrpo.model.loading import load_tokenizer
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
+from mugrpo.tools.plan.counts import Group, Shape, passed
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish, shown, spread
 
 METRICS = ("loss", "skipped", "computed_tokens", "padding_share", "shared_prompt_share")

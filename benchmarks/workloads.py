@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cost_model import Group, Shape
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status
@@ -28,6 +27,7 @@ from mugrpo.rollouts.schedule import rollout_seed
 from mugrpo.rollouts.score import Scorer
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
+from mugrpo.tools.plan.counts import Group, Shape
 from side_by_side import ROOT
 
 NAMES = ("Ada", "Ben", "Chloe", "Dev", "Elif", "Finn", "Grace", "Hugo", "Ines", "Jonas")

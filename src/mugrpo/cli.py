@@ -18,6 +18,7 @@ from mugrpo.processes.messages import visible
 from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.benchmark.command import run_benchmark
 from mugrpo.tools.exchange import run_import, run_publish
+from mugrpo.tools.plan.command import run_plan
 from mugrpo.tools.watch import run_report, run_watch
 
 if TYPE_CHECKING:
@@ -169,19 +170,6 @@ def _check_stage(run: OpenRun, stage: int | None) -> None:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
 
-def _memory(options: argparse.Namespace) -> None:
-    from mugrpo.config.load import load_config
-    from mugrpo.tools.memory import memory_table
-
-    config = load_config(options.target, options.overrides)
-    lines, fault = memory_table(
-        config, form=options.form, prompt_tokens=options.prompt_tokens, gpu_gib=options.gpu_memory
-    )
-    _say("\n".join(lines))
-    if fault:
-        raise UsageError(fault)
-
-
 def _repair(options: argparse.Namespace) -> None:
     from mugrpo.tools.repair import repair
 
@@ -279,7 +267,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "bakeoff": _bakeoff,
     "alignment": _alignment,
     "benchmark": lambda options: run_benchmark(options, _say),
-    "memory": _memory,
+    "plan": lambda options: run_plan(options, _say),
     "repair": _repair,
     "import": lambda options: run_import(options, _say),
     "publish": lambda options: run_publish(options, _say),

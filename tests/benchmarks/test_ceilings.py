@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ceilings import Ceilings, generation_floor, update_floor
-from cost_model import Group, Shape, decoded, passed, prefill
+from mugrpo.tools.plan.counts import Group, Shape, decoded, passed, prefill
 
 SHAPE = Shape(
     hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32, tied=True

@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig
 
 import gpu
-from cost_model import Group, Shape
 from device import clocked, forget_peak, peak_gib
 from generation import OURS, PEER, peer_model
 from gpu import PLAIN, QWEN, SHARED, SMOLLM2, TINY, TINY_SHAPE, Model, mfu, update_flop
 from mugrpo.config.run import ModelOptions
+from mugrpo.tools.plan.counts import Group, Shape
 from side_by_side import machine
 
 SMALL = [replace(model, shape=TINY_SHAPE) for model in (SMOLLM2, QWEN)]

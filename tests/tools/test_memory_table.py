@@ -1,4 +1,4 @@
-"""The table of `mugrpo memory`, against numbers worked out by hand."""
+"""The table of `mugrpo plan --memory`, against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -11,9 +11,13 @@ the number of tokens that need logits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from mugrpo.disk.errors import UsageError
 
 FLOAT = 4  # bytes
 
@@ -76,6 +80,38 @@ class Shape:
             tied=bool(text.tie_word_embeddings),
         )
 
+    @classmethod
+    def read(cls, folder: Path) -> Shape:
+        """Return the shape in a folder's config.json. Raises UsageError if it is no such shape."""
+        try:
+            config = dict(json.loads((folder / "config.json").read_bytes()))
+            config = config.get("text_config", config)
+            heads = config["num_attention_heads"]
+            experts = [key for key in config if "experts" in key and config[key]]
+            shape = cls(
+                hidden=config["hidden_size"],
+                layers=config["num_hidden_layers"],
+                heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+                intermediate=config["intermediate_size"],
+                vocab=config["vocab_size"],
+                tied=bool(config.get("tie_word_embeddings", False)),
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{folder / 'config.json'} does not describe a model whose cost can be counted "
+                f"({type(error).__name__}: {error}); name a directory with the config.json of a "
+                "Llama-like model: --form DIR"
+            ) from None
+        if experts:
+            raise UsageError(
+                f"{folder / 'config.json'} describes a mixture of experts ({experts[0]}), whose "
+                "cost is not counted; plan with a dense model of as many active parameters: "
+                "--form DIR"
+            )
+        return shape
+
     @property
     def linears(self) -> list[Linear]:
         """Return the matrices that every token is multiplied with."""
@@ -111,9 +147,9 @@ class Shape:
     def logits_flop(self, positions: float) -> float:
         return 2.0 * self.hidden * self.vocab * positions
 
-    def kv_bytes(self, keys: float) -> float:
+    def kv_bytes(self, keys: float, each: int = FLOAT) -> float:
         """Return the bytes of the keys and values of `keys` tokens in all layers."""
-        return 2.0 * FLOAT * self.layers * self.kv_heads * self.head_dim * keys
+        return 2.0 * each * self.layers * self.kv_heads * self.head_dim * keys
 
     def forward(self, tokens: float, pairs: float, positions: float) -> Cost:
         """Return the cost of a forward pass that reads the weights once."""

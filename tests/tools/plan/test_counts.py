@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
-from cost_model import Cost, Group, Shape, causal, decoded, passed, prefill
+from mugrpo.tools.plan.counts import Cost, Group, Shape, causal, decoded, passed, prefill
 
 # hidden 4, one layer, 2 heads of 3, one KV head, feed-forward 5, vocabulary 7.
 TINY = Shape(

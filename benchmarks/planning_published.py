@@ -1,0 +1,159 @@
+"""Published times beside plans: `python benchmarks/planning_published.py`. Needs no GPU.
+
+Each set-up is planned from what its source says, with the numbers of machines that are assumed in
+`src/mugrpo/tools/plan/machines`. Nothing is fitted to the published times. What the source leaves
+open is assumed, and the table says so. Prints the table of docs/planning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mugrpo.config.load import build_config, load_config
+from mugrpo.config.run import RunConfig
+from mugrpo.tools.benchmark.tables import markdown
+from mugrpo.tools.plan.counts import Shape
+from mugrpo.tools.plan.lengths import Lengths, assumed
+from mugrpo.tools.plan.machine import load_machine
+from mugrpo.tools.plan.schedules import Planner
+from mugrpo.tools.plan.setting import Setting, with_updates
+from side_by_side import ROOT
+
+RECIPES = ROOT / "configs" / "recipes"
+LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128256, False)
+QWEN3_32B = Shape(5120, 64, 64, 8, 128, 25600, 151936, False)
+NEMO = "NeMo RL v0.4, docs/about/performance-summary.md at commit 06beed9"
+_SIGMA = 0.8
+
+
+@dataclass(frozen=True)
+class Published:
+    """A set-up, what its source reports, and what was planned."""
+
+    name: str
+    source: str
+    reported: str
+    planned: str
+    assumed: str
+
+
+def with_mean(mean: float, limit: int, prompt: int) -> Lengths:
+    """Return lognormal lengths with a mean after the cut, by bisection of the median."""
+    low, high = 1.0, float(limit)
+    for _ in range(30):
+        middle = (low + high) / 2
+        made = assumed(limit, prompt=prompt, median=middle, sigma=_SIGMA)
+        low, high = (middle, high) if made.seen[0].responses.mean() < mean else (low, middle)
+    return made
+
+
+def nemo(parallel: int, micro_batch: int) -> RunConfig:
+    """Return NeMo's step: 2,048 rollouts, four updates of 512, logprobs of policy and reference."""
+    raw: dict[str, Any] = {
+        "preset": "grpo",
+        "model": {"path": "published", "precision": "bf16"},
+        "schedule": {
+            "stages": 1,
+            "batches_per_stage": 4,
+            "growth": 1.0,
+            "problems_per_update": 16,
+            "group_size": 32,
+        },
+        "rollouts": {"max_new_tokens": 4096, "shard_rollouts": 2048},
+        "engine": {"name": "vllm", "tensor_parallel": parallel, "rest": "sleep"},
+        "optimizer": {"micro_batch_tokens": micro_batch},
+        "reference": {"name": "kl", "coefficient": 0.01},
+        "correction": {"name": "truncated"},
+        "evaluation": {"every": 0},
+        "distributed": {"processes": 8},
+    }
+    return build_config(raw, "published")
+
+
+def steps() -> list[Published]:
+    """Return NeMo's steps of dense models on H100s."""
+    prompt, found = 150, []
+    rows = (
+        ("Llama 3.1 8B", LLAMA_8B, 16, 1, 1060, 97.7, "colocated"),
+        ("Llama 3.1 8B, one step off", LLAMA_8B, 16, 1, 1129, 74.6, "overlapped"),
+        ("Qwen3 32B", QWEN3_32B, 32, 4, 3206, 393.0, "colocated"),
+        ("Qwen3 32B, one step off", QWEN3_32B, 64, 4, 3207, 215.0, "overlapped"),
+    )
+    for name, shape, devices, parallel, mean, seconds, pool in rows:
+        lengths = with_mean(mean - prompt, 4096, prompt)
+        machine = load_machine(f"{devices}xH100")
+        machine = machine.model_copy(
+            update={"overheads": machine.overheads.model_copy(update={"start": 0.0})}
+        )
+        planner = Planner(Setting(nemo(parallel, 8192), shape, machine, lengths))
+        if pool == "colocated":
+            taken = planner.planned([4], pool, devices, devices).seconds
+        else:  # generation of the next step beside the updates of this one
+            split = [
+                max(made.parts["generate"], made.parts["optimize"] + made.parts["logprobs"])
+                + made.parts["refresh"]
+                for part in (2, 3, 4, 5, 6)
+                for made in [
+                    planner.planned([4], "separate", devices * part // 8, devices * (8 - part) // 8)
+                ]
+            ]
+            taken = min(split)
+        note = "prompts of 150 tokens, sigma 0.8, two passes for logprobs"
+        found.append(
+            Published(
+                f"a step of 2,048 rollouts, {name}, {devices} H100",
+                NEMO,
+                f"{seconds:g} s",
+                f"{taken:.0f} s ({taken / seconds - 1:+.0%})",
+                note,
+            )
+        )
+    return found
+
+
+def ratios() -> list[Published]:
+    """Return the two papers' ratios of wall-clock."""
+    config = load_config(RECIPES / "mu_grpo.toml")
+    shape = Shape.read(RECIPES / "forms" / "qwen2.5-math-7b")
+    lengths = assumed(2560, prompt=150, median=640, sigma=_SIGMA)
+    planner = Planner(Setting(config, shape, load_machine("4xH200"), lengths))
+    few, often = (planner.plans(with_updates(config, n))[0].seconds for n in (1024, 4))
+    mu = Published(
+        "GRPO \u03bc = 4 : four stages, on 4 H200, a model of 7 billion",
+        "Mu-GRPO, arXiv 2605.17570 (abstract)",
+        "about 2",
+        f"{often / few:.2f}",
+        "GPUs, model, batch and lengths, refresh of 10 s and its bytes",
+    )
+    config = load_config(RECIPES / "off_policy_deepscaler.toml", ["--schedule.stages", "24"])
+    lengths = assumed(4096, prompt=150, median=1500, sigma=_SIGMA)
+    shape = Shape.read(RECIPES / "forms" / "qwen2.5-7b")
+    planner = Planner(Setting(config, shape, load_machine("8xH100"), lengths))
+    lagged, fresh = (planner.plans(with_updates(config, n))[0].seconds for n in (10, 1))
+    off = Published(
+        "v = 1 : v = 10, 8 GPUs, a model of 7 billion",
+        "off-policy GRPO, arXiv 2505.22257",
+        "1.35",
+        f"{fresh / lagged:.2f}",
+        "H100s, lengths, refresh of 10 s and its bytes",
+    )
+    return [mu, off]
+
+
+def main(argv: Sequence[str] | None = None) -> str:
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    np.seterr(all="raise")
+    head = ["set-up", "source", "reported", "planned", "assumed"]
+    body = [[p.name, p.source, p.reported, p.planned, p.assumed] for p in [*steps(), *ratios()]]
+    text = markdown(head, body)
+    print(text)
+    return text
+
+
+if __name__ == "__main__":
+    main()

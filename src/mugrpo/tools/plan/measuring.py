@@ -1,0 +1,287 @@
+"""Measure this machine: its rates, and what they do not explain, with a model of random weights.
+
+Rates are the best of several calls, because a rate is the most that the machine can do. The engine
+is the project's own, and so is the trainer. Their seconds at a few sizes give the shares and
+overheads: these hold for models of about this shape. On a GPU they are those of the project's own
+engine, not vLLM's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mugrpo.config.engines import ContinuousOptions
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.config.toml import as_document
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.records import Rollout, Score, Status
+from mugrpo.engines.base import Request
+from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.model.policy import Policy
+from mugrpo.model.pretrained import model_path
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.tools.plan.generation import EnginePrices, requests_of
+from mugrpo.tools.plan.machine import Machine
+from mugrpo.tools.plan.setting import shape_of
+from mugrpo.tools.plan.simulate import occupancy
+from mugrpo.tools.plan.updates import UpdatePrices, as_rollouts
+
+_LONGEST = 4.0  # seconds for which a rate is measured
+_BLOCK = 64 * 2**20  # bytes copied, written and hashed
+_SIDE = 2048  # of the matrices of a product
+_PROMPT, _TOKENS = 32, 24  # of the requests that are measured
+_TINY = 1e-9  # seconds: no overhead is measured as less
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Groups and responses of a measured update, and tokens of its micro-batches."""
+
+    groups: int
+    budget: int
+
+
+def measure(config: RunConfig, form: Path | None, file: Path) -> str:
+    """Measure this machine with a model of the config's shape, and write its file.
+
+    Return a sentence. Raises UsageError if the file's name does not end in .toml.
+    """
+    if file.suffix != ".toml":
+        raise UsageError(f"--measure {file}: name a file that ends in .toml")
+    shape = shape_of(config, form)
+    policy = _policy(config, form)
+    device = policy.device
+    found: dict[str, Any] = {
+        "name": file.stem,
+        "kind": "gpu" if device.type == "cuda" else "cpu",
+        "devices": torch.cuda.device_count() if device.type == "cuda" else 1,
+        "per_machine": torch.cuda.device_count() if device.type == "cuda" else 1,
+        "memory_gib": _memory(device),
+        "host_gib": _host(),
+        "rates": _rates(device),
+        "shares": {"decode": 1.0, "update": 1.0, "memory": 1.0, "link": 1.0},
+        "overheads": dict.fromkeys(
+            ("step", "sequence", "request", "micro_batch", "update", "refresh", "start", "score"),
+            0.0,
+        ),
+        "sources": _sources(config, shape.parameters),
+    }
+    found["overheads"] |= {"refresh": 0.1, "start": 60.0, "score": 1e-4}
+    rough = Machine.model_validate(found)
+    engine = EnginePrices(shape, rough, config.model.precision)
+    found["overheads"] |= _engine(policy, config, engine)
+    share, overheads = _updates(policy, config, UpdatePrices(shape, rough, config, 1))
+    found["shares"]["update"] = share
+    found["overheads"] |= overheads
+    Machine.model_validate(found)
+    found["sources"] = {f'"{name}"': source for name, source in found["sources"].items()}
+    with publish_file(file) as out:
+        out.write(as_document(found, ["Measured by `mugrpo plan --measure`."]).encode())
+    return f"{file} describes this machine"
+
+
+def _policy(config: RunConfig, form: Path | None) -> Policy:
+    """Return a policy of random weights. No response of it ends before its limit."""
+    folder = form or model_path(config.model)
+    described = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    torch.manual_seed(0)
+    cuda = torch.cuda.is_available() and config.model.device != "cpu"
+    model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
+    model = model.to("cuda" if cuda else "cpu")
+    model.generation_config = None
+    policy = Policy(model, SimpleNamespace(eos_token_id=0, pad_token_id=0), config.model)
+    policy.stop_ids = []
+    return policy
+
+
+def _rates(device: torch.device) -> dict[str, float]:
+    """Return the best rates of products, copies, disk and checksums."""
+    rates: dict[str, float] = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a, b = (torch.randn(_SIDE, _SIDE, device=device, dtype=dtype) for _ in range(2))
+        rates[name] = 2.0 * _SIDE**3 / _best(partial(torch.matmul, a, b), device)
+    source = torch.randn(_BLOCK // 4, device=device)
+    target = torch.empty_like(source)
+    rates["memory"] = 2.0 * _BLOCK / _best(lambda: target.copy_(source), device)
+    block = os.urandom(_BLOCK)
+    rates["checksum"] = _BLOCK / _best(lambda: hashlib.sha256(block).digest(), device)
+    rates["disk"] = _BLOCK / _best(lambda: _write(block), device)
+    return {**rates, "link": rates["memory"], "network": 1e9}
+
+
+def _write(block: bytes) -> None:
+    with NamedTemporaryFile(dir=Path.cwd()) as file:
+        file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _best(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of the fastest of several calls."""
+    best, end = float("inf"), time.perf_counter() + _LONGEST
+    while best == float("inf") or time.perf_counter() < end:
+        best = min(best, _seconds(call, device))
+    return best
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str, float]:
+    """Return what the engine takes beyond the counted seconds: per step, sequence and request.
+
+    One slot and many are measured with responses of one token and of many.
+    """
+    many = min(256, int(getattr(config.engine, "slots", None) or 128))
+    prompt = min(_PROMPT, max(2, config.rollouts.max_new_tokens))
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=many))
+
+    def beyond(slots: int, tokens: int) -> float:
+        prompts = np.full(slots, prompt)
+        asked = [
+            Request(np.full(prompt, 1 + i % (policy.vocab_size - 1), np.int32), i)
+            for i in range(slots)
+        ]
+
+        def call() -> None:
+            for _ in engine.generate(asked, temperature=1.0, max_new_tokens=tokens):
+                pass
+
+        call()
+        measured = min(_seconds(call, policy.device) for _ in range(3))
+        counted = requests_of(prompts, np.full((slots, 1), tokens))
+        return measured - float(prices.seconds(occupancy(counted, slots)).sum())
+
+    request = beyond(many, 1) / many
+    steps = _TOKENS - 1
+    one = (beyond(1, _TOKENS) - request) / steps
+    all_ = (beyond(many, _TOKENS) - many * request) / steps
+    sequence = max(_TINY, (all_ - one) / (many - 1) if many > 1 else 0.0)
+    return {
+        "step": max(_TINY, one - sequence),
+        "sequence": sequence,
+        "request": max(_TINY, request),
+    }
+
+
+def _updates(
+    policy: Policy, config: RunConfig, prices: UpdatePrices
+) -> tuple[float, dict[str, float]]:
+    """Return the share of operations that updates reach, and their overheads in seconds.
+
+    A small update, a large one and a large one in small micro-batches are measured.
+    """
+    size = config.schedule.group_size
+    length = min(config.rollouts.max_new_tokens, 64)
+    whole = min(config.schedule.problems_per_update, 16)
+    budget = config.optimizer.micro_batch_tokens
+    few = max(2 * (_PROMPT + length), budget // 4)
+    taken, flop, batches = [], [], []
+    for sizes in (_Sizes(1, budget), _Sizes(whole, budget), _Sizes(whole, few)):
+        raw = config.model_dump(mode="json")
+        raw["optimizer"]["micro_batch_tokens"] = sizes.budget
+        changed = build_config(raw, "the measurement")
+        prompts = np.full(sizes.groups, _PROMPT)
+        responses = np.full((sizes.groups, size), length)
+        trainer = Trainer(policy, changed)
+        experience = _experience(as_rollouts(prompts, responses), policy.vocab_size)
+        trainer.step(experience)
+        taken.append(min(trainer.step(experience)["time/update"] for _ in range(3)))
+        counted = UpdatePrices(prices.shape, prices.machine, changed, 1)
+        update = counted.update(prompts, responses)
+        flop.append(update.seconds)  # at a share of 1 and without overheads
+        batches.append(update.rounds)
+    # taken = update + micro_batch * batches + flop / share, for the three sizes
+    rows = np.array([[1.0, n, f] for n, f in zip(batches, flop, strict=True)])
+    update, micro_batch, inverse = _not_negative(rows, np.array(taken))
+    return min(1.0, 1.0 / max(inverse, 1.0)), {
+        "update": max(_TINY, update),
+        "micro_batch": max(_TINY, micro_batch),
+    }
+
+
+def _not_negative(rows: np.ndarray, values: np.ndarray) -> list[float]:
+    """Return the solution with the least squared relative error and no number below zero."""
+    scaled, ones = rows / values[:, None], np.ones(len(values))
+    best, least = [0.0] * rows.shape[1], float("inf")
+    for count in range(1, rows.shape[1] + 1):
+        for chosen in combinations(range(rows.shape[1]), count):
+            found = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)[0]
+            error = float(((scaled[:, chosen] @ found - ones) ** 2).sum())
+            if (found >= 0).all() and error < least - 1e-12:
+                least, best = error, [0.0] * rows.shape[1]
+                for column, value in zip(chosen, found, strict=True):
+                    best[column] = float(value)
+    return best
+
+
+def _experience(rollouts: Sequence[Rollout], vocabulary: int) -> Experience:
+    """Return scored rollouts in which every group has a gradient."""
+    rng = np.random.default_rng(0)
+    filled = []
+    for rollout in rollouts:
+        ids = rng.integers(1, vocabulary, len(rollout.response_ids)).astype(np.int32)
+        prompt = np.full(len(rollout.prompt_ids), 1 + rollout.prompt_ids[0] % (vocabulary - 1))
+        filled.append(
+            replace(
+                rollout,
+                prompt_ids=prompt.astype(np.int32),
+                response_ids=ids,
+                behavior_logprobs=np.full(len(ids), -np.log(vocabulary), np.float32),
+            )
+        )
+    scores = [
+        Score(Status.WRONG, 0.0) if rollout.sample else Score(Status.RIGHT, 1.0)
+        for rollout in filled
+    ]
+    return Experience(filled, scores)
+
+
+def _memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 2**30
+    return _host()
+
+
+def _host() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _sources(config: RunConfig, parameters: int) -> dict[str, str]:
+    model = (
+        f"a model of the shape of {config.model.path}, {parameters / 1e6:.1f} million parameters"
+    )
+    return {
+        "memory_gib": "measured",
+        "host_gib": "measured",
+        "rates": "measured: the best of several calls",
+        "rates.link": "assumed: that of memory",
+        "rates.network": "assumed",
+        "shares": f"measured with {model}; the engine's are in its overheads",
+        "overheads": f"measured with {model}, by the project's own engine and trainer",
+        "overheads.refresh": "assumed",
+        "overheads.start": "assumed",
+        "overheads.score": "assumed",
+    }

@@ -1,0 +1,93 @@
+"""`mugrpo plan` as a command: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mugrpo.cli import main
+
+SCHEDULE = """
+preset = "grpo"
+[schedule]
+stages = 2
+batches_per_stage = 4
+growth = 1
+problems_per_update = 4
+group_size = 4
+[rollouts]
+max_new_tokens = 40
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "mine.toml"
+    made.write_text(SCHEDULE)
+    return made
+
+
+def test_the_table_has_the_configs_schedule_and_those_that_are_asked_for(
+    file: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["plan", str(file), "--machine", "8xH100", "--schedules", "1,4,99"]
+    assert main([*words, "--price-per-gpu-hour", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "4 problems \u00d7 4 responses = 16 rollouts" in said
+    assert "2 refreshes, 8 updates (optimizer steps), 128 rollouts (episodes)" in said
+    assert "staleness     0 to 3 updates" in said
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in said.splitlines()
+        if "|" in line
+    ]
+    first = [(row[0], row[1], row[2].partition(" ")[0]) for row in rows[2:]]
+    pools = ("colocated", "separate", "overlapped")
+    names = [("4 (the config's)", "2"), ("1", "8"), ("8", "1")]
+    assert first == [(*name, pool) for name in names for pool in pools]
+    hours, price = (float(rows[2][column]) for column in (-2, -1))
+    assert price == pytest.approx(2 * hours, abs=0.01)
+    assert re.search(r"As configured, \w+ takes most: \d+% of the time\.", said)
+    assert "Assumed about the machine, not measured: " in said
+
+
+def test_nothing_of_torch_is_imported(file: Path):
+    words = ["plan", str(file), "--machine", "1xCPU", "--schedules", "4"]
+    code = (
+        f"import sys; from mugrpo.cli import main; assert main({words!r}) == 0; "
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_page_shows_the_same_rows(file: Path, tmp_path: Path):
+    page = tmp_path / "plan.html"
+    words = ["plan", str(file), "--machine", "1xCPU", "--schedules", "4", "--html", str(page)]
+    assert main(words) == 0
+    text = page.read_text()
+    assert "Wall-clock by part" in text and "4 (the config&#x27;s)" in text and "<svg" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name a machine: --machine NAME, with NAME one of 1xA100-40GB, "),
+        (["--machine", "8xH300"], "--machine 8xH300: there is no such machine; choose among"),
+        (["--machine", "1xCPU", "--schedules", "4,x"], "--schedules 4,x: name numbers of updates"),
+        (["--machine", "1xCPU", "--gradient-share", "2"], "--gradient-share 2 must be above 0"),
+        (["--machine", "1xCPU", "--median-tokens", "50"], "--median-tokens 50 must be between"),
+        (["--machine", "1xCPU", "--form", "nowhere"], "nowhere has no config.json on this machine"),
+        (["--machine", "1xCPU", "--html", "plan.pdf"], "--html plan.pdf: name a file that ends"),
+        (["--machine", "1xCPU", "--measure", "m.txt"], "--measure m.txt: name a file that ends"),
+    ],
+)
+def test_bad_input_is_refused_with_a_way_out(
+    file: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+):
+    assert main(["plan", str(file), *words]) == 2
+    assert sentence in capsys.readouterr().err

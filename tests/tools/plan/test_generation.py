@@ -1,0 +1,123 @@
+"""Prices of generation by hand, and in which direction they go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.tools.plan import generation
+from mugrpo.tools.plan.generation import EnginePrices, Engines, generate, room
+from mugrpo.tools.plan.simulate import Requests, occupancy
+from tests.tools.plan.cases import FAST, TINY, machine
+
+ALONE = Engines(count=1, slots=2, tensor_parallel=1, groups=100, streams=False, share=0.0)
+FIVE = Requests(
+    np.array([10, 20, 30, 40, 50]),
+    np.array([3, 1, 2, 4, 2]),
+    np.array([True, True, True, True, False]),
+)
+
+
+def test_five_requests_in_two_slots_by_hand():
+    """The steps of test_simulate.py, at 1,000 operations a second.
+
+    A sequence takes 2 (132 + 28) operations a step, a key 24. Seven sequences and 11 + 43 + 92 +
+    42 + 43 keys: 7 x 320 + 231 x 24 = 7,784. Prefill of 100 tokens, 1,550 pairs and four logits:
+    26,400 + 37,200 + 224. Overheads: 5 steps, 7 sequences at 0.5, 5 requests at 2.
+    """
+    seconds = EnginePrices(TINY, machine(), "fp32").seconds(occupancy(FIVE, 2))
+    assert seconds.sum() == pytest.approx(7.784 + 63.824 + 5 + 3.5 + 10)
+
+
+def test_reading_weights_and_cache_by_hand():
+    """At 1,000 bytes a second, and products free: 4 x 160 bytes a step and 24 a key.
+
+    Five steps; 231 keys and 7 new ones. Prefill costs nothing here but its requests.
+    """
+    slow = machine(fp32=FAST, memory=1000.0)
+    seconds = EnginePrices(TINY, slow, "fp32").seconds(occupancy(FIVE, 2))
+    assert seconds.sum() == pytest.approx(5 * 0.64 + 238 * 0.024 + 5 + 3.5 + 10)
+
+
+def test_two_gpus_halve_the_products_and_add_up_activations_by_hand():
+    """In bf16: 2,000 operations a second each. A token's activations: 2 sums x 4 x 2 bytes.
+
+    Each GPU sends 2 (2 - 1) / 2 of them: 16 bytes, for 100 prompt tokens and 7 of decode.
+    """
+    pair = machine(link=16.0)
+    seconds = EnginePrices(TINY, pair, "bf16", tensor_parallel=2).seconds(occupancy(FIVE, 2))
+    assert seconds.sum() == pytest.approx((7.784 + 63.824) / 4 + 107 + 5 + 3.5 + 10)
+
+
+def groups(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    return rng.integers(2, 9, count), rng.integers(1, 40, (count, 4))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_more_work_never_takes_less_and_more_engines_never_more(streams: bool):
+    rng = np.random.default_rng(0)
+    prompts, responses = groups(rng, 40)
+    prices = EnginePrices(TINY, machine(), "fp32")
+
+    def seconds(count: int, slots: int, longer: int = 0, size: int = 40) -> float:
+        engines = Engines(count, slots, 1, 5, streams, 0.0)
+        made = generate(prompts[:size], responses[:size] + longer, engines, prices)
+        assert 0 <= made.tail <= made.seconds
+        return made.seconds
+
+    assert seconds(1, 8) < seconds(1, 8, longer=1) < seconds(1, 8, longer=10)
+    assert seconds(1, 8, size=20) < seconds(1, 8)
+    assert seconds(4, 8) < seconds(2, 8) < seconds(1, 8)
+    assert seconds(1, 16) < seconds(1, 8) < seconds(1, 2)
+
+
+def test_an_engine_that_streams_wastes_no_slots_between_pieces():
+    """Two pieces of a long and a short response each, two slots.
+
+    They take 3, 1, 3 and 1 steps. One piece after the other takes 3 + 3 steps. In a stream the
+    third response begins after the second, in step 1, and the fourth after the first, in step 3.
+    """
+    prompts, responses = np.array([1, 1]), np.array([[4, 2], [4, 2]])
+    free = machine(fp32=FAST, sequence=0.0, request=0.0)
+    prices = EnginePrices(TINY, free, "fp32")
+    pieces = generate(prompts, responses, Engines(1, 2, 1, 1, False, 0.0), prices)
+    stream = generate(prompts, responses, Engines(1, 2, 1, 1, True, 0.0), prices)
+    assert (pieces.seconds, stream.seconds) == (6.0, 4.0)
+    # Nothing waits from the start of each piece; in the stream, from step 3 on.
+    assert (pieces.tail, stream.tail) == (6.0, 1.0)
+
+
+def test_a_large_stage_goes_on_at_the_pace_of_its_simulated_part(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(1)
+    prompts, responses = groups(rng, 2000)
+    prices = EnginePrices(TINY, machine(), "fp32")
+    engines = Engines(1, 16, 1, 10_000, True, 0.0)
+    whole = generate(prompts, responses, engines, prices)
+    monkeypatch.setattr(generation, "SIMULATED", 2000)
+    part = generate(prompts, responses, engines, prices)
+    assert part.seconds != whole.seconds
+    assert part.seconds == pytest.approx(whole.seconds, rel=0.02)
+
+
+def test_room_in_the_cache_by_hand_limits_the_slots():
+    """Half of 2,640 bytes: 640 of weights leave 680, 28 tokens of 24 bytes.
+
+    A response of 9 tokens to a prompt of one holds 2 to 9 keys in its 8 decode steps, 5.5 on
+    average. So there is room for 5 responses.
+    """
+    small = machine(memory_gib=2640 / 2**30)
+    prices = EnginePrices(TINY, small, "fp32")
+    engines = Engines(1, 100, 1, 100, True, 0.5)
+    assert int(room(engines, prices, 10)) == 28
+    prompts, responses = np.ones(30, np.int64), np.full((30, 1), 9)
+    limited = generate(prompts, responses, engines, prices)
+    five = generate(prompts, responses, Engines(1, 5, 1, 100, True, 0.0), prices)
+    assert limited == five
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_a_way_out():
+    small = machine(memory_gib=1000 / 2**30)
+    prices = EnginePrices(TINY, small, "fp32")
+    with pytest.raises(UsageError, match=r"do not fit into an engine's .*--engine.tensor_parallel"):
+        room(Engines(1, 1, 1, 1, True, 0.7), prices, 10)

@@ -1,0 +1,51 @@
+"""Machine files: every number is there, with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.tools.plan.machine import load_machine, names
+
+
+@pytest.mark.parametrize("name", names())
+def test_known_machines_load_and_name_their_sources(name: str):
+    machine = load_machine(name)
+    assert machine.name == name and machine.devices == int(name.partition("x")[0])
+
+
+def test_any_number_of_a_known_device():
+    machine = load_machine("64xH200")
+    assert (machine.devices, machine.per_machine) == (64, 8)
+    assert machine.rates == load_machine("8xH200").rates
+
+
+@pytest.mark.parametrize("name", ["8xH300", "xH200", "0xH200", "H200", "8x", ""])
+def test_an_unknown_machine_is_refused_with_the_known_ones(name: str):
+    with pytest.raises(UsageError, match=r"choose among .*8xH200.* or measure this machine"):
+        load_machine(name)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("memory = 4.8e+12", "", "rates.memory must be given"),
+        ("memory = 4.8e+12", "memory = 0.0", "rates.memory = 0.0: input should be greater than 0"),
+        ("update = 0.35", "update = 1.5", "shares.update = 1.5: input should be less than or"),
+        ('"rates.link"', '"rates.other"', "rates.link has no source; add one under"),
+        ("step = 0.004", "stepp = 0.004", "there is no option overheads.stepp"),
+        ("devices = 8", "devices = ", "8xH200.toml"),
+    ],
+)
+def test_a_faulty_file_is_refused(tmp_path: Path, old: str, new: str, sentence: str):
+    import mugrpo.tools.plan.machine as known
+
+    text = (Path(known.__file__).with_name("machines") / "8xH200.toml").read_text()
+    assert old in text
+    file = tmp_path / "8xH200.toml"
+    file.write_text(text.replace(old, new))
+    with pytest.raises(UsageError) as error:
+        load_machine(str(file))
+    assert sentence in str(error.value)

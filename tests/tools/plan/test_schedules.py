@@ -1,0 +1,91 @@
+"""Whole plans by hand: 8 updates of 2 problems x 2 responses of 3 tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.tools.plan.lengths import Lengths, Seen
+from mugrpo.tools.plan.schedules import Planner
+from mugrpo.tools.plan.setting import Measured, as_configured, with_updates
+from tests.tools.plan.cases import config, machine, setting
+
+
+def test_stages_of_a_number_of_updates():
+    assert with_updates(config(), 3) == [3, 3, 2]
+    assert with_updates(config(), 100) == [8]
+    twice = config(schedule={"passes_per_batch": 2})
+    assert with_updates(twice, 4) == [4, 4, 4, 4]
+    with pytest.raises(UsageError, match="--schedules 3: a stage has a whole number of batches"):
+        with_updates(twice, 3)
+    growing = config(schedule={"stages": 3, "batches_per_stage": 2, "growth": 2.0})
+    assert as_configured(growing.schedule) == [2, 4, 8]
+
+
+def test_a_plan_by_hand():
+    """A stage of 4 updates has 8 groups of 2 responses, 16 requests, all in slots at once.
+
+    Prefill: 8 prompts of 2 tokens, 528 operations each, 72 for 3 pairs, 56 for logits: 5,248. Two
+    steps decode 16 sequences with 3 and with 4 keys: 2 x 16 x 320 + 112 x 24 = 12,928. Overheads:
+    2 steps, 2 x 16 sequences at 0.5, 16 requests at 2: 50 s.
+
+    An update: two groups of 2 + 2 + 2 tokens, 3 + 2 (4 + 3) = 17 pairs and 6 logits:
+    2 (6 x 264 + 17 x 24 + 6 x 56) = 4,656, three times. AdamW 2.24, a micro-batch 1, an update 2.
+    """
+    planner = Planner(setting())
+    plan = planner.planned([4, 4], "colocated", 1, 1)
+    assert plan.parts == pytest.approx(
+        {
+            "refresh": 2 * 100,
+            "generate": 2 * (5.248 + 12.928 + 50),
+            "score": 32 * 0.25,
+            "logprobs": 0.0,
+            "optimize": 8 * (3 * 4.656 + 2.24 + 1 + 2),
+            "checkpoint": 0.0,
+            "evaluate": 0.0,
+        }
+    )
+    assert plan.seconds == pytest.approx(sum(plan.parts.values()))
+    assert plan.tail == pytest.approx(plan.parts["generate"])  # all begin at once, none waits
+    assert planner.checkpoints([4, 4]) == 2 and planner.checkpoints([8]) == 1
+
+
+def test_updates_begin_after_the_first_of_four_shards():
+    """Shards of 4 rollouts: three quarters of the shorter half are hidden behind the other."""
+    planner = Planner(setting(rollouts={"shard_rollouts": 4}, on=machine(devices=2)))
+    one = planner.planned([4, 4], "separate", 1, 1)
+    both = planner.planned([4, 4], "overlapped", 1, 1)
+    shorter = min(one.parts["generate"], one.parts["optimize"])
+    assert one.seconds - both.seconds == pytest.approx(0.75 * shorter)
+    assert (both.devices, planner.planned([8], "colocated", 2, 2).devices) == (2, 2)
+
+
+def test_fewer_refreshes_cost_less_of_them_and_the_tail_is_never_longer():
+    uneven = Lengths((Seen(0, np.array([2]), np.array([[3, 30]])),), "a test")
+    planner = Planner(replace(setting(engine={"slots": 4}), lengths=uneven))
+    plans = [planner.plans(with_updates(planner.setting.config, n))[0] for n in (1, 2, 4, 8)]
+    refreshes = [plan.parts["refresh"] for plan in plans]
+    assert refreshes == [800, 400, 200, 100]
+    generate = [plan.parts["generate"] for plan in plans]
+    assert generate == sorted(generate, reverse=True)
+
+
+def test_measured_parts_replace_the_computed_ones():
+    measured = Measured(refresh=7.0, start=5.0, score=0.5, checkpoint=3.0, varied={0: 1.0, 4: 0.5})
+    made = setting()
+    plan = Planner(replace(made, measured=measured)).planned([4, 4], "colocated", 1, 1)
+    assert plan.parts["refresh"] == 2 * 7 + 5
+    assert plan.parts["score"] == 16 and plan.parts["checkpoint"] == 6
+    # In the second stage one of two groups has a gradient.
+    assert plan.parts["optimize"] == pytest.approx(
+        4 * (3 * 4.656 + 5.24) + 4 * (3 * 4.656 / 2 + 5.24)
+    )
+
+
+def test_a_model_that_fits_nowhere():
+    tiny = machine(memory_gib=1e-6)
+    with pytest.raises(UsageError, match=r"weights, gradients and moments take .*choose a --mach"):
+        Planner(setting(on=tiny)).plans([8])

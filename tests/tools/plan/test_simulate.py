@@ -1,0 +1,104 @@
+"""The simulation by hand, and against one that goes step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mugrpo.tools.plan.simulate import Occupancy, Requests, occupancy
+
+Step = tuple[int, int, int, int]  # active slots, keys read, prompt tokens and pairs computed
+
+
+def requests(prompts: list[int], responses: list[int], fresh: list[bool] | None = None) -> Requests:
+    fresh = fresh or [True] * len(prompts)
+    return Requests(np.array(prompts), np.array(responses), np.array(fresh))
+
+
+def by_step(occupied: Occupancy) -> list[Step]:
+    """Return the steps that the intervals stand for, with the mean keys of their interval."""
+    steps: list[Step] = []
+    for steps_, active, keys, tokens, pairs in zip(
+        occupied.steps,
+        occupied.active,
+        occupied.keys,
+        occupied.prompt_tokens,
+        occupied.prompt_pairs,
+        strict=True,
+    ):
+        middle = (steps_ - 1) / 2
+        for step in range(steps_):
+            first = step == 0
+            held = keys + active * (step - middle)
+            steps.append((active, held, tokens if first else 0, pairs if first else 0))
+    return steps
+
+
+def one_by_one(requests: Requests, slots: int) -> list[Step]:
+    """Go through the slots step by step, as an engine does."""
+    waiting = list(range(len(requests)))
+    running: dict[int, int] = {}  # request -> response tokens so far
+    steps: list[Step] = []
+    while waiting or running:
+        tokens = pairs = 0
+        while waiting and len(running) < slots:
+            request = waiting.pop(0)
+            running[request] = 1
+            prompt = int(requests.prompts[request])
+            if requests.fresh[request]:
+                tokens, pairs = tokens + prompt, pairs + prompt * (prompt + 1) // 2
+        active = keys = 0
+        for request in list(running):
+            if running[request] < requests.responses[request]:
+                keys += int(requests.prompts[request]) + running[request]
+                active, running[request] = active + 1, running[request] + 1
+            if running[request] == requests.responses[request]:
+                del running[request]
+        steps.append((active, keys, tokens, pairs))
+    return steps
+
+
+def test_two_slots_and_five_requests_by_hand():
+    """Responses of 3, 1, 2, 4 and 2 tokens take 2, 1, 1, 3 and 1 steps of a slot.
+
+    Slot A: the first in steps 0 and 1, the fourth in 2, 3 and 4. Slot B: the second in step 0,
+    which its first token ends, the third in step 1, the fifth in step 2.
+    """
+    asked = requests([10, 20, 30, 40, 50], [3, 1, 2, 4, 2], [True, True, True, True, False])
+    occupied = occupancy(asked, 2)
+    assert by_step(occupied) == [
+        (1, 11, 30, 55 + 210),
+        (2, 12 + 31, 30, 465),
+        (2, 41 + 51, 40, 820),
+        (1, 42, 0, 0),
+        (1, 43, 0, 0),
+    ]
+    assert list(occupied.begun) == [2, 1, 2, 0]
+    assert list(occupied.prompts) == [2, 1, 1, 0]
+    assert list(occupied.steps) == [1, 1, 1, 2]
+    # The last requests begin in step 2: nothing waits from there on.
+    assert list(occupied.waiting) == [True, True, False, False]
+    # Decode steps hold 11, 12, 31, 41, 42, 43 and 51 keys.
+    assert asked.keys == 231 / 7
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_intervals_are_the_steps_of_an_engine(seed: int):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 30))
+    asked = Requests(rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6)
+    slots = int(rng.integers(1, 8))
+    assert by_step(occupancy(asked, slots)) == one_by_one(asked, slots)
+
+
+def test_every_token_is_decoded_once_however_many_requests_there_are():
+    rng = np.random.default_rng(0)
+    responses = np.rint(rng.lognormal(6, 1, 131_072)).astype(np.int64) + 1
+    asked = Requests(np.full(len(responses), 100), responses, np.ones(len(responses), bool))
+    occupied = occupancy(asked, 256)
+    fed = responses - 1
+    assert (occupied.steps * occupied.active).sum() == fed.sum()
+    keys = (fed * 100 + fed * (fed + 1) // 2).sum()
+    assert (occupied.steps * occupied.keys).sum() == pytest.approx(keys, rel=1e-12)
+    assert occupied.begun.sum() == len(responses)
+    assert occupied.active.max() == 256
