@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ceilings import Ceilings, generation_floor, update_floor
-from cost_model import Group
 from device import clocked
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
@@ -30,6 +29,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.tasks.chain import Chain
+from mugrpo.tools.plan.counts import Group
 from side_by_side import Measured, Ratio, Row, Side, alternate, parser, publish
 from trl_peer import UpdatePeer
 from update_smollm2 import fastest_batch

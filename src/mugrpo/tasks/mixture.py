@@ -41,10 +41,13 @@ class Mixture:
     def eval_problems(self) -> Sequence[Problem]:
         return self._all("eval")
 
-    def prepare(self, log: Path) -> None:
+    def prepare(self, log: Path) -> list[str]:
+        said: dict[str, None] = {}  # sources with the same judges say the same
         for name, task in self._sources.items():
             with _named(name):
-                task.prepare(log.with_name(f"{log.stem}-{name}{log.suffix}"))
+                own = log.with_name(f"{log.stem}-{name}{log.suffix}")
+                said |= dict.fromkeys(task.prepare(own))
+        return list(said)
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         by_source: dict[str, list[Answer]] = {name: [] for name in self._sources}

@@ -37,8 +37,8 @@ class ReasoningGym:
     def eval_problems(self) -> Sequence[Problem]:
         return self._split[1]
 
-    def prepare(self, log: Path) -> None:
-        self.grader.start(log)
+    def prepare(self, log: Path) -> list[str]:
+        return self.grader.start(log)
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)

@@ -210,9 +210,9 @@ def _updates(
         trainer.step(experience)
         taken.append(min(trainer.step(experience)["time/update"] for _ in range(3)))
         counted = UpdatePrices(prices.shape, prices.machine, changed, 1)
-        update = counted.update(prompts, responses)
-        flop.append(update.seconds)  # at a share of 1 and without overheads
-        batches.append(update.rounds)
+        cost = counted.update(prompts, responses)
+        flop.append(cost.seconds)  # at a share of 1 and without overheads
+        batches.append(cost.rounds)
     # taken = update + micro_batch * batches + flop / share, for the three sizes
     rows = np.array([[1.0, n, f] for n, f in zip(batches, flop, strict=True)])
     update, micro_batch, inverse = _not_negative(rows, np.array(taken))

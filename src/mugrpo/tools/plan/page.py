@@ -55,7 +55,7 @@ def _bars(plans: Sequence[Planned], own: Sequence[int]) -> Markup | None:
         for part in PARTS
         if plan.parts[part]
     ]
-    order = list(dict.fromkeys(entry["plan"] for entry in rows))
+    order = list(dict.fromkeys(str(entry["plan"]) for entry in rows))
     bars = (
         alt.Chart(inline(rows))
         .mark_bar()
