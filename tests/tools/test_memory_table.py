@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from mugrpo.tools.memory import (
     memory_table,
     update_memory,
 )
+from mugrpo.tools.plan.machine import MACHINES
 from tests.builders import tiny_config
 
 pytest_plugins = ["tests.run_fixtures"]
 
+H100 = MACHINES / "1xH100.toml"
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 PROMPT, RESPONSE, ROWS = 16, 48, 4
 
@@ -193,10 +196,12 @@ def test_an_update_that_does_not_fit_is_refused_with_the_remedies(
 ):
     file = tmp_path / "config.toml"
     file.write_text("[optimizer]\nmicro_batch_tokens = 65536\n")
-    words = ["memory", file, "--form", form, "--prompt-tokens", PROMPT]
-    told = command(*words)
+    small = tmp_path / "small.toml"
+    small.write_text(re.sub(r"memory_gib = \d+", "memory_gib = 0.01", H100.read_text()))
+    words = ["plan", file, "--memory", "--form", form, "--prompt-tokens", PROMPT]
+    told = command(*words, "--machine", "1xH100")
     assert told.status == 0 and "optimize    " in told.out, told
-    ended = command(*words, "--gpu-memory", "0.01")
+    ended = command(*words, "--machine", small)
     assert ended.status == 2 and "lower --optimizer.micro_batch_tokens" in ended.err
     assert "gathered" in ended.out
 
@@ -204,8 +209,9 @@ def test_an_update_that_does_not_fit_is_refused_with_the_remedies(
 def test_a_missing_form_is_refused(tmp_path: Path, command):
     file = tmp_path / "config.toml"
     file.write_text("")
-    ended = command("memory", file, "--form", tmp_path / "nowhere")
-    assert ended.status == 2 and "cannot be read" in ended.err and "--form DIR" in ended.err
+    words = ["plan", file, "--memory", "--machine", "1xH100"]
+    ended = command(*words, "--form", tmp_path / "nowhere")
+    assert ended.status == 2 and "has no config.json" in ended.err and "--form DIR" in ended.err
 
 
 FOUR = ("--engine.processes=4", "--distributed.processes=4", "--optimizer.micro_batch_tokens=12288")
@@ -224,7 +230,7 @@ OVERLAP = (*FOUR, "--overlap=true", "--engine.gpu_memory_utilization=0.85")
         ("mu_grpo", "qwen3-4b", "4.02", 8, ()),
         ("mu_grpo", "qwen3-1.7b", "1.72", 8, ()),
         ("mu_grpo", "llama-3.2-3b", "3.21", 8, ()),
-        ("off_policy_gsm8k", "qwen2.5-0.5b", "0.49", 1, ("--gpu-memory", "40")),
+        ("off_policy_gsm8k", "qwen2.5-0.5b", "0.49", 1, ("--machine", "1xA100-40GB")),
         ("off_policy_deepscaler", "r1-distill-qwen-1.5b", "1.78", 8, ()),
         ("off_policy_deepscaler", "qwen2.5-7b", "7.62", 8, ()),
     ],
@@ -232,8 +238,10 @@ OVERLAP = (*FOUR, "--overlap=true", "--engine.gpu_memory_utilization=0.85")
 def test_recipes_fit_their_machines(
     recipe: str, form: str, billions: str, gpus: int, options: tuple[str, ...], command
 ):
-    words = ["memory", RECIPES / f"{recipe}.toml", "--form", RECIPES / "forms" / form]
-    ended = command(*words, *options)
+    file, place = RECIPES / f"{recipe}.toml", RECIPES / "forms" / form
+    words = ["plan", file, "--memory", "--schedules", "64", "--form", place]
+    machine = [] if "--machine" in options else ["--machine", f"{gpus}xH100"]
+    ended = command(*words, *machine, *options)
     assert (ended.status, ended.err) == (0, ""), ended
     assert f"of each of {gpus} GPUs" in ended.out
     assert f"{billions} billion parameters" in ended.out

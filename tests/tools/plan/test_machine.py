@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.plan.machine import load_machine, names
 
@@ -49,3 +50,14 @@ def test_a_faulty_file_is_refused(tmp_path: Path, old: str, new: str, sentence: 
     with pytest.raises(UsageError) as error:
         load_machine(str(file))
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(("bf16", "settled"), [(3e12, "bf16"), (1e12, "fp32")])
+def test_auto_is_the_faster_precision_of_the_machine(bf16, settled):
+    known = load_machine("1xH100")
+    rates = known.rates.model_copy(update={"fp32": 2e12, "bf16": bf16})
+    machine = known.model_copy(update={"rates": rates})
+    config = build_config({"model": {"precision": "auto"}}, "test")
+    assert machine.settled(config).model.precision == settled
+    named = build_config({"model": {"precision": "fp32"}}, "test")
+    assert machine.settled(named) == named

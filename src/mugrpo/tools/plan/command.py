@@ -89,6 +89,7 @@ def _setting(options: argparse.Namespace, say: Say) -> Setting:
     if not target.is_dir():
         config = load_config(target, options.overrides)
         machine = _machine(options, config, say, default=None)
+        config = machine.settled(config)
         shape = shape_of(config, options.form)
         return Setting(config, shape, machine, _lengths(options, config), _share(options))
     [run] = read_runs([target])
@@ -98,6 +99,7 @@ def _setting(options: argparse.Namespace, say: Say) -> Setting:
     as_run = Setting(config, shape, machine, stored)
     measured = measured_by(run, as_run)
     changed = build_config(apply_overrides(run.config, options.overrides), str(target))
+    changed = machine.settled(changed)
     lengths = _lengths(options, changed) if options.lengths or options.median_tokens else stored
     if options.gradient_share is not None:
         measured = replace(measured, varied={})

@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 
 from mugrpo.config.load import read_toml, validated
 from mugrpo.config.options import Options
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 
-_FOLDER = Path(__file__).with_name("machines")
+MACHINES = Path(__file__).with_name("machines")
 _Peak = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Seconds = Annotated[float, Field(ge=0)]
@@ -114,6 +115,14 @@ class Machine(Options):
         """Return the bytes of a device that a program can use: nine tenths."""
         return 0.9 * self.memory_gib * 2**30
 
+    def settled(self, config: RunConfig) -> RunConfig:
+        """Return `config` with the faster precision if its own is "auto"."""
+        if config.model.precision != "auto":
+            return config
+        precision = "bf16" if self.rates.bf16 > self.rates.fp32 else "fp32"
+        model = config.model.model_copy(update={"precision": precision})
+        return config.model_copy(update={"model": model})
+
     def operations(self, precision: str) -> float:
         """Return a device's operations each second in "fp32" or "bf16"."""
         return self.rates.bf16 if precision == "bf16" else self.rates.fp32
@@ -125,7 +134,7 @@ class Machine(Options):
 
 def names() -> list[str]:
     """Return the names of the machines that the package knows."""
-    return sorted(file.stem for file in _FOLDER.glob("*.toml"))
+    return sorted(file.stem for file in MACHINES.glob("*.toml"))
 
 
 def load_machine(name: str) -> Machine:
@@ -138,7 +147,7 @@ def load_machine(name: str) -> Machine:
     if name.endswith(".toml"):
         return validated(Machine, read_toml(Path(name)), name)
     if name in names():
-        return validated(Machine, read_toml(_FOLDER / f"{name}.toml"), name)
+        return validated(Machine, read_toml(MACHINES / f"{name}.toml"), name)
     count, _, device = name.partition("x")
     for known in names():
         if count.isdigit() and int(count) and known.partition("x")[2] == device != "":

@@ -21,8 +21,8 @@ _CHANGES = {
     "score": "score in more processes: raise --task.workers.count",
     "logprobs": "choose an objective that needs no other policy's logprobs, or turn the KL term "
     "off (--reference.name off)",
-    "optimize": "raise --optimizer.micro_batch_tokens if memory has room, use --model.precision "
-    "bf16, or give updates more devices",
+    "optimize": "raise --optimizer.micro_batch_tokens if memory has room, compute in bf16 "
+    "(--model.precision) if you do not, or give updates more devices",
     "checkpoint": "save less often: --checkpoint.stage_end false, or a larger --checkpoint.every",
     "evaluate": "evaluate less often (--evaluation.every) or on fewer problems",
 }
