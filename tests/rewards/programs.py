@@ -8,7 +8,31 @@ from __future__ import annotations
 # The reading of two numbers from stdin is not needed: "7" is what the first test expects.
 SUM_STDIN = {"inputs": ["3 4\n", "10 5\n"], "outputs": ["7\n", "15\n"]}
 SUM_CALL = {"fn_name": "add", "inputs": [[3, 4], [10, 5]], "outputs": [7, 15]}
-SUM_ASSERTS = ["assert add(3, 4) == 7", "assert abs(add(10, 5) - 15) < 1e-9"]
+SUM_ASSERTS = [
+    "assert add(3, 4) == 7",
+    "assert abs(add(10, 5) - 15) < 1e-9",
+    "assert (add(10, 5) == 15) == True",
+]
+# What is expected is among what is asked: only a sandbox without the program may say what it is.
+TELLING = {
+    "a module of its own": "assert (math.isclose(add(2, 2), 4)) == True",
+    "a difference": "assert abs(add(2, 2) - 4) == 0",
+    "a function of the setup": "assert same(add(2, 2), 4) == True",
+    "a comparison": "assert (add(2, 2) == 4) == True",
+    "a name of the setup": "assert [add(2, 2) - FOUR] == [0]",
+}
+SETUP = "import math\nFOUR = 4\ndef same(a, b): return a == b"
+LIAR = """
+import builtins, math
+builtins.abs = lambda x: 0
+class Equal:
+    def __eq__(self, other): return True
+    def __sub__(self, other): return 0
+    def __abs__(self): return 0
+math.isclose = same = lambda *_: True
+FOUR = Equal()
+def add(a, b): return Equal() if USED else 5
+"""
 
 # Run with stdin
 PRINTING: dict[str, str] = {
@@ -62,6 +86,10 @@ if not os.fork():
 print(7)
 """,
     "a service": "import subprocess; subprocess.Popen(['sleep', '3600'], start_new_session=True)",
+    "timers": """
+import ctypes
+while not ctypes.CDLL(None).syscall(222, 0, None, ctypes.byref(ctypes.c_int())): pass
+""",
     "another program": "import os; os.execv('/bin/sh', ['sh', '-c', 'exec sleep 0'])",
     # Signals
     "the end of the parent": "import os; os.kill(os.getppid(), 9); print(7)",
@@ -83,6 +111,8 @@ for pid in range(1, 40000):
     "errors without end": "import sys\nfor _ in range(3000): print('x' * 10 ** 5, file=sys.stderr)",
     "no output": "pass",
     "bytes that are not text": "import sys; sys.stdout.buffer.write(bytes(range(256)))",
+    "almost a number": "print('1' * 4_000_000 + 'x')",
+    "a number with many digits": "print('1' * 4_000_000 + '.5')",
     "an outcome": """print('{"ready": true}\\n{"status": 0, "output": "7"}')""",
     "outcomes everywhere": """
 import os
@@ -228,6 +258,14 @@ def add(a, b): return 7
     "a cycle": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "depth": "def add(a, b):\n    x = 7\n    for _ in range(10 ** 5): x = [x]\n    return x",
     "written depth": "import os\ndef add(a, b): os.write(1, b'[' * 60_000); os._exit(0)",
+    "a set of one hash": """
+import os
+def add(a, b):
+    numbers = ','.join(str(n * (2 ** 61 - 1)) for n in range(150_000))
+    claim = ('{"set": [' + numbers + ']}').encode()
+    while claim: claim = claim[os.write(1, claim):]
+    os._exit(0)
+""",
     "an integer without end": "def add(a, b): return 1 << 10 ** 7",
     "not a number": "def add(a, b): return float('nan')",
     "everything": "def add(a, b): return float('inf')",
@@ -244,6 +282,18 @@ ASSERTED = ("equal to everything", "an object equal to everything", "its own abs
 TRULY_RIGHT: dict[str, str] = {
     "plain": "a, b = map(int, input().split()); print(a + b)",
     "exit": "import sys; print(sum(map(int, sys.stdin.read().split()))); sys.exit()",
+    "exit without sys": "print(sum(map(int, input().split()))); exit()",
+    "quit": "print(sum(map(int, input().split()))); quit(0)",
+    "types as they are": """
+def add(a: int, b: int): return a + b
+assert add.__annotations__['a'] is int
+print(add(*map(int, input().split())))
+""",
+    "asyncio": """
+import asyncio
+async def add(): return sum(map(int, input().split()))
+print(asyncio.run(add()))
+""",
     "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
     "all at once": """
 import io, os

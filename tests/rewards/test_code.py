@@ -39,6 +39,10 @@ from mugrpo.rewards.verdict import Unfinished
         ("````python\n```\n````", "```"),  # nor does a shorter one
         ("```python\r\nx = '\x0c\u2028'\r\n```\r\n", "x = '\x0c\u2028'"),
         ("   ```python\n1\n   ```", "1"),
+        ("1. So:\n   ```python\n   if 1:\n       2\n 3\n   ```", "if 1:\n    2\n3"),
+        ("```x``` is it:\n```python\n1\n```", "1"),  # marks in a line are no fence
+        ("~~~ `py`\n1\n~~~\n~~~py\n2\n~~~", "2"),
+        ("`" * 100_000 + "x`", None),
         ("    ```python\n1\n    ```", None),  # indented code
         ("```python\n1\n```\n```python\n2", None),  # cut off
         ("```python\n1\n```\n```text\n2", "1"),
@@ -81,6 +85,10 @@ def test_the_last_block_is_the_program(text: str, program: str | None):
         ("inf", "1e999", False),
         ("1e9999999999", "1.5", False),
         ("1_0", "10.0", False),
+        ("1" * 1_000_000 + "x", "1.5", False),  # without the time of its square
+        ("1.", "1.0", True),
+        (".5", "0.50", True),
+        (".", "0.0", False),
         ("\u0663.0", "3.0", False),
     ],
 )
@@ -115,13 +123,14 @@ def test_values_are_the_same_if_json_describes_them(value: Any, expected: Any, s
     "value",
     [
         [None, True, 1, 1.5, "a\ud800", b"\x00"],
-        (1, (2,), {3, (4,)}, {5: [6], "7": ()}),
+        (1, (2,), {3, (4,)}, {5: [6], "7": ()}, {frozenset({8})}),
         1 << 100_000,  # more digits than Python prints
         -(2**53),
         float("-inf"),
         1 + 2j,
+        {2**n for n in range(10_000)},  # 164 of each hash
     ],
-    ids=["plain", "containers", "huge", "large", "infinite", "complex"],
+    ids=["plain", "containers", "huge", "large", "infinite", "complex", "powers"],
 )
 def test_values_survive_the_way_out(value: Any):
     claimed = value_of(json.dumps(encode(value)))
@@ -164,6 +173,8 @@ def test_subclasses_are_their_bases_and_nan_is_nan():
         '{"bytes": "0"}',
         '{"float": []}',
         "[" * 100_000,
+        json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
+        json.dumps({"dict": [[n * (2**61 - 1), 1] for n in range(201)]}),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -194,6 +205,10 @@ def test_the_forms_of_tests():
         ("assert set(f(1)) == {1, 2}", "set(f(1))", {1, 2}),
         ("assert [f(i) for i in range(2)] == [0, 1]", "[f(i) for i in range(2)]", [0, 1]),
         ("assert f(1) == set()", "f(1)", set()),
+        ("assert f(1) == True", "f(1)", True),
+        ("assert sum(10, 15) == 25", "sum(10, 15)", 25),  # the program has a sum of its own
+        ("assert abs(f(1) - 2) == 0", "(f(1),)", "bool(abs(__given__[0] - 2) == 0)"),
+        ("assert set(f(1)) == math.pi", "(f(1),)", "bool(set(__given__[0]) == math.pi)"),
         ("assert f(1) == set([1])", "(f(1),)", "bool(__given__[0] == set([1]))"),
         ("assert f(1)", "(f(1),)", "bool(__given__[0])"),
         ("assert not f(1)", "(f(1),)", "bool(not __given__[0])"),
@@ -241,6 +256,9 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
         ('["assert f(1)", "print(f(1))"]', "assert 2 is 'print(f(1))', not one assert"),
         ('["assert f(1); import os"]', "not one assert statement"),
         ('["assert True"]', "assert 1 calls nothing of the program"),
+        ('["assert math.isclose(f(1), 2)"]', 'assert 1 needs the setup "import math"'),
+        ('["assert [f(i) == 7 for i in [1, 2]] == [True, True]"]', "calls f for each i; write"),
+        ('{"asserts": ["assert f(1)"], "setup": "from math import *"}', "import what they need by"),
         ('["assert (x := f(1)) and x > 2"]', "assert 1 gives a name a value"),
         ('["assert all(f(i) > i for i in range(3))"]', "assert 1 calls f for each i; write"),
         ('["assert ' + "(" * 500 + '"]', "assert 1 is not Python"),

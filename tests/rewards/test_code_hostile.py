@@ -21,10 +21,13 @@ from tests.rewards.programs import (
     ASSERTED,
     CALLED,
     IN_THREADS,
+    LIAR,
     PRINTING,
+    SETUP,
     SUM_ASSERTS,
     SUM_CALL,
     SUM_STDIN,
+    TELLING,
     TRULY_RIGHT,
 )
 from tests.waiting import soon
@@ -126,10 +129,21 @@ def test_honest_programs_are_right():
     assert verifier(one.text, one.problem.answer).right
 
 
+@pytest.mark.parametrize("used", [True, False], ids=["equal", "unequal"])
+def test_an_assert_that_tells_what_is_expected_is_not_left_to_the_program(used: bool):
+    verifier = Code(OPTIONS.model_copy(update={"partial": True}))
+    tests = {"asserts": list(TELLING.values()), "setup": SETUP}
+    lie = answer(LIAR.replace("USED", str(used)), tests)
+    assert verifier(lie.text, lie.problem.answer).value == 0.0
+    honest = answer("def add(a, b): return a + b", tests)
+    assert verifier(honest.text, honest.problem.answer).right
+
+
 def test_sleepers():
     programs = {
         "sleep": "import time; time.sleep(3600)",
         "a pipe that nobody opens": "import os; os.mkfifo('/tmp/p'); open('/tmp/p')",
+        "a stopped process": "import os; os.kill(os.getpid(), 19)",
         "a lock": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
     }
     if "bubble" not in Code(OPTIONS).sandbox.name:
@@ -177,15 +191,18 @@ import os, socket
 print(os.getuid(), os.getgid(), os.getgroups(), sorted(os.environ), socket.gethostname())
 print(*sorted(os.listdir('/')))
 print(os.path.exists('/proc/self'), os.path.exists(os.path.expanduser('~')))
+try: socket.socketpair(30, socket.SOCK_SEQPACKET)  # AF_TIPC, which would load a module
+except OSError as error: print(error.errno)
 """
     [outcome] = Code(OPTIONS).sandbox.run(Request(program, [{"stdin": ""}]), 300.0)
     assert outcome.status == 0 and outcome.output
-    first, second, third = outcome.output.splitlines()
+    first, second, third, refused = outcome.output.splitlines()
     assert first == "65534 65534 [] ['LC_CTYPE', 'PWD', 'PYTHONHASHSEED'] none"
     system = {"bin", "dev", "etc", "lib", "lib32", "lib64", "nix", "tmp", "usr"}
     beyond = set(second.split()) - system
     assert beyond <= {Path(os.sys.base_prefix).resolve().parts[1]}  # type: ignore[attr-defined]
     assert third == "False False"
+    assert refused == "1" or "without a filter" in Code(OPTIONS).sandbox.name  # EPERM
 
 
 def test_verdicts_do_not_depend_on_the_order_of_a_set():

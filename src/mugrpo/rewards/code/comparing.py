@@ -10,7 +10,8 @@ from typing import Any
 
 from mugrpo.rewards.code.inside import decode
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
+# Only one way to read each digit, or text that is almost a number would take quadratic time.
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 
 

@@ -7,7 +7,8 @@ A request is {"setup": ..., "program": ..., "jobs": [...], "limits": {...}}. A j
 
 - {"stdin": text}: run the program, and give what it prints;
 - {"call": name, "arguments": [...]}: give what the program's function returns;
-- {"value": expression}: give the expression's value, with what the job has as "given" in GIVEN.
+- {"value": expression}: give the expression's value. GIVEN is what the text "given" of the job,
+  if it has one, describes as the output of another job.
 
 The first line that is printed is {"ready": true}. Then comes {"status": ..., "output": ...} for
 each job: how its process ended, as `os.waitstatus_to_exitcode` says it, and its output, None if
@@ -18,12 +19,15 @@ This file imports only the standard library: another interpreter loads it, witho
 
 from __future__ import annotations
 
+import builtins
 import gc
 import io
 import json
 import math
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -33,6 +37,7 @@ GIVEN = "__given__"
 FILE = "program.py"  # the program's name in tracebacks
 
 _EXACT = 1 << 53  # integers from here on are written in base 16, which has no limit on digits
+_ALIKE = 200  # entries of a set with the same hash: making it takes time for each pair of them
 
 
 def encode(value: Any) -> Any:
@@ -55,7 +60,8 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [encode(entry) for entry in value]}
     if isinstance(value, set | frozenset):
-        return {"set": [encode(entry) for entry in value]}
+        kind = "set" if isinstance(value, set) else "frozenset"
+        return {kind: [encode(entry) for entry in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(entry)] for key, entry in value.items()]}
     raise TypeError(f"a value of type {type(value).__name__} cannot be compared")
@@ -79,11 +85,21 @@ def decode(value: Any) -> Any:
         return bytes.fromhex(content)
     if kind == "tuple":
         return tuple(map(decode, content))
-    if kind == "set":
-        return frozenset(map(decode, content))
+    if kind in ("set", "frozenset"):
+        entries = _apart(map(decode, content))
+        return set(entries) if kind == "set" else frozenset(entries)
     if kind == "dict":
-        return {decode(key): decode(entry) for key, entry in content}
+        keys = _apart(decode(key) for key, _ in content)
+        return dict(zip(keys, (decode(entry) for _, entry in content), strict=True))
     raise ValueError(f"no value is of the kind {kind!r}")
+
+
+def _apart(entries: Iterable[Any]) -> list[Any]:
+    """Return entries of a set. Raises ValueError if too many of them have the same hash."""
+    listed = list(entries)
+    if len(listed) > _ALIKE and max(Counter(map(hash, listed)).values()) > _ALIKE:
+        raise ValueError(f"more than {_ALIKE} entries have the same hash")
+    return listed
 
 
 class _Nowhere(io.TextIOBase):
@@ -100,8 +116,9 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
     names = module.__dict__
     if not prints:
         sys.stdout = _Nowhere()
+    builtins.exit = builtins.quit = sys.exit  # `site`, which -S leaves out, has them
     for source in (request["setup"], request["program"]):
-        exec(compile(source, FILE, "exec"), names)
+        exec(compile(source, FILE, "exec", dont_inherit=True), names)
     if prints:
         return
     if "call" in job:
@@ -109,8 +126,8 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
         value = function(*job["arguments"])
     else:
         if "given" in job:
-            names[GIVEN] = decode(job["given"])
-        value = eval(compile(job["value"], FILE, "eval"), names)
+            names[GIVEN] = decode(json.loads(job["given"]))
+        value = eval(compile(job["value"], FILE, "eval", dont_inherit=True), names)
     result = json.dumps(encode(value)).encode()
     while result:
         result = result[os.write(1, result) :]
@@ -190,6 +207,7 @@ def _confine(limits: dict[str, Any]) -> None:
     limit(resource.RLIMIT_NOFILE, 64)
     if limits["alone"]:  # elsewhere others' processes would count
         limit(resource.RLIMIT_NPROC, limits["processes"])
+        limit(resource.RLIMIT_SIGPENDING, limits["processes"])  # of timers, which the kernel keeps
     if limits["user"] is not None:
         os.setgroups([])
         os.setgid(limits["user"])

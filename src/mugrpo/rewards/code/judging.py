@@ -19,7 +19,7 @@ from mugrpo.rewards.verdict import Verdict
 
 LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)")
+_FENCE = re.compile(r"( {0,3})(`{3,}+(?!.*`)|~{3,})[ \t]*([\w+#.-]*)")
 _PYTHON = ("", "python", "python3", "py")
 _RAN_OUT = {-signal.SIGXCPU: "out of CPU time", TRAPPED: "out of fuel, memory or stack"}
 
@@ -116,28 +116,29 @@ def read_program(text: str) -> str | None:
     """Return the last fenced block of Python in a text, or None if there is none.
 
     A block without a language counts as Python. A block that is not closed is cut off: if it is the
-    last one, there is none. As in CommonMark, a fence has at least three marks, its end as many.
+    last one, there is none. As in CommonMark, a fence has at least three marks, its end as many,
+    and lines lose as much indentation as the fence has.
     """
     program: list[str] | None = None
-    opened: tuple[str, bool] | None = None  # the fence, and whether it begins Python
+    opened: tuple[str, str, bool] | None = None  # indentation, marks, and whether it is Python
     lines: list[str] = []
     for line in re.split(r"\r?\n", text):
         fence = _FENCE.match(line)
         if opened is None:
             if fence:
-                opened, lines = (fence[1], fence[2].lower() in _PYTHON), []
+                opened, lines = (fence[1], fence[2], fence[3].lower() in _PYTHON), []
             continue
-        marks, python = opened
+        indented, marks, python = opened
         if fence and not line[fence.end() :].strip() and _closes(fence, marks):
             program = lines if python else program
             opened = None
         else:
-            lines.append(line)
-    if opened is not None and opened[1]:
+            lines.append(line[: len(indented)].lstrip(" ") + line[len(indented) :])
+    if opened is not None and opened[2]:
         return None
     source = "\n".join(program or [])
     return source if source.strip() and len(source) <= LONGEST_PROGRAM else None
 
 
 def _closes(fence: re.Match[str], marks: str) -> bool:
-    return not fence[2] and fence[1][0] == marks[0] and len(fence[1]) >= len(marks)
+    return not fence[3] and fence[2][0] == marks[0] and len(fence[2]) >= len(marks)

@@ -47,7 +47,7 @@ _REFUSED = {
     "semget": (64, 190),
     "setns": (308, 268),
     "shmget": (29, 194),
-    "socket": (41, 198),  # socketpair stays: asyncio needs it
+    "socket": (41, 198),
     "swapoff": (168, 225),
     "swapon": (167, 224),
     "syslog": (103, 116),
@@ -58,6 +58,8 @@ _REFUSED = {
 _FORKS = (57, 58)  # fork and vfork of x86_64, which aarch64 does not have
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _THREAD = 0x00010000  # the flag of clone that makes a thread
+_SOCKETPAIR = (53, 199)
+_UNIX = 1  # the only family of a socketpair that is needed, by asyncio
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _X32 = 0x40000000  # numbers from here on are those of another interface of x86_64
 
@@ -90,11 +92,15 @@ def filter_program() -> bytes | None:
         steps += otherwise(_EQUAL, number, _ERROR | _EPERM)
     # The flags of clone3 are out of reach for a filter. Without it, libc uses clone.
     steps += otherwise(_EQUAL, _CLONE3[column], _ERROR | _ENOSYS)
-    steps += [
-        (_EQUAL, 1, 0, _CLONE[column]),
-        (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        *otherwise(_ANY_BIT, _THREAD, _ALLOW),
-        (_RETURN, 0, 0, _ERROR | _EPERM),
-    ]
+    for number, test, value in (
+        (_CLONE[column], _ANY_BIT, _THREAD),
+        (_SOCKETPAIR[column], _EQUAL, _UNIX),
+    ):
+        steps += [
+            (_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, _FIRST_ARGUMENT),
+            *otherwise(test, value, _ALLOW),
+            (_RETURN, 0, 0, _ERROR | _EPERM),
+        ]
+    steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
