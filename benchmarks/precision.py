@@ -1,6 +1,6 @@
 """bf16 against fp32 on this machine: `python benchmarks/precision.py --phase update`.
 
-    --phase generation   the engine of the config; smollm2: 64 word problems x 8 responses of up to
+    --phase generation   the engine of the config; smollm2: 16 word problems x 8 responses of up to
                          128 tokens, chain: 256 problems x 8 of up to 48
     --phase update       Trainer.step on one-digit addition, 8 problems x 8 responses, and for
                          smollm2 TRL's step on the same rollouts with bf16=True
@@ -131,7 +131,7 @@ def sides_of(options: Namespace) -> Sides:
         configs[name] = addition_config({**groups, "model": own}, tiny=small)
     if options.phase == "update":
         return update(configs, problems, size, trl=not small)
-    count = problems if options.tiny else 256 if small else 64
+    count = problems if options.tiny else 256 if small else 16
     chosen = Chain(ChainOptions()).train_problems()[:count] if small else word_problems(count)
     return generation(configs, chosen, size)
 
