@@ -41,8 +41,8 @@ class ModelOptions(Options):
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" is bf16
-    where the machine computes faster in it, as the run says when it begins."""
+    """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
+    bf16 if the machine has units for it, and the run says which one it took."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False

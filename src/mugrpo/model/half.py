@@ -1,7 +1,7 @@
 """A copy of a model in bf16, which forward and backward passes use in place of fp32 weights.
 
-The weights that are trained stay in fp32, because bf16 keeps 8 bits: most updates are smaller than
-the last of them and would be lost (Micikevicius et al., arXiv 1710.03740, section 3.1).
+The weights that are trained stay in fp32. bf16 keeps 8 bits, and most updates are too small to
+change the last of them (Micikevicius et al., arXiv 1710.03740, section 3.1).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import nn
 class HalfCopy:
     """A copy of `model` whose floating-point weights are in bf16, in `working`.
 
-    `renew` takes over the model's weights, which costs one pass over them, not one in every
-    product. Gradients of the copy are added in fp32 to those of the model as soon as a backward
-    pass has them. Other tensors, such as buffers and weights in 4 bits, are shared.
+    `renew` rounds the model's weights of now into the copy. A backward pass through the copy adds
+    its gradients, in fp32, to those of the model. Other tensors, such as buffers and weights in 4
+    bits, are shared.
     """
 
     @torch.inference_mode(False)  # an engine may be the first to ask for it
     def __init__(self, model: nn.Module) -> None:
-        # What the copy shares or has instead, by id. Whoever changes attention in the config of one
-        # of them (see `attending`) changes it in both.
+        # By id: what the copy shares, or has instead. They share the config, so that `attending`
+        # changes the attention of both.
         known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
         for module in model.modules():
             if (config := getattr(module, "config", None)) is not None:

@@ -167,7 +167,7 @@ class Policy:
         self.weights_changed()
 
     def move(self, device: torch.device) -> None:
-        """Move the weights to `device`. The copy in bf16 is dropped, to be made again if needed."""
+        """Move the weights to `device`, and drop the copy in bf16: `working` makes another."""
         self.model.to(device)
         self._half = None
 

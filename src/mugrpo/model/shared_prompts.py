@@ -136,7 +136,7 @@ class Packing:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Return prompts, then responses of which each attends to its prompt and to itself."""
+        """Return the prompts, then the responses; a response attends to its prompt, too."""
         prompt_Z, response_Z = self.real_prompt.sum(1), self.real_response.sum(1)
         some = response_Z > 0  # a response of one token has none to compute
         real_BK = torch.cat([self.real_prompt[self.prompts], self.real_response], 1)[some]

@@ -100,7 +100,7 @@ class _Meter:
 
 
 def _by_length(meter: _Meter, number: int) -> list[list[int]]:
-    """Return at most `number` parts, cut by length so that the most work of a part is least."""
+    """Cut by length into at most `number` parts, and make the largest part as small as possible."""
     order = sorted(range(len(meter.sizes)), key=lambda i: -sum(meter.sizes[i][1:]))
     low, high = 0.0, meter.work(order)
     for _ in range(_HALVINGS):

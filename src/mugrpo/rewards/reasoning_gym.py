@@ -20,8 +20,8 @@ def score_answer(
 ) -> list[float]:
     """Return what reasoning-gym's `score_answer` gives each completion, from 0 to 1.
 
-    The columns hold the problem as reasoning-gym made it (`entry`), the data set with its config,
-    on which some scores depend, and which part of a completion is the answer.
+    `entry` is the problem as reasoning-gym made it. `config` is that of the data set, because some
+    scores depend on it. `part` says where in a completion the answer is.
     """
     columns = zip(completions, entry, dataset, config, part, strict=True)
     return [
@@ -33,7 +33,7 @@ def score_answer(
 def extracted(completion: str | list[dict[str, str]], part: str) -> str | None:
     """Return the answer in a completion, or None: see ReasoningGymOptions.answer.
 
-    The text in the last <answer></answer> is found as reasoning-gym finds it.
+    reasoning-gym itself reads the text between the last <answer> tags.
     """
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     if part == "tags":

@@ -36,7 +36,7 @@ def passed_over(
 
 
 def stated_rates(problems: Sequence[Problem], column: str | None) -> Floats:
-    """Return the solve rates in a column of the data, [P], NaN where there is none.
+    """Return each problem's solve rate in a column of the data, [P]; NaN if it has none.
 
     Raises UsageError if no problem has the column, or if a cell is not a number from 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""The choice of a sandbox, each of which is tried before it is used."""
+"""Choose a sandbox: try each kind with a small program, and take the first that runs it."""
 
 from __future__ import annotations
 
