@@ -18,7 +18,7 @@ FLOORS = (
     "config",
     "processes",
     "model rewards",
-    "engines tasks optimize report",
+    "engines environments tasks optimize report",
     "rollouts",
     "run",
     "stages",
