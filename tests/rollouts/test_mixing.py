@@ -118,6 +118,14 @@ def test_a_source_with_too_few_problems_is_refused():
     with pytest.raises(UsageError, match="the source 'b' has 1 problems to train on, but an upd"):
         mixed((Source(20, "a"), Source(1, "b")))
     mixed((Source(20, "a"), Source(0, "b", (0.0,))))  # never drawn
-    excluded = set(range(19))
-    with pytest.raises(UsageError, match="the source '' has 1 problems to train on"):
-        next(Schedule(ScheduleOptions(problems_per_update=4), 20, 5).stream(0, excluded))
+
+
+def test_groups_that_follow_a_stage_lack_what_a_source_does_not_have():
+    """Weights of 2 and 1 draw a, b, a again and again: a b | a a | b a | a b for updates of two."""
+    sources = Source(1, "a", (2.0,)), Source(9, "b", (1.0,))
+    schedule = mixed(sources, batches_per_stage=1, stages=1, problems_per_update=2)
+    assert schedule.largest_hands(0) == [1, 1]
+    drawn = list(islice(schedule.stream(0), 6))
+    of_a = [(group, epoch) for group, (index, epoch) in enumerate(drawn) if index == 0]
+    assert of_a == [(0, 0), (2, 1), (4, 2), (5, 3)]  # a b | a | b a | a: each an epoch of its own
+    assert [epoch for index, epoch in drawn if index] == [0, 0]

@@ -112,13 +112,11 @@ class Epochs:
     def hand(self, size: int) -> list[tuple[int, int]]:
         """Return (index of the problem, epoch) of the next `size` groups, of different problems.
 
-        Raises UsageError if the source has fewer.
+        A source with fewer gives all that it has.
         """
         if len(self._left) < size:
             self._epoch += 1
             self._left = self._order(0)
-        if len(self._left) < size:
-            raise too_small(self._source.name, len(self._left), size)
         hand, self._left = self._left[:size], self._left[size:]
         return [(int(index), self._epoch) for index in hand]
 

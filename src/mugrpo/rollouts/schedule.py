@@ -80,7 +80,8 @@ class Schedule:
     ) -> Iterator[tuple[int, int]]:
         """Yield the groups of `stage`, then those that follow in the epochs, without end.
 
-        Problems in `excluded` are passed over. Each source must have enough others for an update.
+        Problems in `excluded` are passed over. Each source must have enough others for an update of
+        `stage`. Groups that follow may need one more of a source; then they lack it.
         """
         size, sources = self.options.problems_per_update, self.parts
         firsts = accumulate((source.problems for source in sources), initial=0)
@@ -94,7 +95,8 @@ class Schedule:
         while True:
             batch = list(islice(order, size))
             hands = {n: iter(epochs[n].hand(groups)) for n, groups in Counter(batch).items()}
-            yield from (next(hands[number]) for number in batch)
+            for number in batch:
+                yield from islice(hands[number], 1)
 
     def largest_hands(self, stage: int) -> list[int]:
         """Return the most groups of each source that an update of `stage` needs."""
