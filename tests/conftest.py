@@ -27,7 +27,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in which sandbox hostile programs ran, if any did."""
     passed = terminalreporter.stats.get("passed", [])
     if any("test_a_hostile_program_is_wrong" in report.nodeid for report in passed):
-        found = tried(CodeOptions())
+        found = tried(CodeOptions(sandbox=os.environ.get("SANDBOX", "auto")))  # type: ignore[arg-type]
         terminalreporter.write_line(f"hostile programs ran in {getattr(found, 'name', found)}")
 
 

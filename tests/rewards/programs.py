@@ -289,24 +289,27 @@ def add(a: int, b: int): return a + b
 assert add.__annotations__['a'] is int
 print(add(*map(int, input().split())))
 """,
-    "asyncio": """
-import asyncio
-async def add(): return sum(map(int, input().split()))
-print(asyncio.run(add()))
-""",
     "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
+    "a float": "print(float(sum(map(int, input().split()))))",
+    "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
+}
+# In WebAssembly there are no threads, no sockets, and no size of stdin.
+OUTSIDE_WASM = {
     "all at once": """
 import io, os
 input = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline
 print(sum(map(int, input().split())))
 """,
-    "a float": "print(float(sum(map(int, input().split()))))",
-    "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
-}
-IN_THREADS = """
+    "threads": """
 import sys, threading
 sys.setrecursionlimit(10 ** 5)
 threading.stack_size(1 << 26)
 def add(a, b, n): return a + b if not n else add(a, b, n - 1)
 threading.Thread(target=lambda: print(add(*map(int, input().split()), 20_000))).start()
-"""
+""",
+    "asyncio": """
+import asyncio
+async def add(): return sum(map(int, input().split()))
+print(asyncio.run(add()))
+""",
+}
