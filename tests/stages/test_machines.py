@@ -34,9 +34,7 @@ def other_machine(run_dir: Path, address: str) -> Iterator[subprocess.Popen[byte
     command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", address]
     command += ["-m", "mugrpo", "optimize", str(run_dir), "--follow"]
     with open(run_dir.parent / "other.log", "wb") as log:
-        agent = subprocess.Popen(
-            command, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
-        )
+        agent = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
     try:
         yield agent
     finally:
@@ -65,11 +63,11 @@ def test_ranks_of_two_machines_stay_for_the_run_and_give_the_bits_of_one(tmp_pat
     machines = ("--distributed.machines", "2", "--distributed.address", address)
     started = start_train(run_dir, *STAGES, *machines)
     with other_machine(run_dir, address) as agent:
-        until(lambda: made(run_dir) >= 2, 180)
+        until(lambda: made(run_dir) >= 2, 600)
         early = children(agent.pid)
-        until(lambda: made(run_dir) >= 9, 180)
+        until(lambda: made(run_dir) >= 9, 600)
         assert len(early) == 1 and children(agent.pid) == early
-        ended = started.end(300)
+        ended = started.end(600)
         assert (ended.status, ended.err) == (0, ""), ended
         assert agent.wait(60) == 0
     finished(one, *STAGES, "--distributed.processes", "2")
@@ -83,7 +81,7 @@ def test_the_other_machine_ends_with_the_run(tmp_path: Path):
     started = start_train(run_dir, *STAGES, *machines)
     until(lambda: (run_dir / "ranks" / "order.json").exists(), 60)  # its agent meets others
     with other_machine(run_dir, address) as agent:
-        until(lambda: made(run_dir) >= 5, 180)
+        until(lambda: made(run_dir) >= 5, 600)
         ranks = children(agent.pid)
         os.kill(started.pid, signal.SIGKILL)
         started.end()

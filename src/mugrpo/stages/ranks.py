@@ -181,13 +181,13 @@ class RankProcesses:
         background = sampling.background if sampling else None
         if run.stop.signal_name or (background is not None and background.failed()):
             run.folder.stop_request.touch()
-        if self.beside_engines or sampling is None:
+        if not isinstance(run.config.backend, RayBackend) or sampling is None:
             return
         if run.folder.stop_request.exists():
             if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request
                 run.stop.check()
                 sampling.busy()
-        elif not sampling.busy():
+        elif not self.beside_engines and not sampling.busy():
             sampling.close()  # the job may be waiting for resources that the engines hold
 
 
