@@ -130,8 +130,8 @@ def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
     again = "rescore all shards (with --force if the rewards changed)"
     phases["score"].add_argument("--again", action="store_true", help=again)
     phases["optimize"].add_argument("--until", type=int, help="stop after this update")
-    # What `train` starts its ranks with: they wait for its orders.
-    phases["optimize"].add_argument("--follow", action="store_true", help=argparse.SUPPRESS)
+    follow = "with torchrun: obey the orders of `mugrpo train`, which runs on another machine"
+    phases["optimize"].add_argument("--follow", action="store_true", help=follow)
     evaluate = add("evaluate", "measure accuracy on the held-out problems", parents=[opens])
     evaluate.add_argument(
         "--update", type=int, help="the update to evaluate (default: the newest checkpoint)"

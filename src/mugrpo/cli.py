@@ -243,14 +243,14 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     from mugrpo.run.progress import Progress
 
     with (
-        joined(options.command) as ranks,
+        joined(options.command, follow=vars(options).get("follow", False)) as ranks,
         open_run(
             options.target,
             overrides=options.overrides,
             run_dir=options.run_dir,
             force=options.force,
             trust=options.trust,
-            progress=Progress(shown=ranks.first),
+            progress=Progress(shown=ranks.shown),
             stop=options.stop,
             ranks=ranks,
         ) as run,

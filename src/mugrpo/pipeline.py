@@ -18,7 +18,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from mugrpo.disk.errors import Interrupted
+from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import weights_at
@@ -59,7 +59,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
-        elif run.config.backend.name != "ray":
+        elif work.ranks.beside_engines:
             work.ranks.start()  # they load the model while the engines start
         for number in range(current):
             mend_past_stage(run, work.stage(number), work.sampling, work.metrics)
@@ -146,8 +146,13 @@ def follow(run: OpenRun) -> None:
     """Obey the orders of the run that started this rank, until it says to end.
 
     Weights and optimizer stay in memory from one order to the next. Before it ends, all updates
-    are saved.
+    are saved. Raises UsageError if no run has started any of the ranks.
     """
+    if all(run.ranks.all(run.ranks.by_hand)):
+        raise UsageError(
+            "--follow is for the other machines of a run: set distributed.machines and "
+            "distributed.address, and start `mugrpo train` on the first one"
+        )
     if run.ranks.first:
         stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
@@ -177,7 +182,9 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
             training.save(temporary=True)  # one that is due is saved already
         elif training.unsaved():
             training.hand_over()
-    if run.folder.pending:
+    if run.config.backend.name == "ray":  # it may start ranks again, from a published checkpoint
+        run.folder.settle()
+    elif run.folder.pending:
         run.folder.pending.ready()  # engines may read the model then
 
 

@@ -70,6 +70,8 @@ def test_only_what_changes_no_trained_number_is_harmless():
         "engine.enforce_eager",
         "engine.rest",
         "engine.concurrency",
+        "distributed.address",
+        "distributed.machines",
         "distributed.rest",
         "distributed.replicas",
         "distributed.processes",

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk import publishing
-from mugrpo.disk.publishing import SUMS, publish_folder, seal_folder, sealed_folder_fault
+from mugrpo.disk.publishing import (
+    SUMS,
+    fleeting,
+    publish_file,
+    publish_folder,
+    seal_folder,
+    sealed_folder_fault,
+)
 
 
 @pytest.fixture
@@ -64,3 +71,24 @@ def test_a_lost_file_or_seal_is_found(sealed: Path):
     assert sealed_folder_fault(sealed) == "lacks weights"
     (sealed / SUMS).unlink()
     assert sealed_folder_fault(sealed) == f"has no readable {SUMS}"
+
+
+def test_what_is_published_fleetingly_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file and its folder are two waits; a folder, its file and the folder above are three."""
+    waits = list[int]()
+    monkeypatch.setattr(os, "fsync", waits.append)
+
+    def publish(name: str) -> int:
+        before = len(waits)
+        with publish_file(tmp_path / name / "a") as file:
+            file.write(b"a")
+        with publish_folder(tmp_path / name / "b") as folder:
+            (folder / "c").write_bytes(b"c")
+        assert sorted(p.name for p in (tmp_path / name).rglob("*")) == ["a", "b", "c"]
+        return len(waits) - before
+
+    with fleeting():
+        assert publish("fleeting") == 0
+    assert publish("lasting") == 5

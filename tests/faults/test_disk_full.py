@@ -150,10 +150,10 @@ def test_on_a_full_disk_only_the_unfinished_file_is_removed(tmp_path: Path):
 def test_a_full_disk_that_a_library_wraps_in_its_own_error_is_reported_the_same_way(
     run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    def save_file(_tensors: object, path: Path) -> None:
+    def write_tensors(path: Path, _tensors: object) -> str:
         raise RuntimeError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(optimizer_state, "save_file", save_file)
+    monkeypatch.setattr(optimizer_state, "write_tensors", write_tensors)
     stopped(command("train", run_dir), f"the disk is full: {run_dir}/checkpoints/update-000006")
     assert sorted(p.name for p in (run_dir / "checkpoints").iterdir())[-1] == "update-000004"
 

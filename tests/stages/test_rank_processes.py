@@ -21,8 +21,9 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.run.progress import Progress
+from mugrpo.stages.local_ranks import LocalJob
 from mugrpo.stages.orders import Answer
-from mugrpo.stages.ranks import LocalJob, RankProcesses, _WrittenByRanks
+from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
 from tests.builders import saved_weights
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (

@@ -191,6 +191,63 @@ def test_with_overlap_and_one_worker_it_is_the_run_of_one_process(
     assert not [text for text in found if not text.startswith("metrics line")]
 
 
+SEVERAL = (
+    *("--schedule.stages", "3", "--schedule.batches_per_stage", "4", "--checkpoint.every", "0"),
+    *("--evaluation.every", "6", "--distributed.processes", "2", "--engine.processes", "1"),
+    *("--reference.name", "kl", "--checkpoint.beside_training", "true"),
+)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three stages without Ray, with an evaluation within the second one."""
+    run_dir = tmp_path_factory.mktemp("several") / "run"
+    finished(run_dir, *SEVERAL)
+    return run_dir
+
+
+def test_ranks_stay_for_the_run_where_the_cluster_has_room_for_engines_beside_them(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
+    """Two ranks and an engine, on three CPUs: the same processes from beginning to end."""
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *SEVERAL, *on_ray)
+    until(lambda: last_update(run_dir) >= 2, 300)
+    early, actor = ranks(run_dir), processes("ray::Relay")
+    until(lambda: last_update(run_dir) >= 9, 300)
+    assert len(early) == 2 and ranks(run_dir) == early and processes("ray::Relay") == actor
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert not differences(run_dir, several, 12)
+
+
+def test_ranks_and_engines_take_turns_where_there_is_no_room_for_both(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
+    """2 x 1.4 CPUs and one more are more than three."""
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *SEVERAL, *on_ray, "--backend.rank_cpus", "1.4")
+    until(lambda: last_update(run_dir) >= 2, 300)
+    early = ranks(run_dir)
+    until(lambda: last_update(run_dir) >= 9, 300)
+    assert not set(early) & set(ranks(run_dir))
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert not differences(run_dir, several, 12)
+
+
+def test_a_rank_that_is_killed_between_orders_is_started_again(
+    on_ray: tuple[str, ...], several: Path, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    started = start_train(run_dir, *SEVERAL, *on_ray)
+    until(lambda: 4 in checkpoints(run_dir), 300)
+    os.kill(ranks(run_dir)[0], signal.SIGKILL)
+    ended = started.end(600)
+    assert (ended.status, ended.err) == (0, ""), ended
+    assert not differences(run_dir, several, 12)
+
+
 def test_ray_is_started_for_a_run_if_there_is_no_cluster(tmp_path: Path):
     run_dir = tmp_path / "run"
     options = ("--backend.name", "ray", "--evaluation.every", "0")

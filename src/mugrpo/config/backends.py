@@ -39,8 +39,8 @@ class RayBackend(BackendOptions):
     rank_cpus: float = Field(1.0, ge=0, json_schema_extra=HARMLESS)
     """CPUs that each update process reserves, besides its GPU."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
-    """How often, per stage, the update processes are restarted after one of them is lost. They
-    continue from the newest checkpoint."""
+    """How often the update processes are restarted after one of them is lost, from the newest
+    checkpoint: per run, or per stage if they end after each (distributed.rest)."""
 
 
 Backend = Annotated[LocalBackend | RayBackend, Field(discriminator="name")]

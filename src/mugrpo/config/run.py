@@ -201,18 +201,11 @@ class RunConfig(Options):
     def _faults(self) -> Iterator[str]:
         """Yield a message for each combination of options that does not work, with the way out."""
         yield from self._faults_with_vllm()
-        alone = self.distributed.processes == 1
+        yield from self._faults_with_ranks()
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
                 "needs checkpoint.stage_end"
-            )
-        if self.proximal_period > 1 and not alone:
-            yield "objective.proximal_period > 1 needs distributed.processes = 1"
-        if self.lora.quantized and not alone:
-            yield (
-                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
-                "in 4 bits"
             )
         names = [use.label for use in self.evaluation.suites]
         if self.checkpoint.best is not None and self.checkpoint.best not in names:
@@ -231,10 +224,21 @@ class RunConfig(Options):
             yield "overlap = true needs sampling.name = 'every'"
         if self.overlap and not self.checkpoint.stage_end:
             yield "overlap = true needs checkpoint.stage_end"
-        if self.overlap and self.needs and not alone:
+        if self.overlap and self.needs and self.distributed.ranks > 1:
             yield (
                 "overlap = true needs distributed.processes = 1 with an objective or reference "
                 "that needs logprobs of other policies"
+            )
+
+    def _faults_with_ranks(self) -> Iterator[str]:
+        if self.distributed.machines > 1 and self.backend.name == "ray":
+            yield "distributed.machines needs backend.name = 'local': Ray chooses its machines"
+        if self.proximal_period > 1 and self.distributed.ranks > 1:
+            yield "objective.proximal_period > 1 needs distributed.processes = 1"
+        if self.lora.quantized and self.distributed.ranks > 1:
+            yield (
+                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
+                "in 4 bits"
             )
 
     def _faults_with_vllm(self) -> Iterator[str]:

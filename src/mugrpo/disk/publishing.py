@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -25,6 +26,21 @@ from mugrpo.disk.journal import LISTS, forget, recorded
 from mugrpo.disk.places import passing
 
 SUMS = "sha256.json"
+
+_durable = ContextVar("durable", default=True)
+
+
+@contextmanager
+def fleeting() -> Iterator[None]:
+    """Within the block, publish without waiting for the disk, which may be busy for seconds.
+
+    What this thread publishes may then be lost if the machine fails, but not if a process does.
+    """
+    before = _durable.set(False)
+    try:
+        yield
+    finally:
+        _durable.reset(before)
 
 
 def remove_unfinished(root: Path) -> list[Path]:
@@ -86,19 +102,20 @@ def publish_file(path: Path) -> Iterator[IO[bytes]]:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if _durable.get():
+                os.fsync(file.fileno())
         passing("before a publish", path)
         os.replace(temporary, path)
         passing("after a publish", path)
-        fsync(path.parent)
+        if _durable.get():
+            fsync(path.parent)
 
 
 @contextmanager
-def publish_folder(path: Path, *, durable: bool = True, replace: bool = True) -> Iterator[Path]:
+def publish_folder(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `path` in one rename if the block succeeds.
 
-    A folder that is already at `path` is replaced, or kept if `replace` is false. One that is not
-    `durable` may be lost if the machine fails, and does not wait for the disk. Raises RunStopped
+    A folder that is already at `path` is replaced, or kept if `replace` is false. Raises RunStopped
     if the disk is full, and UsageError for a folder that must be kept.
     """
     temporary = unfinished(path)
@@ -107,7 +124,7 @@ def publish_folder(path: Path, *, durable: bool = True, replace: bool = True) ->
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
-            for entry in [*temporary.rglob("*"), temporary] if durable else ():
+            for entry in [*temporary.rglob("*"), temporary] if _durable.get() else ():
                 fsync(entry)
             lists = [file for name in LISTS for file in temporary.rglob(name)]
             files = {path / file.relative_to(temporary): file.read_bytes() for file in lists}
@@ -119,7 +136,7 @@ def publish_folder(path: Path, *, durable: bool = True, replace: bool = True) ->
                     shutil.rmtree(path)
                 os.rename(temporary, path)
                 passing("after a publish", path)
-            if durable:
+            if _durable.get():
                 fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

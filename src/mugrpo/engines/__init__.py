@@ -28,7 +28,7 @@ from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
-from mugrpo.processes.cluster import connected, on_gpus, require_room
+from mugrpo.processes.cluster import connected, require_room
 
 
 def make_engine(
@@ -81,13 +81,22 @@ def make_engines(
         return [make_engine(policy, options, notify)]
     assert isinstance(options, OwnEngineOptions | VLLMOptions)
     engines: list[RemoteEngine] = []
-    for number in range(options.processes or 1):
+    for number in range(len(reserved_gpus(config))):
         host = _host(vocabulary, config, log(f"engine-{number}").absolute())
         engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
     if isinstance(config.backend, RayBackend):
-        gpus = sum(e.gpus for e in engines) if on_gpus(config.backend) else 0
-        require_room(config.backend, len(engines) * config.backend.engine_cpus, gpus)
+        require_room(config.backend, 0, reserved_gpus(config))
     return list(engines)
+
+
+def reserved_gpus(config: RunConfig) -> list[int]:
+    """Return the number of GPUs of each engine that has a process, if there are any."""
+    options = config.engine
+    if isinstance(options, VLLMServerOptions) or config.engine_in_process:
+        return []
+    assert isinstance(options, OwnEngineOptions | VLLMOptions)
+    each = options.tensor_parallel if isinstance(options, VLLMOptions) else 1
+    return [each] * (options.processes or 1)
 
 
 def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:

@@ -114,11 +114,6 @@ class RemoteEngine:
         self._tasks = 0  # that the process has got and not ended
         self._spent: dict[str, float] = {}  # seconds of the last refresh, by its parts
 
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs that its process uses, if there are any."""
-        return self._host.gpus
-
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
         """See `Engine.refresh`.
 

@@ -7,10 +7,11 @@ rows where these belong in each file, so no tensor is ever gathered.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,8 @@ def weights_in_memory(
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         for name in names:
             starts[name] = offset
+            header[name] = _entry(type_of(name), tensors[name].shape, offset)
             offset += sizes[name]
-            header[name] = {
-                "dtype": _TYPES[type_of(name)],
-                "shape": [*tensors[name].shape],
-                "data_offsets": [starts[name], offset],
-            }
         headers[file] = _framed(header)
         for name, start in starts.items():
             before = _numbers_before(tensors[name]) * type_of(name).itemsize
@@ -109,7 +106,7 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> N
                     # Without a lock, a network file system may write whole pages.
                     fcntl.lockf(file, fcntl.LOCK_EX, rows.nbytes, offset)
                     file.seek(offset)
-                    file.write(rows.view(-1).view(torch.uint8).numpy().data)
+                    file.write(_bytes_of(rows))
     if not ranks.first:
         return
     model.config.dtype = str(model.dtype).removeprefix("torch.")  # as transformers does
@@ -118,6 +115,24 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> N
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     (folder / _INDEX).write_text(json.dumps(weights.index, indent=1) + "\n")
+
+
+def write_tensors(path: Path, tensors: Tensors) -> str:
+    """Write `tensors`, which are in CPU memory, as a safetensors file. Return its checksum.
+
+    It is computed on the way, so nobody has to read the file for it.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # so all are aligned
+    header, offset = {}, 0
+    for name, tensor in ordered:
+        header[name] = _entry(tensor.dtype, tensor.shape, offset)
+        offset += tensor.nbytes
+    sha256 = hashlib.sha256()
+    with open(path, "wb") as file:
+        for part in (_framed(header), *(_bytes_of(tensor) for _, tensor in ordered)):
+            file.write(part)
+            sha256.update(part)
+    return sha256.hexdigest()
 
 
 def read_rows(model: nn.Module, folder: Path) -> bool:
@@ -159,6 +174,17 @@ def _dealt(sizes: Mapping[str, int], files: int) -> list[list[str]]:
         names[smallest].append(name)
         filled[smallest] += size
     return names
+
+
+def _entry(dtype: torch.dtype, shape: Sequence[int], start: int) -> dict[str, Any]:
+    """Return what the header says of a tensor whose numbers begin `start` bytes after it."""
+    end = start + math.prod(shape) * dtype.itemsize
+    return {"dtype": _TYPES[dtype], "shape": [*shape], "data_offsets": [start, end]}
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the tensor's numbers as they are in memory."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _framed(header: Mapping[str, Any]) -> bytes:

@@ -161,15 +161,18 @@ class Writing:
             raise self._unpublished()
 
     def _files(self, snapshot: Snapshot) -> dict[str, str]:
-        """Write this rank's part. Return the checksums of the files that carry its number."""
+        """Write this rank's part. Return the checksums of the files that carry its number.
+
+        Several ranks may have written to a file of the model, so these are read for it.
+        """
         ranks = snapshot.policy.ranks
         snapshot.write_model(self.folder)
         (self.folder / _mark(ranks.rank)).touch()
         self._wait_for([self.folder / _mark(rank) for rank in range(ranks.size)])
         self._ready.set()
-        snapshot.write_rest(self.folder)
-        own = self.folder.glob(f"*-{ranks.rank + 1:05d}-of-*")
-        return checksums(self.folder, sorted(file.name for file in own))
+        sums = snapshot.write_rest(self.folder)
+        own = {file.name for file in self.folder.glob(f"*-{ranks.rank + 1:05d}-of-*")}
+        return sums | checksums(self.folder, sorted(own - sums.keys()))
 
     def _wait_for(self, files: Sequence[Path]) -> None:
         """Wait for what other ranks write into the unfinished folder."""

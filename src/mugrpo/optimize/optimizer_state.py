@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.model.dtensors import like, local, rows_of
+from mugrpo.model.files import write_tensors
 from mugrpo.processes.ranks import Ranks
 
 _RNG = "rng/cpu"
@@ -46,13 +46,15 @@ def optimizer_in_memory(
 
 def write_optimizer(
     folder: Path, tensors: dict[str, torch.Tensor], shard: tuple[int, int] | None
-) -> None:
+) -> dict[str, str]:
     """Write this rank's part of the state: its `shard`, unless another rank has the same.
 
-    No rank waits for another.
+    Return the file's checksum under its name. No rank waits for another.
     """
-    if shard is not None:
-        save_file(tensors, folder / _name(*shard))
+    if shard is None:
+        return {}
+    name = _name(*shard)
+    return {name: write_tensors(folder / name, tensors)}
 
 
 def load_optimizer(

@@ -51,11 +51,12 @@ class Snapshot:
         """Write the part that engines need: model and tokenizer."""
         self.policy.save(folder, self.weights)
 
-    def write_rest(self, folder: Path) -> None:
-        """Write what only a trainer needs."""
-        write_optimizer(folder, self.moments, self.policy.shard)
+    def write_rest(self, folder: Path) -> dict[str, str]:
+        """Write what only a trainer needs. Return the checksums that are known from writing."""
+        sums = write_optimizer(folder, self.moments, self.policy.shard)
         if self.policy.ranks.first:
             (folder / "trainer.json").write_text(json.dumps(self.state) + "\n")
+        return sums
 
 
 class Trainer:
@@ -159,7 +160,8 @@ class Trainer:
     def sleep(self) -> None:
         """Move weights and optimizer state from the GPU to CPU memory, for an engine beside it.
 
-        Do nothing if `distributed.rest` says so, or if they are in CPU memory anyway.
+        Do nothing if `distributed.rest` says so, if they are in CPU memory anyway, or on Ray,
+        where engines have other GPUs.
         """
         if self._sleeps():
             self.move(torch.device("cpu"))
@@ -180,7 +182,7 @@ class Trainer:
     def _sleeps(self) -> bool:
         options = self.config.distributed
         on_gpu = self.policy.device.type == "cuda" and not options.cpu_offload
-        return on_gpu and options.rest == "sleep"
+        return on_gpu and options.rest == "sleep" and self.config.backend.name != "ray"
 
     def _learning_rate(self) -> float:
         return learning_rate(

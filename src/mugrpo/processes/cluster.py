@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -66,13 +66,26 @@ def _no_answer(address: str, reason: str) -> UsageError:
     )
 
 
-def require_room(options: RayBackend, cpus: float, gpus: float) -> None:
-    """Raise UsageError if this machine's Ray can never provide `cpus` and `gpus` at once.
+def reserved(options: RayBackend, ranks: int, engines: Sequence[int]) -> tuple[float, int]:
+    """Return the CPUs and GPUs that `ranks` and engines, with so many GPUs each, reserve."""
+    cpus = ranks * options.rank_cpus + len(engines) * options.engine_cpus
+    return cpus, ranks + sum(engines) if on_gpus(options) else 0
 
-    A cluster may grow, so on a cluster Ray waits until they are available.
+
+def has_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> bool:
+    """Return whether the cluster, as it is now, has what ranks and engines reserve at once."""
+    cpus, gpus = reserved(options, ranks, engines)
+    resources = connected(options).cluster_resources()
+    return cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0)
+
+
+def require_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> None:
+    """Raise UsageError if this machine's Ray can never provide what they reserve at once.
+
+    A cluster may grow, so on a cluster Ray waits until it is available.
     """
-    ray = connected(options)
-    resources = ray.cluster_resources()
+    cpus, gpus = reserved(options, ranks, engines)
+    resources = connected(options).cluster_resources()
     grows = options.address or os.environ.get("RAY_ADDRESS")
     for kind, required in (("CPU", cpus), ("GPU", gpus)):
         if required > resources.get(kind, 0) and not grows:

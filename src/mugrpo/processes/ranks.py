@@ -32,12 +32,19 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    driven: bool = False  # started by a run, which holds the lock, generates, scores, evaluates
+    driven: bool = False  # works for a run, which holds the lock, generates, scores, evaluates
+    by_hand: bool = False  # started by the user, on another machine than the run that it works for
+    local: int = 0  # its number among the ranks of its machine
 
     @property
     def first(self) -> bool:
         """Whether this is the first rank, the one that writes."""
         return self.rank == 0
+
+    @property
+    def shown(self) -> bool:
+        """Whether its progress is shown. The first rank of a run may be on another machine."""
+        return self.local == 0 if self.driven else self.first
 
     @property
     def alone(self) -> bool:
@@ -85,18 +92,20 @@ ALONE = Ranks()
 
 
 @contextmanager
-def joined(command: str) -> Iterator[Ranks]:
+def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and yield this process's place among them.
 
-    Without torchrun the process is alone. A rank that waits longer than TIMEOUT for another one
-    ends with an error. Raises UsageError if `command` cannot run in ranks.
+    Without torchrun the process is alone. If it is to `follow` a run that has not started it, it
+    is another machine's. A rank that waits longer than TIMEOUT for another one ends with an error.
+    Raises UsageError if `command` cannot run in ranks.
     """
-    driver = os.environ.get(DRIVER)
-    if driver is not None:
+    started = DRIVER in os.environ
+    place = {"driven": started or follow, "by_hand": follow and not started}
+    if started:
         append_only(1, 2)  # torchrun's logs of its ranks do not
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield Ranks(driven=driver is not None)
+        yield Ranks(**place)
         return
     if command != "optimize":
         raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
@@ -104,7 +113,7 @@ def joined(command: str) -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT)
-    ranks = Ranks(dist.get_rank(), size, driven=driver is not None)
+    ranks = Ranks(dist.get_rank(), size, **place, local=int(os.environ["LOCAL_RANK"]))
     yield ranks
     ranks.wait()  # skipped if this rank failed: the others may never come
     sys.stdout.flush()

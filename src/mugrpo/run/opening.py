@@ -67,7 +67,7 @@ def open_run(
     progress = progress or Progress(shown=ranks.first)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     config = _settled_precision(folder, config, progress)
-    if not ranks.driven:
+    if not ranks.driven or ranks.by_hand:
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
     require_packages(config.lora)
     task, prompts = make_task(config.task, held), prompt_encoder(config)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
+from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.memory import give_back_memory
@@ -170,7 +170,7 @@ def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update
         return str(folder.unsaved.folder.absolute())
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
-    with publish_folder(target, durable=False) as unfinished:
+    with fleeting(), publish_folder(target) as unfinished:
         if not _link_pending(folder, update, unfinished):
             if policy is None or update in folder.checkpoint_updates():
                 _link_model(Path(weights_at(folder, model, update)), unfinished, _link_softly)

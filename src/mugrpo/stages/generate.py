@@ -61,7 +61,7 @@ class Generation:
     published: int  # rollouts that the stage has already
     total: int  # rollouts of the stage, as known so far
     refresh: Refresh
-    settle: Callable[[], None]  # waits until the checkpoint of their policy is published
+    settle: Callable[[], None]  # waits until their policy is published
     way_out_of_memory: str
 
     def shards(self, on_decoded: Callable[[Decoded], None]) -> Iterator[int]:
@@ -135,9 +135,18 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
         total - sum(len(parts[number]) for number in missing) * size,
         total,
         refresh,
-        run.folder.settle,
+        _policy_published(run),
         run.config.engine.way_out_of_memory,
     )
+
+
+def _policy_published(run: OpenRun) -> Callable[[], None]:
+    """Return what waits until the newest policy is published.
+
+    That is at once where engines have read it from a folder of its own (`Weights.handed_over`). An
+    engine in this process has it from memory, so it waits for the checkpoint.
+    """
+    return run.folder.settle if run.config.engine_in_process else lambda: None
 
 
 def pieces_of(stage_groups: int, shard_groups: int, engines: int) -> int:

@@ -7,7 +7,8 @@
     ranks/alive         is touched every few seconds while the first rank lives
 
 Every rank reads the order, and the first one answers when all are done. There is one order at a
-time. A rank that starts late, or again, finds it too.
+time. A rank that starts late, or again, finds it too. None of this outlives the ranks, so nobody
+waits for the disk, which may be busy with their checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mugrpo.disk.publishing import publish_json
+from mugrpo.disk.publishing import fleeting, publish_json
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import (
@@ -66,9 +67,10 @@ class Answer:
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
     """Give an order to the ranks, with the `rollouts` whose logprobs it asks for."""
-    if rollouts:
-        write_rollouts(ShardSet(folder.ranks / "rollouts", "rollouts"), 0, rollouts)
-    publish_json(folder.ranks / "order.json", asdict(order))
+    with fleeting():
+        if rollouts:
+            write_rollouts(ShardSet(folder.ranks / "rollouts", "rollouts"), 0, rollouts)
+        publish_json(folder.ranks / "order.json", asdict(order))
 
 
 def answer_to(folder: RunDir, order: Order) -> Answer | None:
@@ -126,7 +128,8 @@ def orders(run: OpenRun) -> Iterator[Order]:
         run.ranks.wait()
         done = order.number
         if run.ranks.first:
-            publish_json(run.folder.ranks / "done.json", asdict(_answer(run.folder, done)))
+            with fleeting():
+                publish_json(run.folder.ranks / "done.json", asdict(_answer(run.folder, done)))
 
 
 def ordered_rollouts(folder: RunDir) -> list[Rollout]:
@@ -136,7 +139,8 @@ def ordered_rollouts(folder: RunDir) -> list[Rollout]:
 
 def answer_logprobs(folder: RunDir, logprobs: Sequence[NDArray[np.float32]]) -> None:
     """Answer with the logprobs [T] of each ordered rollout."""
-    write_logprobs(_logprobs(folder), 0, logprobs)
+    with fleeting():
+        write_logprobs(_logprobs(folder), 0, logprobs)
 
 
 def _logprobs(folder: RunDir) -> ShardSet:

@@ -6,23 +6,16 @@ run that starts them keeps the lock, generates, scores and evaluates.
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.backends import RayBackend
@@ -31,17 +24,16 @@ from mugrpo.disk.patience import Patience
 from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.driver import DRIVER, driver_name
-from mugrpo.processes.ranks import said_by_ranks
+from mugrpo.engines import reserved_gpus
+from mugrpo.processes.cluster import has_room
 from mugrpo.run.opened import OpenRun
+from mugrpo.stages.local_ranks import LocalJob
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.suites_in_training import measuring_due
 
 _PATIENCE = 600.0  # seconds to wait until the ranks have saved their updates and end
-_ENDING = 60.0  # seconds to wait until ranks that got a signal end
-_FAILED = re.compile(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
 class Job(Protocol):
@@ -59,10 +51,7 @@ class Job(Protocol):
 
 
 class RankProcesses:
-    """The ranks of a run. The first order starts them, if `start` has not.
-
-    On Ray they end after every order to make updates, because engines need what they reserve.
-    """
+    """The ranks of a run. The first order starts them, if `start` has not."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
@@ -70,6 +59,14 @@ class RankProcesses:
         self._number = 0
         self._obeying = False
         self.sampling: Sampling | None = None  # whose engines may run beside the ranks
+
+    @cached_property
+    def beside_engines(self) -> bool:
+        """Whether ranks and engines can run at once. On Ray, each reserve what they need."""
+        config = self._run.config
+        if not isinstance(config.backend, RayBackend):
+            return True
+        return has_room(config.backend, config.distributed.processes, reserved_gpus(config))
 
     def start(self) -> None:
         """Start the ranks, unless they run. They load the newest checkpoint at once."""
@@ -81,20 +78,20 @@ class RankProcesses:
             shutil.rmtree(old, ignore_errors=True)
             old.mkdir(parents=True)
         words = ["optimize", str(folder.root.absolute()), "--follow"]
-        count = run.config.distributed.processes
+        options = run.config.distributed
         if isinstance(run.config.backend, RayBackend):
             from mugrpo.stages.ray_ranks import RayJob  # Ray is off the default path
 
-            engines = self.sampling.on_cluster() if self.sampling else ()
-            self._job = RayJob(run.config.backend, words, logs, count, engines)
+            beside = self.beside_engines or (self.sampling is not None and self.sampling.busy())
+            engines = reserved_gpus(run.config) if beside else ()
+            self._job = RayJob(run.config.backend, words, logs, options.processes, engines)
         else:
-            self._job = LocalJob(words, logs, count)
+            self._job = LocalJob(words, logs, options)
 
     def optimize(self, stage: int, until: int) -> None:
         """Let the ranks make the updates of `stage` up to `until`."""
         self._obeyed("optimize", until, stage)
-        config = self._run.config
-        if config.distributed.rest == "end" or isinstance(config.backend, RayBackend):
+        if self._run.config.distributed.rest == "end" or not self.beside_engines:
             self.close()
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
@@ -103,6 +100,14 @@ class RankProcesses:
             return []
         self._obeyed("logprobs", update, rollouts=rollouts)
         return answered_logprobs(self._run.folder)
+
+    def logprobs_for_engines(
+        self, update: int, rollouts: Sequence[Rollout]
+    ) -> list[NDArray[np.float32]]:
+        """Return what `logprobs` does, from another process if engines leave ranks no room."""
+        assert self.sampling is not None
+        elsewhere = self.sampling.computed_elsewhere
+        return (self.logprobs if self.beside_engines else elsewhere)(update, rollouts)
 
     def close(self) -> None:
         """End the ranks, if they run. Raises RunStopped if they could not save every update."""
@@ -182,7 +187,7 @@ class RankProcesses:
             if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request
                 run.stop.check()
                 sampling.busy()
-        elif not sampling.busy():
+        elif not self.beside_engines and not sampling.busy():
             sampling.close()  # the job may be waiting for resources that the engines hold
 
 
@@ -240,59 +245,3 @@ def optimize_in_ranks(
         if run.folder.newest_update() <= start:
             logs = run.folder.rank_logs()
             raise RunStopped(f"the ranks made no update after {start}; see {logs}")
-
-
-class LocalJob:
-    """Ranks on this machine, started and watched by torchrun."""
-
-    def __init__(self, words: Iterable[str], logs: Path, count: int) -> None:
-        """Start `count` ranks that run `mugrpo WORDS`."""
-        self._logs, self._count = logs, count
-        command = [sys.executable, "-m", "mugrpo.processes.torchrun", "--standalone"]
-        command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
-        command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
-        environment = {**os.environ, DRIVER: driver_name()}
-        environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
-        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
-        ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
-        weakref.finalize(self, os.close, ours.detach())
-        with theirs, open(logs / "torchrun.log", "ab") as log:
-            self._launcher = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def running(self) -> bool:
-        return self._launcher.poll() is None
-
-    def end(self, patience: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(patience)
-        if self.running():
-            self._launcher.terminate()  # it lets the ranks save and end
-            with suppress(subprocess.TimeoutExpired):
-                self._launcher.wait(_ENDING)
-
-    def fault(self) -> str | None:
-        """Return the error message of the rank that failed first, or how it ended without one."""
-        if not self._launcher.returncode:
-            return None
-        logs, count = self._logs, self._count
-        text = (logs / "torchrun.log").read_text(errors="replace")
-        ends = [(int(rank), int(status)) for rank, status in _FAILED.findall(text)]
-        if not ends:
-            return f"the {count} ranks failed; their log is {logs / 'torchrun.log'}"
-        # torchrun lists the supposed root cause last: the failure that it noticed first. But if a
-        # rank was killed, the others failed because it was gone. SIGTERM comes from torchrun.
-        killed = [end for end in ends if end[1] < 0 and end[1] != -signal.SIGTERM]
-        rank, status = (killed or ends)[-1]
-        log = next(iter(logs.glob(f"*/attempt_*/{rank}/stderr.log")), logs)
-        others = logs.glob("*/attempt_*/*/stderr.log") if status >= 0 else ()
-        if said := said_by_ranks([log]) or said_by_ranks(others):  # or why they all ended
-            return said
-        how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"

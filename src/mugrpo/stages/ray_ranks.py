@@ -51,8 +51,7 @@ class RayJob:
         self._shown = 0  # bytes of the first rank's log
         self._job = Future[None]()
         with_gpus = on_gpus(backend)
-        cpus = count * backend.rank_cpus + len(engines) * backend.engine_cpus
-        require_room(backend, cpus, count + sum(engines) if with_gpus else 0)
+        require_room(backend, count, engines)
 
         def fit() -> None:
             try:

@@ -38,7 +38,7 @@ class Sampling:
         self.background: Background | None = None
         self._run = run
         self._weights = weights
-        self.compute: Compute = self._computed_elsewhere
+        self.compute: Compute = self.computed_elsewhere
         self._engines: list[Engine] = []
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
@@ -120,9 +120,10 @@ class Sampling:
             return self._weights.logprobs(update, rollouts)
         return self.compute(update, rollouts)
 
-    def _computed_elsewhere(
+    def computed_elsewhere(
         self, update: int, rollouts: Sequence[Rollout]
     ) -> list[NDArray[np.float32]]:
+        """Return what `trainer_logprobs` does, from a process that is started for it."""
         run = self._run
         path, log = self._weights.path(update), run.folder.log("canary")
         return logprobs_elsewhere(run.config, path, rollouts, log, run.stop.check)
@@ -137,29 +138,22 @@ class Sampling:
         self._lengths = (stage, expected)
         return expected
 
-    def on_cluster(self) -> list[int]:
-        """Return the number of GPUs of each engine that generates in the background, on Ray."""
-        engines = self._engines if self.busy() else []
-        return [engine.gpus for engine in engines if isinstance(engine, RemoteEngine)]
-
     def rest(self) -> None:
         """Leave the machine to the updates, unless engines generate beside them."""
         if not self.busy():
             for engine in self._engines:
                 engine.rest()
 
-    def leave(self) -> None:
+    def leave(self, *, room: bool) -> None:
         """Leave the machine and all models in this process to ranks, unless engines generate.
 
-        Engines in processes of their own rest. On Ray they end, because the ranks may be waiting
-        for what they have reserved.
+        Engines in processes of their own rest. Without `room` for both they end, because the ranks
+        may be waiting for what they have reserved.
         """
-        config = self._run.config
-        if config.engine_in_process or config.backend.name == "ray":
-            if not self.busy():
-                self.close()
-        else:
+        if room and not self._run.config.engine_in_process:
             self.rest()
+        elif not self.busy():
+            self.close()
 
     def busy(self) -> bool:
         """Return whether rollouts are generated in the background."""

@@ -82,8 +82,8 @@ class Training:
     def stays(self) -> bool:
         """Whether the ranks keep updates in memory that no checkpoint holds, from order to order.
 
-        They cannot if they end, or if they load other weights to compute their logprobs. An engine
-        in the process that drives the run needs a checkpoint.
+        They cannot if they end, if Ray may start them again, or if they load other weights to
+        compute their logprobs. An engine in the process that drives the run needs a checkpoint.
         """
         config = self._run.config
         ends = config.distributed.rest == "end" or config.backend.name == "ray"

@@ -51,8 +51,7 @@ class Work:
         self.sampling = Sampling(run, self.weights)
         if self.ranks:
             self.ranks.sampling = self.sampling
-            if run.config.backend.name != "ray":  # where ranks end, to make room for the engines
-                self.sampling.compute = self.ranks.logprobs
+            self.sampling.compute = self.ranks.logprobs_for_engines
         self._on_metrics = on_metrics
         update = run.folder.newest_update()
         path = run.folder.metrics if run.ranks.first else None
@@ -131,13 +130,13 @@ class Work:
     def _trains_elsewhere(self) -> bool:
         """Return whether the updates are made by ranks that this process starts."""
         config = self.run.config
-        several = config.distributed.processes > 1 or config.backend.name == "ray"
+        several = config.distributed.ranks > 1 or config.backend.name == "ray"
         return self.run.ranks.alone and several
 
     @contextmanager
     def _handed_out(self) -> Iterator[None]:
         """Leave the updates, the memory and the metrics to other processes during the block."""
-        self.sampling.leave()
+        self.sampling.leave(room=self.ranks is None or self.ranks.beside_engines)
         self.training.release()
         self._close_metrics()
         yield

@@ -83,7 +83,7 @@ def memory_table(
     Raises UsageError if the model's config.json cannot be read.
     """
     peak = update_memory(config, form=form, prompt_tokens=prompt_tokens)
-    ranks, offloaded = config.distributed.processes, config.distributed.cpu_offload
+    ranks, offloaded = config.distributed.ranks, config.distributed.cpu_offload
     where = "on the host" if offloaded else "on the GPU"
     beside = _beside_update(config, peak)
     update = peak.on_gpu(offloaded=offloaded) + sum(beside.values())
@@ -134,7 +134,7 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
     longest = max(longest, config.optimizer.micro_batch_tokens // rows)
     half = config.model.precision != "fp32"  # a GPU's "auto" is bf16
     model_config = _model_config(config, form)
-    shards = config.distributed.processes // config.distributed.replicas
+    shards = config.distributed.ranks // config.distributed.replicas
     with _ranks(shards) as mesh, FakeTensorMode():
         model = _model(model_config, config.lora)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -241,7 +241,7 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
 def _beside_update(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
     sizes, each = {}, 4 if config.model.precision == "fp32" else 6
-    if config.distributed.processes == 1 and config.backend.name == "local":
+    if config.distributed.ranks == 1 and config.backend.name == "local":
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
             sizes["engine"] = peak.copy(each)
@@ -255,7 +255,7 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     options, sizes = config.distributed, {"model": peak.copy()}  # the first rank reads it
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
-    elif options.processes > 1 and options.rest == "sleep":
+    elif options.ranks > 1 and options.rest == "sleep":
         sizes["asleep"] = (peak.copy() + 8 * peak.trained) * options.replicas
     engine = config.engine
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
@@ -272,7 +272,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     The model that checks the engine's logprobs is counted. With precision bf16, one process has its
     weights in both precisions.
     """
-    ranks = config.distributed.processes
+    ranks = config.distributed.ranks
     shards = ranks // config.distributed.replicas
     local, half = config.backend.name == "local", config.model.precision != "fp32"
     if ranks > 1 and local:

@@ -33,7 +33,7 @@ class Callbacks:
     def begin(self, run: OpenRun, stop: StopFlag) -> None:
         """Begin with what `run` has already. `stop` is set if a callback wants to end it."""
         self._run, self._stop = run, stop
-        if self._callbacks and run.config.distributed.processes > 1:
+        if self._callbacks and run.config.distributed.ranks > 1:
             warn(["ranks of their own make the updates, and callbacks are not told of them"])
         self._saved = set(run.folder.checkpoint_updates())
         self.state.max_steps = run.config.schedule.total_updates

@@ -71,7 +71,7 @@ class Setting:
 
     def ranks_on(self, devices: int) -> int:
         """Return the ranks that make updates: one for each GPU, or those that the config asks."""
-        return devices if self.machine.kind == "gpu" else self.config.distributed.processes
+        return devices if self.machine.kind == "gpu" else self.config.distributed.ranks
 
     def engine_prices(self, engines: Engines) -> EnginePrices:
         return EnginePrices(
