@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mugrpo.model.hardware import precision_of
-from mugrpo.tools.plan import measuring
+from mugrpo.tools.plan import measuring, rates
 from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import load_machine
 from tests.builders import tiny_config
@@ -33,8 +33,9 @@ def test_no_overhead_is_negative():
 
 def test_a_measured_machine_is_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for name, value in (("_LONGEST", 0.0), ("_BLOCK", 1 << 12), ("_SIDE", 16), ("_TOKENS", 3)):
-        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "_TOKENS", 3)
+    for name, value in (("LONGEST", 0.0), ("_BLOCK", 1 << 12), ("_SIDE", 16)):
+        monkeypatch.setattr(rates, name, value)
     tiny_config("llama").save_pretrained(tmp_path)
     model = {"device": "cpu", "precision": "auto"}
     small = config(engine={"slots": 4}, model=model, rollouts={"max_new_tokens": 8})

@@ -162,7 +162,7 @@ def test_preemptions_are_those_of_an_engine_that_goes_step_by_step(seed: int):
     count, slots = int(rng.integers(1, 30)), int(rng.integers(1, 8))
     asked = Requests(rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6)
     room = float((asked.prompts + asked.responses).max() + rng.integers(0, 20))
-    parts, start, done = preempted(asked, slots, room)
+    parts, _, done = preempted(asked, slots, room)
     assert done.sum() == count and parts.responses.sum() == asked.responses.sum()
     made = [(active, tokens) for active, _, tokens, _ in by_step(occupancy(asked, slots, room))]
     assert made == in_a_cache(asked, slots, room)
@@ -173,5 +173,5 @@ def test_a_cache_with_room_for_all_slots_changes_nothing():
     asked = Requests(rng.integers(1, 9, 50), rng.integers(1, 14, 50), np.ones(50, bool))
     free, limited = occupancy(asked, 6), occupancy(asked, 6, 6 * 22.0)
     assert by_step(free) == by_step(limited)
-    parts, start, _ = preempted(asked, 6, 6 * 22.0)
+    _, start, _ = preempted(asked, 6, 6 * 22.0)
     assert sorted(start) == sorted(starts(np.maximum(asked.responses - 1, 1), 6))

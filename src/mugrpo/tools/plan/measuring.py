@@ -1,22 +1,17 @@
 """Measure this machine: its rates, and what they do not explain, with a model of random weights.
 
-Rates are the best of several calls, because a rate is the most that the machine can do. The engine
-is the project's own, and so is the trainer. Their seconds at a few sizes give the shares and
-overheads: these hold for models of about this shape. On a GPU they are those of the project's own
-engine, not vLLM's.
+The engine is the project's own, and so is the trainer. Their seconds at a few sizes give the
+shares and overheads: these hold for models of about this shape. On a GPU they are those of the
+project's own engine, not vLLM's.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,13 +35,11 @@ from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import Machine
+from mugrpo.tools.plan.rates import LONGEST, best, device_gib, host_gib, rates
 from mugrpo.tools.plan.setting import shape_of
 from mugrpo.tools.plan.simulate import Requests, Whole, occupancy
 from mugrpo.tools.plan.updates import UpdatePrices, as_rollouts
 
-_LONGEST = 4.0  # seconds for which a rate is measured
-_BLOCK = 64 * 2**20  # bytes copied, written and hashed
-_SIDE = 2048  # of the matrices of a product
 _PROMPT, _TOKENS, _LONGER = 32, 24, 4  # of the requests that are measured; the long are 4 x 24
 _TINY = 1e-9  # seconds: no overhead is measured as less
 
@@ -75,9 +68,9 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
         "kind": "gpu" if device.type == "cuda" else "cpu",
         "devices": torch.cuda.device_count() if device.type == "cuda" else 1,
         "per_machine": torch.cuda.device_count() if device.type == "cuda" else 1,
-        "memory_gib": _memory(device),
-        "host_gib": _host(),
-        "rates": _rates(device),
+        "memory_gib": device_gib(device),
+        "host_gib": host_gib(),
+        "rates": rates(device),
         "shares": {"decode": 1.0, "update": 1.0, "memory": 1.0, "link": 1.0},
         "overheads": dict.fromkeys(
             (
@@ -116,44 +109,6 @@ def _policy(config: RunConfig, form: Path | None) -> Policy:
     return policy
 
 
-def _rates(device: torch.device) -> dict[str, float]:
-    """Return the best rates of products, copies, disk and checksums."""
-    rates: dict[str, float] = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a, b = (torch.randn(_SIDE, _SIDE, device=device, dtype=dtype) for _ in range(2))
-        rates[name] = 2.0 * _SIDE**3 / _best(partial(torch.matmul, a, b), device)
-    source = torch.randn(_BLOCK // 4, device=device)
-    target = torch.empty_like(source)
-    rates["memory"] = 2.0 * _BLOCK / _best(lambda: target.copy_(source), device)
-    block = os.urandom(_BLOCK)
-    rates["checksum"] = _BLOCK / _best(lambda: hashlib.sha256(block).digest(), device)
-    rates["disk"] = _BLOCK / _best(lambda: _write(block), device)
-    return {**rates, "link": rates["memory"], "network": 1e9}
-
-
-def _write(block: bytes) -> None:
-    with NamedTemporaryFile(dir=Path.cwd()) as file:
-        file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _best(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of several calls."""
-    best, end = float("inf"), time.perf_counter() + _LONGEST
-    while best == float("inf") or time.perf_counter() < end:
-        best = min(best, _seconds(call, device))
-    return best
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
-
-
 def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str, float]:
     """Return what the engine takes beyond the counted seconds: per step, sequence, request and key.
 
@@ -176,7 +131,7 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
         fresh = np.arange(slots) % size == 0
         requests = Requests(np.full(slots, _PROMPT), np.full(slots, tokens), fresh)
         occupied = occupancy(requests, slots)
-        taken.append(_best(call, policy.device))
+        taken.append(best(call, policy.device))
         counted.append(float(prices.seconds(occupied).sum()))
         steps = occupied.steps * (occupied.active > 0)
         sequences, keys = (float((steps * n).sum()) for n in (occupied.active, occupied.keys))
@@ -202,7 +157,7 @@ def _updates(
     size = config.schedule.group_size
     length = min(config.rollouts.max_new_tokens, 64)
     whole = min(config.schedule.problems_per_update, 16)
-    while whole > 2 and _counted(prices, whole, size, length) > _LONGEST:
+    while whole > 2 and _counted(prices, whole, size, length) > LONGEST:
         whole //= 2
     budget = config.optimizer.micro_batch_tokens
     few = max(2 * (_PROMPT + length), budget // 4)
@@ -215,7 +170,7 @@ def _updates(
         trainer = Trainer(policy, changed)
         experience = _experience(as_rollouts(prompts, responses), policy.vocab_size)
         trainer.step(experience)
-        taken.append(_best(partial(trainer.step, experience), policy.device))
+        taken.append(best(partial(trainer.step, experience), policy.device))
         counted = UpdatePrices(prices.shape, prices.machine, changed, 1)
         cost, adamw = counted.update(prompts, responses), counted.adamw
         flop.append(cost.seconds - adamw)  # at a share of 1 and without overheads
@@ -276,16 +231,6 @@ def _experience(rollouts: Sequence[Rollout], vocabulary: int) -> Experience:
         for rollout in filled
     ]
     return Experience(filled, scores)
-
-
-def _memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / 2**30
-    return _host()
-
-
-def _host() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def _sources(config: RunConfig, parameters: int) -> dict[str, str]:

@@ -135,7 +135,7 @@ class Planner:
         """
         ends = np.cumsum(stages)
         for update in self.checkpoints(stages):
-            of_stages[np.searchsorted(ends, update)]["checkpoint"] += self._checkpoint(updating)
+            of_stages[np.searchsorted(ends, update)]["checkpoint"] += self.checkpoint(updating)
         for update, seconds in self.evaluations(generating).items():
             of_stages[np.searchsorted(ends, update)]["evaluate"] += seconds
 
@@ -256,7 +256,7 @@ class Planner:
             due |= set(np.cumsum(stages).tolist())
         return sorted(due)
 
-    def _checkpoint(self, devices: int) -> float:
+    def checkpoint(self, devices: int) -> float:
         """Return the seconds for which training waits at a checkpoint."""
         setting, machine = self.setting, self.setting.machine
         if setting.measured.checkpoint is not None:
