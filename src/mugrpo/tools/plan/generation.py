@@ -141,10 +141,13 @@ def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EngineP
     """Return how long engines take for the groups: prompts [D], responses [D, G].
 
     Of a stage with more than SIMULATED rollouts, so many are simulated, and half as many; what the
-    second half adds goes on at the same pace.
+    second half adds goes on at the same pace. With a cache that is too small, which takes longer
+    to simulate, an eighth is.
     """
     size = responses.shape[1]
-    most = max(2, SIMULATED // size)
+    limit = room(engines, prices, int((prompts + responses.max(axis=1)).max()))
+    tight = limit < engines.slots * float(responses.mean())
+    most = max(2, (SIMULATED >> 3 if tight else SIMULATED) // size)
     if len(prompts) > most:
         whole = generate(prompts[:most], responses[:most], engines, prices)
         half = generate(prompts[: most // 2], responses[: most // 2], engines, prices)
@@ -154,7 +157,6 @@ def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EngineP
         ends = (whole.ends[:middle], between, whole.ends[middle:] + more)
         return Generated(whole.seconds + more, whole.tail, np.concatenate(ends))
     requests = requests_of(prompts, responses)
-    limit = room(engines, prices, int((requests.prompts + requests.responses).max()))
     piece = engines.pieces(len(prompts)) * size
     pieces = [requests.part(np.s_[i : i + piece]) for i in range(0, len(requests), piece)]
     if engines.static:
