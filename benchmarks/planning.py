@@ -1,4 +1,4 @@
-"""Plans against measured runs: `python benchmarks/planning.py`. Needs no GPU and trains nothing.
+"""Plans against measured runs: `python benchmarks/planning.py`. Needs no GPU.
 
 The cells of the studies were measured run by run, with seconds by part. In each group of cells that
 differ only in their method, the run of GRPO with the most refreshes plays the run that one has:
@@ -6,7 +6,10 @@ differ only in their method, the run of GRPO with the most refreshes plays the r
 then planned and compared with what it took. No planned number has seen the run that it is compared
 with. Response lengths were not kept with the cells, so those of the task stand for them.
 
-Writes benchmarks/results/planning/README.md with every comparison, misses included.
+With `--live WORK`, runs are trained in the directory WORK, for about a quarter of an hour, and
+compared with the plans that were made for them before (benchmarks/planning_live.py).
+
+Writes every comparison, misses included, to benchmarks/results/planning and docs/planning.md.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from mugrpo.tools.benchmark.tables import markdown
 from mugrpo.tools.plan.calibrate import measured_by
 from mugrpo.tools.plan.lengths import Lengths, Seen, assumed
 from mugrpo.tools.plan.machine import load_machine
-from mugrpo.tools.plan.schedules import Planner
 from mugrpo.tools.plan.setting import Setting, as_configured, shape_of
-from side_by_side import RESULTS, ROOT
+from planning_live import planned, rows, stored
+from side_by_side import RESULTS, ROOT, machine
 
 STUDIES = (
     *("wall_clock", "few_stages", "few_stages_letters", "four_stages_smollm2", "refresh_cost"),
@@ -107,15 +110,17 @@ def as_run(row: Row, config: RunConfig) -> RunData:
     updates = [
         {"update": n, "time/update": row["seconds/optimize"] / total} for n in range(1, total + 1)
     ]
-    updates[-1]["time/checkpoint"] = row["seconds/checkpoint"]
+    saved = np.cumsum(stages)[:-1].tolist() or [total]  # the last one is not measured
+    for update in saved:
+        updates[min(update, total - 1)]["time/checkpoint"] = row["seconds/checkpoint"] / len(saved)
     return RunData(row["cell"], {}, {}, refreshes, updates, [])
 
 
 def compared(study: str) -> Iterator[Compared]:
     """Yield what was planned and measured for each method of a study but the first."""
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, float]]]] = {}
-    for rows in cells(study):
-        bases = [row for row in rows if str(row["axis/method"]).startswith("GRPO")]
+    for group in cells(study):
+        bases = [row for row in group if str(row["axis/method"]).startswith("GRPO")]
         if not bases:
             continue
         base = max(bases, key=lambda row: row["stages"])
@@ -123,30 +128,54 @@ def compared(study: str) -> Iterator[Compared]:
         known = lengths_of(config)
         setting = Setting(config, shape_of(config, None), load_machine("1xCPU"), known)
         measured = measured_by(as_run(base, config), setting)
-        for row in rows:
+        for row in group:
             if row is base:
                 continue
             axes = [str(v) for k, v in row.items() if k.startswith("axis/") and v is not None]
             key = (", ".join(axes), str(base["axis/method"]), study)
-            planned = _planned(replace(setting, config=config_of(row), measured=measured))
+            seconds = planned(replace(setting, config=config_of(row), measured=measured))
+            seconds.pop("evaluate")
             parts = found.setdefault(key, {part: [] for part in SHOWN})
             for part in SHOWN[:-1]:
-                parts[part].append((planned[part], row[f"seconds/{part}"]))
-            parts["training"].append((sum(planned.values()), row["training_seconds"]))
+                parts[part].append((seconds[part], row[f"seconds/{part}"]))
+            parts["training"].append((sum(seconds.values()), row["training_seconds"]))
     for (name, base_name, _), seconds in found.items():
         yield Compared(study, name, base_name, seconds)
 
 
-def _planned(setting: Setting) -> dict[str, float]:
-    stages = as_configured(setting.config.schedule)
-    parts = Planner(setting).planned(stages, "colocated", 1, 1).parts
-    return {part: seconds for part, seconds in parts.items() if part != "evaluate"}
+def live(rows: Sequence[Row]) -> list[Compared]:
+    """Return the comparisons of runs that were trained for it."""
+    found = []
+    for row in rows:
+        pairs = {part: [(row["planned"][part], row["taken"][part])] for part in SHOWN[:-1]}
+        both = (row["planned"], row["taken"])
+        whole = [sum(s for part, s in one.items() if part in row["taken"]) for one in both]
+        pairs["training"] = [(whole[0], whole[1])]
+        each = "one stage" if row["each"] == row["updates"] else f"{row['each']} a refresh"
+        name = f"{row['updates']} updates, {each}"
+        found.append(Compared(row["run"], name, row["from"], pairs))
+    return found
 
 
 def table(found: Sequence[Compared]) -> str:
     """Return a row for each method: mean seconds over its runs, and how far the plan is off."""
-    head = ["study", "runs planned", "from", "runs", *SHOWN, "within the limits"]
+    head = ["runs", "planned", "from", "runs", *SHOWN, "within the limits"]
     return markdown(head, [_row(one) for one in found])
+
+
+def kept(found: Sequence[Compared]) -> str:
+    """Return how many rows are within the limits."""
+    good = sum(_row(one)[-1] == "yes" for one in found)
+    return f"{good} of {len(found)} rows are within the limits."
+
+
+def put(file: Path, name: str, text: str) -> None:
+    """Write `text` between the two comments of a page that bear the name."""
+    page = file.read_text()
+    begin, end = f"<!-- {name}: written by benchmarks/planning.py -->", f"<!-- {name}: end -->"
+    assert page.count(begin) == page.count(end) == 1, name
+    before, after = page.split(begin)[0], page.split(end)[1]
+    file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def _row(one: Compared) -> list[str]:
@@ -168,13 +197,27 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     )
     cli.add_argument("--studies", default=",".join(STUDIES), help="studies, separated by commas")
     cli.add_argument("--output", type=Path, default=RESULTS / "planning", help="the results")
+    trained = "train the runs in this directory, and compare them with their plans"
+    cli.add_argument("--live", type=Path, metavar="WORK", help=trained)
+    python = "the Python interpreter that has vLLM"
+    cli.add_argument("--vllm", default=".venv-vllm/bin/python", metavar="PYTHON", help=python)
+    cli.add_argument("--page", type=Path, default=ROOT / "docs" / "planning.md", help="the page")
     options = cli.parse_args(argv)
+    file = options.output / "live.json"
+    if options.live:
+        options.output.mkdir(parents=True, exist_ok=True)
+        made = list(rows(options.live, options.vllm))
+        file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
+    trained_for_it = live(stored(file))
     found = [one for study in options.studies.split(",") for one in compared(study)]
     options.output.mkdir(parents=True, exist_ok=True)
-    text = table(found)
-    (options.output / "README.md").write_text(f"# Planned and measured seconds\n\n{text}\n")
-    print(text)
-    return found
+    texts = [f"{kept(some)}\n\n{table(some)}" for some in (trained_for_it, found)]
+    content = "\n\n## Earlier studies\n\n".join(texts)
+    (options.output / "README.md").write_text(f"# Planned and measured seconds\n\n{content}\n")
+    for name, text in zip(("runs", "studies"), texts, strict=True):
+        put(options.page, name, text)
+    print(content)
+    return [*trained_for_it, *found]
 
 
 if __name__ == "__main__":

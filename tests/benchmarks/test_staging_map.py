@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import staging_map
-from mugrpo.tools.plan.schedules import Planned
+from mugrpo.tools.plan.schedules import PARTS, Planned
 
 
 def plan(stages: int, generate: float) -> Planned:
     parts = {"generate": generate, "optimize": 30.0, "checkpoint": 2.0, "score": 100.0}
-    return Planned((4,) * stages, "colocated", 8, 8, parts, 0.0, 0.0)
+    whole = {**dict.fromkeys(PARTS, 0.0), **parts}
+    return Planned((4,) * stages, "colocated", 8, 8, [whole], 0.0, 0.0)
 
 
 def test_seconds_count_generation_updates_checkpoints_and_each_refresh():

@@ -4,6 +4,7 @@
       config.json                         the run's id, resolved config and provenance
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
+      plan.json                           what the run was planned to take (see `report.plan_file`)
       journal.jsonl                       checksums of what has been written (see `journal`)
       metrics.jsonl                       one flat object per event (see `metrics`)
       stages/000/rollouts/shard-00000.parquet, manifest.json
@@ -64,6 +65,7 @@ class RunDir:
         self.root = root
         self.config = root / "config.json"
         self.metrics = root / "metrics.jsonl"
+        self.plan = root / "plan.json"  # of the run's seconds
         self.journal = Journal(root)
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
@@ -101,10 +103,7 @@ class RunDir:
         return self.ranks / "stop"
 
     def checkpoint_updates(self) -> list[int]:
-        """Return the updates that have a published checkpoint, in ascending order.
-
-        The names of the folders decide; there is no other record.
-        """
+        """Return the updates with a published checkpoint, ascending. The folders' names decide."""
         names = [p.name for p in self.checkpoints.glob("update-*") if p.is_dir()]
         updates = [int(name[7:]) for name in names if name[7:].isdigit()]
         return sorted(u for u in updates if self.checkpoint(u).name in names)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -43,6 +44,7 @@ class Progress:
         self._screen: Screen | None = None
         self._run: Follower | None = None
         self._heading, self._unit = "", ""
+        self._ends: Sequence[float] = ()
         self._total = self._done = self._before = self._tokens = 0
         self._began = self._printed = time.monotonic()
 
@@ -60,9 +62,15 @@ class Progress:
             self._run = None
             self.stop()
 
-    def begin(self, heading: str, unit: str, total: int, done: int = 0) -> None:
-        """Start a phase of `total` units. `done` of them exist already."""
-        self._heading, self._unit, self._total = heading, unit, total
+    def begin(
+        self, heading: str, unit: str, total: int, done: int = 0, ends: Sequence[float] = ()
+    ) -> None:
+        """Start a phase of `total` units. `done` of them exist already.
+
+        `ends` are the shares of the phase's time after which each of as many equal shares of the
+        units is done. Without them, every unit takes as long.
+        """
+        self._heading, self._unit, self._total, self._ends = heading, unit, total, ends
         self._done = self._before = done
         self._tokens = 0
         self._began = self._printed = time.monotonic()
@@ -90,10 +98,12 @@ class Progress:
 
         This phase's clock stops during the block.
         """
-        phase = (self._heading, self._unit, self._total, self._done, self._before, self._tokens)
+        phase, ends = (self._heading, self._unit, self._total), self._ends
+        counts = (self._done, self._before, self._tokens)
         began, paused = self._began, time.monotonic()
         yield
-        (self._heading, self._unit, self._total, self._done, self._before, self._tokens) = phase
+        (self._heading, self._unit, self._total), self._ends = phase, ends
+        self._done, self._before, self._tokens = counts
         self._began = began + time.monotonic() - paused
         self._printed = time.monotonic()
         self._show()
@@ -146,11 +156,21 @@ class Progress:
             parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
         fresh, left = self._done - self._before, self._total - self._done
         few = _FEW if self._unit == "rollouts" else 1
-        if left and fresh > few and fresh >= _TELLING * (fresh + left):
-            parts.append(f"{clock(seconds / fresh * left)} left")
+        told = left and fresh > few and fresh >= _TELLING * (fresh + left)
+        before, now = (self._share(units) if told else 0.0 for units in (self._before, self._done))
+        if now > before:
+            parts.append(f"{clock(seconds / (now - before) * (1 - now))} left")
         else:
             parts.append(clock(seconds))
         return "  ".join(parts)
+
+    def _share(self, units: int) -> float:
+        """Return the share of the phase's time after which so many units are done."""
+        share = units / self._total
+        if not self._ends:
+            return share
+        marks = [place / len(self._ends) for place in range(len(self._ends) + 1)]
+        return float(np.interp(share, marks, [0.0, *self._ends]))
 
     def _show(self) -> None:
         if not self._screen and on_terminal(self.console) and (self._run or self._total):

@@ -172,7 +172,11 @@ def _generate(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
     if generation is None:
         return
     run.progress.begin(
-        stage.heading("generate"), "rollouts", generation.total, generation.published
+        stage.heading("generate"),
+        "rollouts",
+        generation.total,
+        generation.published,
+        run.planned_ends(stage.number),
     )
 
     for _ in generation.shards(counted(run)):

@@ -33,6 +33,7 @@ def machine(**changes: Any) -> Machine:
         "overheads": {
             "step": 1.0,
             "sequence": 0.5,
+            "key": 0.0,
             "request": 2.0,
             "micro_batch": 1.0,
             "update": 2.0,
@@ -72,6 +73,7 @@ def config(**groups: Any) -> RunConfig:
         "schedule": schedule,
         "evaluation": {"every": 0},
         "checkpoint": {"stage_end": True},
+        "engine": {"canary_responses": 0},
     }
     for name, group in groups.items():
         raw[name] = {**raw.get(name, {}), **group} if isinstance(group, dict) else group

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mugrpo.report.read import RunData
-from mugrpo.tools.plan.calibrate import measured_by, misses, stages_of
+from mugrpo.tools.plan.calibrate import measured_by, stages_of
 from mugrpo.tools.plan.schedules import Planner
 from tests.tools.plan.cases import setting
 
@@ -47,10 +47,14 @@ def test_a_run_planned_again_takes_what_it_took():
     assert (measured.start, measured.refresh, measured.checkpoint) == (50.0, 3.0, 6.0)
     assert measured.score == pytest.approx(0.8 / 32)
     planned = Planner(replace(made, measured=measured)).planned([4, 4], "colocated", 1, 1)
-    pairs = misses(planned, run())
-    assert pairs["refresh"] == (56.0, 56.0)
-    assert pairs["training"][1] == pytest.approx(56 + 16 + 0.8 + 18 + 6)
-    assert pairs.pop("checkpoint") == (12.0, 6.0)  # planned at the end of both stages
-    pairs.pop("training")
-    for part, (plan, took) in pairs.items():
-        assert plan == pytest.approx(took), part
+    took = {"refresh": 56.0, "generate": 16.0, "score": 0.8, "optimize": 8 * 2.25, "evaluate": 15.0}
+    assert {part: planned.parts[part] for part in took} == pytest.approx(took)
+    assert planned.parts["checkpoint"] == 12.0  # planned at the end of both stages
+    first = {"refresh": 53.0, "score": 0.4, "checkpoint": 6.0, "evaluate": 10.0}
+    assert {part: planned.of_stages[0][part] for part in first} == pytest.approx(first)
+
+
+def test_a_stage_that_is_not_over_has_generated_all_of_its_rollouts():
+    """After 6 of 8 updates, both stages are generated: the factor is that of the whole run."""
+    made = setting(evaluation={"every": 4}, task={"eval_problems": 6})
+    assert measured_by(run(updates=6), made).generate == measured_by(run(), made).generate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,16 @@ def test_reading_weights_and_cache_by_hand():
     slow = machine(fp32=FAST, memory=1000.0)
     seconds = EnginePrices(TINY, slow, "fp32").seconds(occupancy(FIVE, 2))
     assert seconds.sum() == pytest.approx(5 * 0.64 + 238 * 0.024 + 5 + 3.5 + 10)
+
+
+def test_a_key_and_an_adapter_have_prices_by_hand():
+    """231 keys at 0.25 s; 20 parameters beside the model: 2 x 20 operations more for a token.
+
+    Seven sequences and 100 prompt tokens: 4,280 operations.
+    """
+    slow = machine(key=0.25)
+    seconds = EnginePrices(TINY, slow, "fp32", adapter=20).seconds(occupancy(FIVE, 2))
+    assert seconds.sum() == pytest.approx(7.784 + 63.824 + 4.28 + 18.5 + 231 / 4)
 
 
 def test_two_gpus_halve_the_products_and_add_up_activations_by_hand():
@@ -86,6 +98,7 @@ def test_an_engine_that_streams_wastes_no_slots_between_pieces():
     assert (pieces.seconds, stream.seconds) == (6.0, 4.0)
     # Nothing waits from the start of each piece; in the stream, from step 3 on.
     assert (pieces.tail, stream.tail) == (6.0, 1.0)
+    assert list(pieces.ends) == [1, 3, 4, 6] and list(stream.ends) == [1, 3, 4, 4]
 
 
 def test_a_large_stage_goes_on_at_the_pace_of_its_simulated_part(monkeypatch: pytest.MonkeyPatch):
@@ -98,22 +111,42 @@ def test_a_large_stage_goes_on_at_the_pace_of_its_simulated_part(monkeypatch: py
     part = generate(prompts, responses, engines, prices)
     assert part.seconds != whole.seconds
     assert part.seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert part.ends == pytest.approx(whole.ends, rel=0.05, abs=0.02 * whole.seconds)
 
 
-def test_room_in_the_cache_by_hand_limits_the_slots():
-    """Half of 2,640 bytes: 640 of weights leave 680, 28 tokens of 24 bytes.
+def test_a_cache_that_is_too_small_by_hand():
+    """Half of 1,760 bytes: 640 of weights leave 240, 10 tokens of 24 bytes.
 
-    A response of 9 tokens to a prompt of one holds 2 to 9 keys in its 8 decode steps, 5.5 on
-    average. So there is room for 5 responses.
+    The steps of test_simulate.py: 10 sequences decode in 7 steps, and 5 parts of requests begin.
+    A large cache needs 4 steps for 12 sequences, and 3 requests begin.
     """
-    small = machine(memory_gib=2640 / 2**30)
+    small = machine(memory_gib=1760 / 2**30, fp32=FAST)
     prices = EnginePrices(TINY, small, "fp32")
-    engines = Engines(1, 100, 1, 100, True, 0.5)
-    assert int(room(engines, prices, 10)) == 28
-    prompts, responses = np.ones(30, np.int64), np.full((30, 1), 9)
+    engines = Engines(1, 3, 1, 100, True, 0.5)
+    assert room(engines, prices, 8) == pytest.approx(10)
+    prompts, responses = np.array([3, 3, 1]), np.full((3, 1), 5)
     limited = generate(prompts, responses, engines, prices)
-    five = generate(prompts, responses, Engines(1, 5, 1, 100, True, 0.0), prices)
-    assert limited == five
+    assert limited.seconds == pytest.approx(7 * 1 + 10 * 0.5 + 5 * 2)
+    large = generate(prompts, responses, replace(engines, share=0.0), prices)
+    assert large.seconds == pytest.approx(4 * 1 + 12 * 0.5 + 3 * 2)
+    # Three requests begin. Steps take 2.5, 2, 1.5, 1.5; a part begins in 2 s before each of the
+    # last two responses ends, with one step of 1.5 s and with two.
+    assert limited.ends == pytest.approx([13.5, 17, 22])
+
+
+def test_a_static_batch_computes_every_row_to_the_longest_by_hand():
+    """Two batches of two: prompts of 1 token for each response, 3 and 1 steps of both rows.
+
+    With a step of 1 s and a sequence of 0.5 s: 3 x 2 and 1 x 2. Slots take 3 steps for 4 sequences,
+    the prompts of two groups instead of four responses.
+    """
+    prompts, responses = np.array([1, 1]), np.array([[4, 2], [2, 2]])
+    prices = EnginePrices(TINY, machine(fp32=320.0, request=0.0), "fp32")
+    static = generate(prompts, responses, Engines(1, 2, 1, 1, False, 0.0, static=True), prices)
+    prompt = (264 + 24 + 56) / 320
+    decode = 8 * (320 / 320) + 24 * (2 * (2 + 3 + 4) + 2 * 2) / 320
+    assert static.seconds == pytest.approx(4 * prompt + decode + 4 * 1 + 8 * 0.5)
+    assert list(static.ends) == pytest.approx([static.ends[0]] * 2 + [static.seconds] * 2)
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_a_way_out():

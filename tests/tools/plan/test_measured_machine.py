@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mugrpo.tools.plan import measuring
+from mugrpo.model.hardware import precision_of
+from mugrpo.tools.plan import measuring, rates
+from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import load_machine
 from tests.builders import tiny_config
 from tests.tools.plan.cases import config
@@ -16,22 +18,36 @@ from tests.tools.plan.cases import config
 def test_overheads_and_share_are_found_again():
     """0.5 s an update, 0.25 s a micro-batch, and twice the counted seconds."""
     rows = np.array([[1.0, 1, 0.1], [1.0, 2, 3.0], [1.0, 8, 3.5]])
-    assert measuring._not_negative(rows, rows @ [0.5, 0.25, 2.0]) == pytest.approx([0.5, 0.25, 2.0])
+    values = rows @ [0.5, 0.25, 2.0]
+    for measured in (values, values + 3):
+        found = measuring._not_negative(rows, values, measured)
+        assert found == pytest.approx([0.5, 0.25, 2.0])
 
 
 def test_no_overhead_is_negative():
     rows = np.array([[1.0, 1, 1.0], [1.0, 2, 4.0], [1.0, 8, 4.0]])
-    found = measuring._not_negative(rows, rows @ [-0.5, 0.25, 2.0])
+    values = rows @ [-0.5, 0.25, 2.0]
+    found = measuring._not_negative(rows, values, values)
     assert min(found) == 0.0 and np.allclose(rows @ found, rows @ [-0.5, 0.25, 2.0], rtol=0.6)
 
 
 def test_a_measured_machine_is_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for name, value in (("_LONGEST", 0.0), ("_BLOCK", 1 << 12), ("_SIDE", 16), ("_TOKENS", 3)):
-        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "_TOKENS", 3)
+    for name, value in (("LONGEST", 0.0), ("_BLOCK", 1 << 12), ("_SIDE", 16)):
+        monkeypatch.setattr(rates, name, value)
     tiny_config("llama").save_pretrained(tmp_path)
-    small = config(engine={"slots": 4}, model={"device": "cpu"}, rollouts={"max_new_tokens": 8})
+    model = {"device": "cpu", "precision": "auto"}
+    small = config(engine={"slots": 4}, model=model, rollouts={"max_new_tokens": 8})
+    precisions = []
+    counted = EnginePrices.seconds
+    monkeypatch.setattr(
+        EnginePrices,
+        "seconds",
+        lambda self, occupied: precisions.append(self.precision) or counted(self, occupied),
+    )
     measuring.measure(small, tmp_path, tmp_path / "here.toml")
+    assert set(precisions) == {precision_of(small.model)[0]}  # what a run would take
     machine = load_machine(str(tmp_path / "here.toml"))
     assert (machine.name, machine.kind, machine.devices) == ("here", "cpu", 1)
     assert machine.sources["rates.link"].startswith("assumed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mugrpo.tools.plan.simulate import Occupancy, Requests, occupancy
+from mugrpo.tools.plan.simulate import Occupancy, Requests, occupancy, preempted, starts
 
 Step = tuple[int, int, int, int]  # active slots, keys read, prompt tokens and pairs computed
 
@@ -78,8 +78,8 @@ def test_two_slots_and_five_requests_by_hand():
     assert list(occupied.steps) == [1, 1, 1, 2]
     # The last requests begin in step 2: nothing waits from there on.
     assert list(occupied.waiting) == [True, True, False, False]
-    # Decode steps hold 11, 12, 31, 41, 42, 43 and 51 keys.
-    assert asked.keys == 231 / 7
+    # The second ends with the first step, the first and the third with the next one.
+    assert list(occupied.ended) == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -102,3 +102,76 @@ def test_every_token_is_decoded_once_however_many_requests_there_are():
     assert (occupied.steps * occupied.keys).sum() == pytest.approx(keys, rel=1e-12)
     assert occupied.begun.sum() == len(responses)
     assert occupied.active.max() == 256
+
+
+def test_a_preempted_request_by_hand():
+    """Responses of 5 tokens to prompts of 3, 3 and 1 tokens; room for 10 tokens.
+
+    All begin: they hold 7 tokens, and 10 after a step. The next step needs 13, so the third goes,
+    with the 2 tokens that it had. The others hold 8, and 10 after step 1. The second goes, with 3
+    tokens. The first ends with step 3. The second is the first to come back, with a prompt of 3 + 3
+    tokens; its last token takes step 4. Beside it there is no room for the third, 1 + 2 tokens, and
+    a token of each. So the third takes steps 5 and 6.
+    """
+    asked = requests([3, 3, 1], [5, 5, 5])
+    parts, start, done = preempted(asked, 3, 10)
+    made = zip(start, parts.prompts, parts.responses, done, strict=True)
+    assert sorted(made) == [
+        (0, 1, 2, False),
+        (0, 3, 3, False),
+        (0, 3, 5, True),
+        (4, 6, 2, True),
+        (5, 3, 3, True),
+    ]
+    steps = by_step(occupancy(asked, 3, 10))
+    assert [active for active, *_ in steps] == [3, 2, 1, 1, 1, 1, 1]
+    assert [tokens for _, _, tokens, _ in steps] == [7, 0, 0, 0, 6, 3, 0]
+
+
+def in_a_cache(requests: Requests, slots: int, room: float) -> list[tuple[int, int]]:
+    """Go step by step: return active slots and prompt tokens of each step with a limited cache."""
+    queue = [(i, 1) for i in range(len(requests))]  # requests, and the tokens after their prefill
+    running: list[list[int]] = []  # request, its tokens, keys that it holds, in order of admission
+    steps = []
+    while queue or running:
+        computed = 0
+        while queue and len(running) < slots:
+            request, tokens = queue[0]
+            owns = tokens > 1 or bool(requests.fresh[request])
+            keys = (int(requests.prompts[request]) + tokens - 1) if owns else 0
+            if running and sum(r[2] + 1 for r in running) + keys + 1 > room:
+                break
+            queue.pop(0)
+            running.append([request, tokens, keys])
+            computed += keys
+        active = 0
+        for one in running:
+            active += one[1] < requests.responses[one[0]]
+            one[1], one[2] = one[1] + 1, one[2] + 1
+        steps.append((active, computed))
+        running = [one for one in running if one[1] < requests.responses[one[0]]]
+        while len(running) > 1 and sum(r[2] + 1 for r in running) > room:
+            request, tokens, _ = running.pop()
+            queue.insert(0, (request, tokens + 1))
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_preemptions_are_those_of_an_engine_that_goes_step_by_step(seed: int):
+    rng = np.random.default_rng(seed)
+    count, slots = int(rng.integers(1, 30)), int(rng.integers(1, 8))
+    asked = Requests(rng.integers(1, 9, count), rng.integers(1, 14, count), rng.random(count) < 0.6)
+    room = float((asked.prompts + asked.responses).max() + rng.integers(0, 20))
+    parts, _, done = preempted(asked, slots, room)
+    assert done.sum() == count and parts.responses.sum() == asked.responses.sum()
+    made = [(active, tokens) for active, _, tokens, _ in by_step(occupancy(asked, slots, room))]
+    assert made == in_a_cache(asked, slots, room)
+
+
+def test_a_cache_with_room_for_all_slots_changes_nothing():
+    rng = np.random.default_rng(0)
+    asked = Requests(rng.integers(1, 9, 50), rng.integers(1, 14, 50), np.ones(50, bool))
+    free, limited = occupancy(asked, 6), occupancy(asked, 6, 6 * 22.0)
+    assert by_step(free) == by_step(limited)
+    _, start, _ = preempted(asked, 6, 6 * 22.0)
+    assert sorted(start) == sorted(starts(np.maximum(asked.responses - 1, 1), 6))

@@ -31,6 +31,37 @@ def test_checkpointed_activations_add_a_forward_pass_and_measurements_a_factor()
     assert update.seconds == pytest.approx(2 * (4 * 1.912 + 2.240 + 1 + 2))
 
 
+def test_an_adapter_by_hand():
+    """LoRA of rank 1: 4 + 6 beside the queries, twice 4 + 3, 6 + 4, twice 4 + 5, 5 + 4: 61.
+
+    The update's forward pass is 5 x 264 + 13 x 24 + 5 x 56 operations. The model's matrices get
+    gradients by inputs, and none by weights; attention has gradients by all that goes in. So it is
+    2 x (5 x 264 + 5 x 56) + 3 x 13 x 24, and 3 x 5 x 2 x 61 of the adapter. AdamW: 14 x 61.
+    """
+    lora = config(lora={"rank": 1})
+    prices = UpdatePrices(TINY, machine(), lora, 1)
+    assert prices.trained == prices.adapter == 61
+    flop = 2 * (5 * 264 + 5 * 56) + 3 * 13 * 24 + 3 * 5 * 2 * 61
+    seconds = prices.update(PROMPTS, RESPONSES).seconds
+    assert seconds == pytest.approx(flop / 1000 + 14 * 61 / 1000 + 1 + 2)
+    # Recomputed activations: one more forward pass of everything.
+    again = config(lora={"rank": 1}, model={"gradient_checkpointing": True})
+    more = UpdatePrices(TINY, machine(), again, 1).update(PROMPTS, RESPONSES).seconds - seconds
+    assert more == pytest.approx((1912 + 5 * 2 * 61) / 1000)
+
+
+def test_an_adapter_of_some_layers():
+    assert TINY.adapter(2, ("q_proj", "v_proj")) == 2 * (4 + 6 + 4 + 3)
+    assert TINY.adapter(1, ("proj",)) == TINY.adapter(1) == 61
+
+
+def test_ranks_exchange_an_adapters_gradients_and_the_whole_model():
+    """Two gathers of 160 parameters in fp32 and gradients of 61: half of 1,280 + 244 bytes."""
+    slow = machine(fp32=FAST, link=762.0, micro_batch=0.0, update=0.0)
+    update = UpdatePrices(TINY, slow, config(lora={"rank": 1}), 2).update(PROMPTS, RESPONSES)
+    assert update.seconds == pytest.approx(update.rounds * 1.0)
+
+
 def test_logprobs_are_a_forward_pass():
     prices = UpdatePrices(TINY, machine(), config(), 1)
     assert prices.logprobs(PROMPTS, RESPONSES) == pytest.approx(1.912)

@@ -40,7 +40,7 @@ def add_plan(add: Callable[..., argparse.ArgumentParser], parent: argparse.Argum
     plan.add_argument("--sigma", type=float, help=sigma)
     prompt = f"tokens of a prompt (default: {_PROMPT}, or those of the run)"
     plan.add_argument("--prompt-tokens", type=int, metavar="N", help=prompt)
-    share = "share of groups with a gradient (default: 1, or the run's)"
+    share = "share of groups whose rewards differ (default: 1, or the run's)"
     plan.add_argument("--gradient-share", type=float, metavar="SHARE", help=share)
     price = "price of a device hour, in any currency"
     plan.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help=price)
@@ -164,9 +164,7 @@ def _assumed(setting: Setting) -> list[str]:
         if assumed:
             lines.append(f"Assumed about the machine, not measured: {', '.join(assumed)}.")
         if setting.varied == 1.0:
-            lines.append("Every group is taken to have a gradient (--gradient-share).")
-    if setting.config.lora.rank:
-        lines.append("An adapter's updates are counted as those of the whole model.")
+            lines.append("The rewards of every group are taken to differ (--gradient-share).")
     return lines
 
 

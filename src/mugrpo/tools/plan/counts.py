@@ -26,6 +26,14 @@ ADAMW_BYTES = 7 * FLOAT  # reads weight, gradient, two moments; writes weight an
 ADAMW_FLOP = 14  # as the update rule is written
 CLIP_BYTES = 3 * FLOAT  # reads the gradient for its norm, reads and writes it to scale it
 
+_NAMES = {  # of a matrix: those that its layers have in a Hugging Face model
+    "query": ("q_proj",),
+    "key_value": ("k_proj", "v_proj"),
+    "output": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -138,6 +146,15 @@ class Shape:
         """Return the number of parameters, without biases and norms."""
         return self.linear_parameters + self.hidden * self.vocab * (1 if self.tied else 2)
 
+    def adapter(self, rank: int, targets: str | Sequence[str] = "all-linear") -> int:
+        """Return the parameters of a LoRA adapter: `rank` rows and columns beside each matrix."""
+        every, found = targets == "all-linear", 0
+        for linear in self.linears:
+            names = _NAMES[linear.name]
+            chosen = [n for n in names if every or n.endswith(tuple(targets))]
+            found += rank * (linear.k + linear.n) * linear.count * len(chosen) // len(names)
+        return found
+
     # ---- one pass ----
 
     def attention_flop(self, pairs: float) -> float:
@@ -172,9 +189,13 @@ class Shape:
         cost = self.forward(slots, keys, slots)
         return cost + Cost(0, self.kv_bytes(keys + slots))
 
-    def adamw(self) -> Cost:
-        """Return the cost of clipping the gradient norm and of one optimizer step."""
-        return Cost(ADAMW_FLOP, ADAMW_BYTES + CLIP_BYTES) * self.parameters
+    def adamw(self, trained: int | None = None) -> Cost:
+        """Return the cost of clipping the gradient norm and of one optimizer step.
+
+        `trained` is the number of parameters that are trained, by default all.
+        """
+        number = self.parameters if trained is None else trained
+        return Cost(ADAMW_FLOP, ADAMW_BYTES + CLIP_BYTES) * number
 
 
 def causal(length: int) -> int:

@@ -8,7 +8,8 @@ for each layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +30,8 @@ class Engines:
     tensor_parallel: int  # GPUs of each
     groups: int  # of a shard
     streams: bool  # whether an engine begins the next piece before the last response ends
-    share: float  # of a GPU's memory that it takes; 0 if its cache has no limit
+    share: float  # of a GPU's memory that it takes, or of a CPU's; 0 if its cache has no limit
+    static: bool = False  # whether it decodes batches that end with their longest response
 
     def pieces(self, groups: int) -> int:
         """Return the groups of a piece of a stage with `groups` groups.
@@ -46,6 +48,7 @@ class Generated:
 
     seconds: float
     tail: float  # of `seconds`: after an engine's last waiting request has begun, on average
+    ends: Real  # [rollouts], seconds after which each response has ended, ascending
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class EnginePrices:
     precision: str
     tensor_parallel: int = 1
     factor: float = 1.0  # measured seconds as a multiple of the counted ones
+    adapter: int = 0  # parameters of an adapter beside the model
 
     @property
     def each(self) -> int:
@@ -70,17 +74,17 @@ class EnginePrices:
     def step(self, active: Whole, keys: Real) -> Real:
         """Return the seconds of a step that decodes `active` sequences, 0 if there are none."""
         shape, overheads = self.shape, self.machine.overheads
-        weights = shape.linear_parameters + shape.hidden * shape.vocab
+        weights = shape.linear_parameters + shape.hidden * shape.vocab + self.adapter
         flop = 2.0 * weights * active + shape.attention_flop(1.0) * keys
         size = self.each * weights + shape.kv_bytes(1.0, self.each) * (keys + active)
         seconds = np.maximum(flop / self._operations, size / self._bytes) + self._summed(active)
-        seconds = seconds + overheads.step + overheads.sequence * active
+        seconds = seconds + overheads.step + overheads.sequence * active + overheads.key * keys
         return np.where(active > 0, seconds, 0.0)
 
     def _begin(self, occupied: Occupancy) -> Real:
         """Return the seconds of what happens at the beginning of each interval, [K]."""
         shape = self.shape
-        flop = 2.0 * shape.linear_parameters * occupied.prompt_tokens
+        flop = 2.0 * (shape.linear_parameters + self.adapter) * occupied.prompt_tokens
         flop += shape.attention_flop(1.0) * occupied.prompt_pairs
         flop += shape.logits_flop(1.0) * occupied.prompts
         seconds = flop / self._operations + self._summed(occupied.prompt_tokens)
@@ -107,7 +111,8 @@ class EnginePrices:
 def room(engines: Engines, prices: EnginePrices, longest: int) -> float:
     """Return the tokens that an engine's cache has room for; infinity if it has no limit.
 
-    Raises UsageError if the weights, or one response of `longest` tokens, do not fit.
+    Activations and compiled graphs are not counted. Raises UsageError if the weights, or one
+    response of `longest` tokens, do not fit.
     """
     if not engines.share:
         return float("inf")
@@ -136,53 +141,82 @@ def generate(prompts: Whole, responses: Whole, engines: Engines, prices: EngineP
     """Return how long engines take for the groups: prompts [D], responses [D, G].
 
     Of a stage with more than SIMULATED rollouts, so many are simulated, and half as many; what the
-    second half adds goes on at the same pace.
+    second half adds goes on at the same pace. With a cache that is too small, which takes longer
+    to simulate, an eighth is.
     """
     size = responses.shape[1]
-    most = max(2, SIMULATED // size)
+    limit = room(engines, prices, int((prompts + responses.max(axis=1)).max()))
+    tight = limit < engines.slots * float(responses.mean())
+    most = max(2, (SIMULATED >> 3 if tight else SIMULATED) // size)
     if len(prompts) > most:
         whole = generate(prompts[:most], responses[:most], engines, prices)
         half = generate(prompts[: most // 2], responses[: most // 2], engines, prices)
-        pace = (whole.seconds - half.seconds) / (most - most // 2)
-        return Generated(whole.seconds + pace * (len(prompts) - most), whole.tail)
+        more = (whole.seconds - half.seconds) / (most - most // 2) * (len(prompts) - most)
+        middle = len(whole.ends) // 2
+        between = whole.ends[middle] + np.linspace(0, more, (len(prompts) - most) * size)
+        ends = (whole.ends[:middle], between, whole.ends[middle:] + more)
+        return Generated(whole.seconds + more, whole.tail, np.concatenate(ends))
     requests = requests_of(prompts, responses)
-    limit = room(engines, prices, int(requests.prompts.max() + requests.responses.max()))
-    slots = max(1, int(min(engines.slots, limit / max(1.0, requests.keys))))
     piece = engines.pieces(len(prompts)) * size
-    pieces = [(first, first + piece) for first in range(0, len(requests), piece)]
-    if engines.streams:
-        return _streamed(requests, pieces, engines.count, slots, prices)
-    return _piece_by_piece(requests, pieces, engines.count, slots, prices)
+    pieces = [requests.part(np.s_[i : i + piece]) for i in range(0, len(requests), piece)]
+    if engines.static:
+        pieces = [_static(part) for part in pieces]
+    run = _streamed if engines.streams else _piece_by_piece
+    return run(pieces, engines.count, lambda part: _priced(part, engines.slots, limit, prices))
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """The seconds of an engine's requests, and those in which a request waits."""
+
+    seconds: float
+    full: float
+    ends: Real  # [requests]
 
 
 def _streamed(
-    requests: Requests, pieces: list[tuple[int, int]], count: int, slots: int, prices: EnginePrices
+    pieces: list[Requests], count: int, priced: Callable[[Requests], _Priced]
 ) -> Generated:
     """Return the seconds of engines that get every `count`-th piece as one stream."""
-    ends, full = np.zeros(count), np.zeros(count)
-    for engine in range(min(count, len(pieces))):
-        places = np.concatenate([np.arange(*piece) for piece in pieces[engine::count]])
-        own = places[places < len(requests)]
-        part = Requests(requests.prompts[own], requests.responses[own], requests.fresh[own])
-        ends[engine], full[engine] = _priced(part, slots, prices)
-    return Generated(float(ends.max()), float(ends.max() - full.mean()))
+    streams = [_joined(pieces[i::count]) for i in range(min(count, len(pieces)))]
+    made = [priced(stream) for stream in streams]
+    return _together([one.seconds for one in made], sum(one.full for one in made), count, made)
 
 
 def _piece_by_piece(
-    requests: Requests, pieces: list[tuple[int, int]], count: int, slots: int, prices: EnginePrices
+    pieces: list[Requests], count: int, priced: Callable[[Requests], _Priced]
 ) -> Generated:
     """Return the seconds of engines that take the next piece when the one before has ended."""
-    ends, full = np.zeros(count), np.zeros(count)
+    ends, made = [0.0] * count, []
     for piece in pieces:
-        engine = int(ends.argmin())
-        seconds, filled = _priced(requests.part(*piece), slots, prices)
-        ends[engine] += seconds
-        full[engine] += filled
-    return Generated(float(ends.max()), float(ends.max() - full.mean()))
+        engine, one = ends.index(min(ends)), priced(piece)
+        made.append(replace(one, ends=one.ends + ends[engine]))
+        ends[engine] += one.seconds
+    return _together(ends, sum(one.full for one in made), count, made)
 
 
-def _priced(requests: Requests, slots: int, prices: EnginePrices) -> tuple[float, float]:
-    """Return the seconds of an engine's requests, and those in which a request waits."""
-    occupied = occupancy(requests, slots)
+def _together(seconds: list[float], full: float, count: int, made: list[_Priced]) -> Generated:
+    longest = max(seconds)
+    ends = np.sort(np.concatenate([one.ends for one in made]))
+    return Generated(longest, longest - full / count, ends)
+
+
+def _joined(pieces: list[Requests]) -> Requests:
+    return Requests(
+        np.concatenate([piece.prompts for piece in pieces]),
+        np.concatenate([piece.responses for piece in pieces]),
+        np.concatenate([piece.fresh for piece in pieces]),
+    )
+
+
+def _static(batch: Requests) -> Requests:
+    """Return what a batch costs that computes every row, from its own prompt, to the longest."""
+    longest = np.full_like(batch.responses, batch.responses.max())
+    return Requests(batch.prompts, longest, np.ones_like(batch.fresh))
+
+
+def _priced(requests: Requests, slots: int, limit: float, prices: EnginePrices) -> _Priced:
+    occupied = occupancy(requests, slots, limit)
     seconds = prices.seconds(occupied)
-    return float(seconds.sum()), float(seconds[occupied.waiting].sum())
+    ends = np.repeat(np.cumsum(seconds), occupied.ended)
+    return _Priced(float(seconds.sum()), float(seconds[occupied.waiting].sum()), ends)

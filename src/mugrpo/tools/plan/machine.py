@@ -57,6 +57,8 @@ class Overheads(Options):
     """Of each decode step."""
     sequence: _Seconds
     """Of each sequence in a decode step."""
+    key: _Seconds
+    """Of each key that a decode step reads."""
     request: _Seconds
     """Of each request: its prompt's prefill, and what begins and ends it."""
     micro_batch: _Seconds
@@ -64,7 +66,7 @@ class Overheads(Options):
     update: _Seconds
     """Of each update."""
     refresh: _Seconds
-    """Of each refresh: sleeping, waking, the canary."""
+    """Of each refresh: sleeping and waking. The canary is computed."""
     start: _Seconds
     """Of the start of an engine outside the trainer's process, once in a run."""
     score: _Seconds

@@ -1,22 +1,17 @@
 """Measure this machine: its rates, and what they do not explain, with a model of random weights.
 
-Rates are the best of several calls, because a rate is the most that the machine can do. The engine
-is the project's own, and so is the trainer. Their seconds at a few sizes give the shares and
-overheads: these hold for models of about this shape. On a GPU they are those of the project's own
-engine, not vLLM's.
+The engine is the project's own, and so is the trainer. Their seconds at a few sizes give the
+shares and overheads: these hold for models of about this shape. On a GPU they are those of the
+project's own engine, not vLLM's.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,20 +28,19 @@ from mugrpo.disk.publishing import publish_file
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.tools.plan.generation import EnginePrices, requests_of
+from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import Machine
+from mugrpo.tools.plan.rates import LONGEST, best, device_gib, host_gib, rates
 from mugrpo.tools.plan.setting import shape_of
-from mugrpo.tools.plan.simulate import occupancy
+from mugrpo.tools.plan.simulate import Requests, Whole, occupancy
 from mugrpo.tools.plan.updates import UpdatePrices, as_rollouts
 
-_LONGEST = 4.0  # seconds for which a rate is measured
-_BLOCK = 64 * 2**20  # bytes copied, written and hashed
-_SIDE = 2048  # of the matrices of a product
-_PROMPT, _TOKENS = 32, 24  # of the requests that are measured
+_PROMPT, _TOKENS, _LONGER = 32, 24, 4  # of the requests that are measured; the long are 4 x 24
 _TINY = 1e-9  # seconds: no overhead is measured as less
 
 
@@ -65,6 +59,7 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
     """
     if file.suffix != ".toml":
         raise UsageError(f"--measure {file}: name a file that ends in .toml")
+    config, _ = with_precision(config)
     shape = shape_of(config, form)
     policy = _policy(config, form)
     device = policy.device
@@ -73,17 +68,20 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
         "kind": "gpu" if device.type == "cuda" else "cpu",
         "devices": torch.cuda.device_count() if device.type == "cuda" else 1,
         "per_machine": torch.cuda.device_count() if device.type == "cuda" else 1,
-        "memory_gib": _memory(device),
-        "host_gib": _host(),
-        "rates": _rates(device),
+        "memory_gib": device_gib(device),
+        "host_gib": host_gib(),
+        "rates": rates(device),
         "shares": {"decode": 1.0, "update": 1.0, "memory": 1.0, "link": 1.0},
         "overheads": dict.fromkeys(
-            ("step", "sequence", "request", "micro_batch", "update", "refresh", "start", "score"),
+            (
+                *("step", "sequence", "key", "request", "micro_batch", "update"),
+                *("refresh", "start", "score"),
+            ),
             0.0,
         ),
         "sources": _sources(config, shape.parameters),
     }
-    found["overheads"] |= {"refresh": 0.1, "start": 60.0, "score": 1e-4}
+    found["overheads"] |= {"refresh": 0.0, "start": 60.0, "score": 1e-4}
     rough = Machine.model_validate(found)
     engine = EnginePrices(shape, rough, config.model.precision)
     found["overheads"] |= _engine(policy, config, engine)
@@ -111,79 +109,42 @@ def _policy(config: RunConfig, form: Path | None) -> Policy:
     return policy
 
 
-def _rates(device: torch.device) -> dict[str, float]:
-    """Return the best rates of products, copies, disk and checksums."""
-    rates: dict[str, float] = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a, b = (torch.randn(_SIDE, _SIDE, device=device, dtype=dtype) for _ in range(2))
-        rates[name] = 2.0 * _SIDE**3 / _best(partial(torch.matmul, a, b), device)
-    source = torch.randn(_BLOCK // 4, device=device)
-    target = torch.empty_like(source)
-    rates["memory"] = 2.0 * _BLOCK / _best(lambda: target.copy_(source), device)
-    block = os.urandom(_BLOCK)
-    rates["checksum"] = _BLOCK / _best(lambda: hashlib.sha256(block).digest(), device)
-    rates["disk"] = _BLOCK / _best(lambda: _write(block), device)
-    return {**rates, "link": rates["memory"], "network": 1e9}
-
-
-def _write(block: bytes) -> None:
-    with NamedTemporaryFile(dir=Path.cwd()) as file:
-        file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _best(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of several calls."""
-    best, end = float("inf"), time.perf_counter() + _LONGEST
-    while best == float("inf") or time.perf_counter() < end:
-        best = min(best, _seconds(call, device))
-    return best
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
-
-
 def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str, float]:
-    """Return what the engine takes beyond the counted seconds: per step, sequence and request.
+    """Return what the engine takes beyond the counted seconds: per step, sequence, request and key.
 
-    One slot and many are measured with responses of one token and of many.
+    One slot and many are measured with responses of one token, of some, and of many.
     """
-    many = min(256, int(getattr(config.engine, "slots", None) or 128))
-    prompt = min(_PROMPT, max(2, config.rollouts.max_new_tokens))
+    size = config.schedule.group_size
+    many = max(4, min(256, int(getattr(config.engine, "slots", None) or 128)) // size * size)
+    few = max(1, many // _LONGER)
     engine = ContinuousEngine(policy, ContinuousOptions(slots=many))
+    rows, counted, taken = [], [], []
+    cases = ((many, 1), (1, _TOKENS), (many, _TOKENS), (few, _LONGER * _TOKENS))
+    for slots, tokens in cases:
+        asked = [_request(i, size, policy.vocab_size) for i in range(slots)]
 
-    def beyond(slots: int, tokens: int) -> float:
-        prompts = np.full(slots, prompt)
-        asked = [
-            Request(np.full(prompt, 1 + i % (policy.vocab_size - 1), np.int32), i)
-            for i in range(slots)
-        ]
-
-        def call() -> None:
+        def call(asked: list[Request] = asked, tokens: int = tokens) -> None:
             for _ in engine.generate(asked, temperature=1.0, max_new_tokens=tokens):
                 pass
 
         call()
-        measured = min(_seconds(call, policy.device) for _ in range(3))
-        counted = requests_of(prompts, np.full((slots, 1), tokens))
-        return measured - float(prices.seconds(occupancy(counted, slots)).sum())
+        fresh = np.arange(slots) % size == 0
+        requests = Requests(np.full(slots, _PROMPT), np.full(slots, tokens), fresh)
+        occupied = occupancy(requests, slots)
+        taken.append(best(call, policy.device))
+        counted.append(float(prices.seconds(occupied).sum()))
+        steps = occupied.steps * (occupied.active > 0)
+        sequences, keys = (float((steps * n).sum()) for n in (occupied.active, occupied.keys))
+        rows.append([float(steps.sum()), sequences, float(slots), keys])
+    measured = np.array(taken)
+    found = _not_negative(np.array(rows), measured - np.array(counted), measured)
+    names = ("step", "sequence", "request", "key")
+    return dict(zip(names, (max(_TINY, value) for value in found), strict=True))
 
-    request = beyond(many, 1) / many
-    steps = _TOKENS - 1
-    one = (beyond(1, _TOKENS) - request) / steps
-    all_ = (beyond(many, _TOKENS) - many * request) / steps
-    sequence = max(_TINY, (all_ - one) / (many - 1) if many > 1 else 0.0)
-    return {
-        "step": max(_TINY, one - sequence),
-        "sequence": sequence,
-        "request": max(_TINY, request),
-    }
+
+def _request(index: int, size: int, vocabulary: int) -> Request:
+    """Return a request whose prompt `size` requests share."""
+    return Request(np.full(_PROMPT, 1 + index // size % (vocabulary - 1), np.int32), index)
 
 
 def _updates(
@@ -196,40 +157,53 @@ def _updates(
     size = config.schedule.group_size
     length = min(config.rollouts.max_new_tokens, 64)
     whole = min(config.schedule.problems_per_update, 16)
+    while whole > 2 and _counted(prices, whole, size, length) > LONGEST:
+        whole //= 2
     budget = config.optimizer.micro_batch_tokens
     few = max(2 * (_PROMPT + length), budget // 4)
-    taken, flop, batches = [], [], []
+    taken, flop, batches, adamw = [], [], [], 0.0
     for sizes in (_Sizes(1, budget), _Sizes(whole, budget), _Sizes(whole, few)):
         raw = config.model_dump(mode="json")
         raw["optimizer"]["micro_batch_tokens"] = sizes.budget
         changed = build_config(raw, "the measurement")
-        prompts = np.full(sizes.groups, _PROMPT)
-        responses = np.full((sizes.groups, size), length)
+        prompts, responses = _lengths(sizes.groups, size, length)
         trainer = Trainer(policy, changed)
         experience = _experience(as_rollouts(prompts, responses), policy.vocab_size)
         trainer.step(experience)
-        taken.append(min(trainer.step(experience)["time/update"] for _ in range(3)))
+        taken.append(best(partial(trainer.step, experience), policy.device))
         counted = UpdatePrices(prices.shape, prices.machine, changed, 1)
-        cost = counted.update(prompts, responses)
-        flop.append(cost.seconds)  # at a share of 1 and without overheads
+        cost, adamw = counted.update(prompts, responses), counted.adamw
+        flop.append(cost.seconds - adamw)  # at a share of 1 and without overheads
         batches.append(cost.rounds)
-    # taken = update + micro_batch * batches + flop / share, for the three sizes
+    # taken = adamw + update + micro_batch * batches + flop / share, for the three sizes
     rows = np.array([[1.0, n, f] for n, f in zip(batches, flop, strict=True)])
-    update, micro_batch, inverse = _not_negative(rows, np.array(taken))
+    measured = np.array(taken)
+    update, micro_batch, inverse = _not_negative(rows, measured - adamw, measured)
     return min(1.0, 1.0 / max(inverse, 1.0)), {
         "update": max(_TINY, update),
         "micro_batch": max(_TINY, micro_batch),
     }
 
 
-def _not_negative(rows: np.ndarray, values: np.ndarray) -> list[float]:
-    """Return the solution with the least squared relative error and no number below zero."""
-    scaled, ones = rows / values[:, None], np.ones(len(values))
-    best, least = [0.0] * rows.shape[1], float("inf")
+def _counted(prices: UpdatePrices, groups: int, size: int, length: int) -> float:
+    return prices.update(*_lengths(groups, size, length)).seconds
+
+
+def _lengths(groups: int, size: int, length: int) -> tuple[Whole, Whole]:
+    return np.full(groups, _PROMPT), np.full((groups, size), length)
+
+
+def _not_negative(rows: np.ndarray, values: np.ndarray, measured: np.ndarray) -> list[float]:
+    """Return x, no number of it below zero, for which `rows` x is closest to `values`.
+
+    Errors are squared as shares of `measured`.
+    """
+    scaled, wanted = rows / measured[:, None], values / measured
+    best, least = [0.0] * rows.shape[1], float((wanted**2).sum())
     for count in range(1, rows.shape[1] + 1):
         for chosen in combinations(range(rows.shape[1]), count):
-            found = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)[0]
-            error = float(((scaled[:, chosen] @ found - ones) ** 2).sum())
+            found = np.linalg.lstsq(scaled[:, chosen], wanted, rcond=None)[0]
+            error = float(((scaled[:, chosen] @ found - wanted) ** 2).sum())
             if (found >= 0).all() and error < least - 1e-12:
                 least, best = error, [0.0] * rows.shape[1]
                 for column, value in zip(chosen, found, strict=True):
@@ -259,16 +233,6 @@ def _experience(rollouts: Sequence[Rollout], vocabulary: int) -> Experience:
     return Experience(filled, scores)
 
 
-def _memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / 2**30
-    return _host()
-
-
-def _host() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-
-
 def _sources(config: RunConfig, parameters: int) -> dict[str, str]:
     model = (
         f"a model of the shape of {config.model.path}, {parameters / 1e6:.1f} million parameters"
@@ -281,7 +245,7 @@ def _sources(config: RunConfig, parameters: int) -> dict[str, str]:
         "rates.network": "assumed",
         "shares": f"measured with {model}; the engine's are in its overheads",
         "overheads": f"measured with {model}, by the project's own engine and trainer",
-        "overheads.refresh": "assumed",
+        "overheads.refresh": "assumed: nothing beside the canary",
         "overheads.start": "assumed",
         "overheads.score": "assumed",
     }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.tools.plan.counts import FLOAT
 from mugrpo.tools.plan.generation import Generated, generate
 from mugrpo.tools.plan.setting import Setting, with_updates
 
@@ -23,8 +24,8 @@ POOLS = ("colocated", "separate", "overlapped")
 _SAMPLES = 3  # updates that stand for all of a stage
 _DRAWS, _GROUPS = 32, 1024  # draws of a small stage, which have as many groups together
 _EIGHTHS = (1, 2, 3, 4, 5, 6, 7)  # of the devices, for generation
+CANARY_TOKENS = 16  # of each response, at most (mugrpo.stages.canary)
 STATE = 12  # bytes of a checkpoint for each parameter: the weight and two moments
-FULL_STATE = 16  # and its gradient
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,14 @@ class Planned:
     pool: str
     generating: int  # devices
     updating: int  # devices
-    parts: dict[str, float]  # seconds of each of PARTS
+    of_stages: Sequence[dict[str, float]]  # of each stage, the seconds of each of PARTS
     seconds: float  # of the run: less than all parts together if they overlap
     tail: float  # of the seconds of generation, those in which slots fall idle
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of each of PARTS in the whole run."""
+        return {part: sum(stage[part] for stage in self.of_stages) for part in PARTS}
 
     @property
     def devices(self) -> int:
@@ -83,37 +89,63 @@ class Planner:
 
     def planned(self, stages: Sequence[int], pool: str, generating: int, updating: int) -> Planned:
         """Return the plan of stages with numbers of updates, and of devices for each half."""
-        parts, tail, hidden, first = dict.fromkeys(PARTS, 0.0), 0.0, 0.0, 0
+        of_stages, tail, hidden, first = list[dict[str, float]](), 0.0, 0.0, 0
         for number, updates in enumerate(stages):
-            made = self.generated(first, updates, generating, number)
-            update = self.updated(first, updating)
-            other = self._of_group(self._known(first), updating)
-            groups = self.setting.groups(updates)
-            optimize = updates * update
-            parts["refresh"] += self._refresh()
-            parts["generate"] += made.seconds
-            parts["score"] += self._score(groups * self.setting.config.schedule.group_size)
-            parts["logprobs"] += groups * other
-            parts["optimize"] += optimize
+            groups = self.setting.sampled(first, updates)
+            made = self.generated(first, groups, generating, number)
+            parts = self._stage(number, first, updates, generating, updating)
+            of_stages.append(parts)
             tail += made.tail
             if pool == "overlapped":
                 # The first shard is waited for, and so are the updates on the last one.
                 shards = self._shards(groups)
-                hidden += min(made.seconds, optimize) * (1 - 1 / shards)
+                hidden += min(made.seconds, parts["optimize"]) * (1 - 1 / shards)
             first += updates
-        parts["refresh"] += self._starts(len(stages))
-        parts["checkpoint"] = self.checkpoints(stages) * self._checkpoint(updating)
-        parts["evaluate"] = self.evaluations(generating)
-        whole = sum(parts.values()) - hidden
-        return Planned(tuple(stages), pool, generating, updating, parts, whole, tail)
+        self._add_rests(stages, of_stages, generating, updating)
+        whole = sum(sum(parts.values()) for parts in of_stages) - hidden
+        return Planned(tuple(stages), pool, generating, updating, of_stages, whole, tail)
 
-    def generated(self, first: int, updates: int, devices: int, number: int = 0) -> Generated:
-        """Return the generation of stage `number`, of `updates` updates, that begins after `first`.
+    def _stage(
+        self, number: int, first: int, updates: int, generating: int, updating: int
+    ) -> dict[str, float]:
+        """Return the seconds of a stage's parts, without checkpoints and evaluations."""
+        groups = self.setting.sampled(first, updates)
+        other = self._of_group(self._known(first), updating)
+        every = getattr(self.setting.config.engine, "rest", "stay") == "end"
+        return {
+            "refresh": self.refresh(generating) + (self._start() if every or not number else 0.0),
+            "generate": self.generated(first, groups, generating, number).seconds,
+            "score": self._score(groups * self.setting.config.schedule.group_size),
+            "logprobs": self.setting.groups(updates) * other,
+            "optimize": updates * self.updated(first, updating),
+            "checkpoint": 0.0,
+            "evaluate": 0.0,
+        }
+
+    def _add_rests(
+        self,
+        stages: Sequence[int],
+        of_stages: list[dict[str, float]],
+        generating: int,
+        updating: int,
+    ) -> None:
+        """Add the seconds of checkpoints and evaluations to those of the stages that they are in.
+
+        An evaluation after a stage's last update is in that stage, as is the checkpoint.
+        """
+        ends = np.cumsum(stages)
+        for update in self.checkpoints(stages):
+            of_stages[np.searchsorted(ends, update)]["checkpoint"] += self.checkpoint(updating)
+        for update, seconds in self.evaluations(generating).items():
+            of_stages[np.searchsorted(ends, update)]["evaluate"] += seconds
+
+    def generated(self, first: int, groups: int, devices: int, number: int = 0) -> Generated:
+        """Return the generation of `groups` groups in stage `number`, which begins after `first`.
 
         Small stages that begin with the same lengths get one of several draws of them in turn.
         """
-        draws = max(1, min(_DRAWS, _GROUPS // self.setting.groups(updates)))
-        return self._of_stage(self._known(first), updates, devices, number % draws)
+        draws = max(1, min(_DRAWS, _GROUPS // groups))
+        return self._of_stage(self._known(first), groups, devices, number % draws)
 
     def updated(self, first: int, devices: int) -> float:
         """Return the seconds of an update in a stage that begins after `first` updates."""
@@ -129,9 +161,7 @@ class Planner:
         """Raise UsageError if weights, gradients and moments fit on no part of the devices."""
         setting, options = self.setting, self.setting.config.distributed
         shards = max(1, setting.ranks_on(setting.machine.devices) // options.replicas)
-        state = FULL_STATE * setting.shape.parameters / shards
-        # The parts of an adapter are small; its base model is counted.
-        state = state / 4 if setting.config.lora.rank else state
+        state = setting.state_bytes() / shards
         if not options.cpu_offload and state > setting.machine.usable:
             raise UsageError(
                 f"weights, gradients and moments take {state / 2**30:.0f} GiB of each device, but "
@@ -140,17 +170,17 @@ class Planner:
                 "(--lora.rank 16)"
             )
 
-    def _generated(self, first: int, updates: int, devices: int, draw: int) -> Generated:
+    def _generated(self, first: int, groups: int, devices: int, draw: int) -> Generated:
         setting = self.setting
         engines = setting.engines_on(devices)
-        groups, size = setting.groups(updates), setting.config.schedule.group_size
+        size = setting.config.schedule.group_size
         prompts, responses = setting.lengths.draw(first, groups, size, draw)
         return generate(prompts, responses, engines, setting.engine_prices(engines))
 
     def _updated(self, first: int, devices: int) -> float:
         setting, schedule = self.setting, self.setting.config.schedule
         prices = setting.update_prices(setting.ranks_on(devices))
-        share = setting.gradient_share(first)
+        share = setting.computed(first)
         seconds = []
         for sample in range(_SAMPLES):
             groups = schedule.problems_per_update
@@ -176,24 +206,39 @@ class Planner:
         rollouts = groups * config.schedule.group_size
         return max(1, -(-rollouts // config.rollouts.shard_rollouts))
 
-    def _refresh(self) -> float:
+    def refresh(self, devices: int) -> float:
         """Return the seconds of a refresh, without starts of engines."""
         setting = self.setting
         if setting.measured.refresh is not None:
             return setting.measured.refresh
-        seconds = setting.machine.overheads.refresh
+        seconds = setting.machine.overheads.refresh + self._canary(devices)
         if not setting.config.engine_in_process:  # weights are written, and read
-            each = setting.engine_prices(setting.engines()).each
-            seconds += 2 * each * setting.shape.parameters / setting.machine.rates.disk
+            updates, saved = setting.update_prices(1), setting.config.checkpoint.stage_end
+            # A checkpoint's weights and an adapter's are in fp32.
+            rounded = not updates.adapter and not saved
+            each = setting.engine_prices(setting.engines()).each if rounded else FLOAT
+            seconds += 2 * each * updates.trained / setting.machine.rates.disk
         return seconds
 
-    def _starts(self, refreshes: int) -> float:
-        """Return the seconds of the starts of engines: one, or one at every refresh."""
-        setting, engine = self.setting, self.setting.config.engine
-        seconds = setting.measured.start
-        if seconds is None:
-            seconds = setting.machine.overheads.start if not setting.config.engine_in_process else 0
-        return seconds * (refreshes if getattr(engine, "rest", "stay") == "end" else 1)
+    def _canary(self, devices: int) -> float:
+        """Return the seconds of the canary: a few short responses, and the trainer's logprobs."""
+        setting, count = self.setting, self.setting.config.engine.canary_responses
+        if not count:
+            return 0.0
+        prompts, responses = setting.lengths.draw(0, count, 1)
+        responses = np.minimum(responses, CANARY_TOKENS)
+        engines = replace(setting.engines(), count=1)
+        made = generate(prompts, responses, engines, setting.engine_prices(engines)).seconds
+        many = setting.engines_on(devices).count
+        compared = setting.update_prices(setting.ranks_on(devices)).logprobs(prompts, responses)
+        return many * (made + compared)
+
+    def _start(self) -> float:
+        """Return the seconds of a start of the engines."""
+        setting = self.setting
+        if setting.measured.start is not None:
+            return setting.measured.start
+        return setting.machine.overheads.start if not setting.config.engine_in_process else 0.0
 
     def _score(self, rollouts: int) -> float:
         setting = self.setting
@@ -201,45 +246,48 @@ class Planner:
             return setting.measured.score * rollouts
         return setting.machine.overheads.score * rollouts
 
-    def checkpoints(self, stages: Sequence[int]) -> int:
-        """Return how many checkpoints the options ask for, those for the time aside."""
+    def checkpoints(self, stages: Sequence[int]) -> list[int]:
+        """Return the updates after which the options ask for checkpoints, times aside."""
         options, total = self.setting.config.checkpoint, sum(stages)
         due = {total}
         if options.every:
             due |= set(range(options.every, total + 1, options.every))
         if options.stage_end:
             due |= set(np.cumsum(stages).tolist())
-        return len(due)
+        return sorted(due)
 
-    def _checkpoint(self, devices: int) -> float:
+    def checkpoint(self, devices: int) -> float:
         """Return the seconds for which training waits at a checkpoint."""
         setting, machine = self.setting, self.setting.machine
         if setting.measured.checkpoint is not None:
             return setting.measured.checkpoint
-        size = STATE * setting.shape.parameters
+        size = STATE * setting.update_prices(1).trained
         if setting.config.checkpoint.beside_training:  # it waits only for a copy
             return 2 * size / (machine.rates.memory * machine.shares.memory) / max(1, devices)
         return size / machine.rates.disk + size / machine.rates.checksum
 
-    def evaluations(self, devices: int) -> float:
-        """Return the seconds of all evaluations on held-out problems; suites are not counted."""
-        setting, options = self.setting, self.setting.config.evaluation
-        engines, seconds = setting.engines_on(devices), 0.0
+    def evaluations(self, devices: int) -> dict[int, float]:
+        """Return update -> seconds of its evaluation on held-out problems, suites aside.
+
+        It begins with a refresh.
+        """
+        config = self.setting.config
+        options, total = config.evaluation, config.schedule.total_updates
+        found = {}
+        for update in {*range(0, total, options.every), total} if options.every else ():
+            last = update == total
+            seconds = self._sampled_once(
+                update, devices, (options.final_samples if last else None) or options.samples
+            )
+            if last and options.final_greedy:
+                seconds += self._sampled_once(update, devices, 1)
+            found[update] = self.setting.measured.evaluate * (seconds + self.refresh(devices))
+        return found
+
+    def _sampled_once(self, update: int, devices: int, samples: int) -> float:
+        """Return the seconds in which the held-out problems get `samples` responses each."""
+        setting = self.setting
+        engines, problems = setting.engines_on(devices), setting.held_out()
         prices = replace(setting.engine_prices(engines), factor=1.0)
-        for update in self._evaluated():
-            last = update == setting.config.schedule.total_updates
-            samples = (options.final_samples if last else None) or options.samples
-            drawn = setting.lengths.draw(update, setting.held_out(), samples)
-            made = generate(*drawn, engines, prices)
-            seconds += made.seconds + self._score(setting.held_out() * samples)
-        return seconds * setting.measured.evaluate
-
-    @property
-    def evaluation_count(self) -> int:
-        """Return the number of evaluations of the whole run."""
-        return len(self._evaluated())
-
-    def _evaluated(self) -> list[int]:
-        every = self.setting.config.evaluation.every
-        total = self.setting.config.schedule.total_updates
-        return sorted({*range(0, total, every), total}) if every else []
+        made = generate(*setting.lengths.draw(update, problems, samples), engines, prices)
+        return made.seconds + self._score(problems * samples)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.stages import ScheduleOptions
+from mugrpo.config.stages import DynamicSampling, ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.pretrained import model_path
 from mugrpo.rollouts.schedule import Schedule
-from mugrpo.tools.plan.counts import Shape
+from mugrpo.tools.plan.counts import FLOAT, Shape
 from mugrpo.tools.plan.generation import EnginePrices, Engines
 from mugrpo.tools.plan.lengths import Lengths
 from mugrpo.tools.plan.machine import Machine
@@ -32,7 +32,7 @@ class Measured:
     start: float | None = None  # seconds of each start of the engines
     score: float | None = None  # seconds of each response
     checkpoint: float | None = None  # seconds that training waits for each
-    varied: Mapping[int, float] = field(default_factory=dict)  # update -> share with a gradient
+    varied: Mapping[int, float] = field(default_factory=dict)  # update -> as in Setting
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Setting:
     shape: Shape
     machine: Machine
     lengths: Lengths
-    varied: float = 1.0  # share of groups with a gradient, if nothing was measured
+    varied: float = 1.0  # share of groups whose rewards differ, if nothing was measured
     measured: Measured = Measured()
 
     def engines(self) -> Engines:
@@ -51,8 +51,8 @@ class Setting:
         engine, schedule = self.config.engine, self.config.schedule
         groups = -(-self.config.rollouts.shard_rollouts // schedule.group_size)
         if isinstance(engine, VLLMOptions):
-            share = engine.gpu_memory_utilization if self.machine.kind == "gpu" else 0.0
             slots, parallel = engine.max_num_seqs, engine.tensor_parallel
+            share = engine.gpu_memory_utilization
             return Engines(engine.processes, slots, parallel, groups, True, share)
         if isinstance(engine, VLLMServerOptions):
             return Engines(len(engine.urls), engine.concurrency, 1, groups, True, 0.0)
@@ -60,7 +60,7 @@ class Setting:
         if isinstance(engine, ContinuousOptions):
             return Engines(count, engine.slots, 1, groups, False, 0.0)
         batch = max(1, engine.batch_size // schedule.group_size)  # groups decoded together
-        return Engines(count, engine.batch_size, 1, batch, False, 0.0)
+        return Engines(count, engine.batch_size, 1, batch, False, 0.0, static=True)
 
     def engines_on(self, devices: int) -> Engines:
         """Return as many engines as fit on GPUs; on a CPU, those that the config asks for."""
@@ -80,23 +80,47 @@ class Setting:
             self.config.model.precision,
             engines.tensor_parallel,
             self.measured.generate,
+            self.update_prices(1).adapter,
         )
 
     def update_prices(self, ranks: int) -> UpdatePrices:
         return UpdatePrices(self.shape, self.machine, self.config, ranks, self.measured.optimize)
 
     def groups(self, updates: int) -> int:
-        """Return the groups that a stage of `updates` updates samples."""
+        """Return the groups that a stage of `updates` updates trains on."""
         schedule = self.config.schedule
         batches = -(-updates // schedule.passes_per_batch)
         return batches * schedule.problems_per_update
 
-    def gradient_share(self, update: int) -> float:
-        """Return the share of a stage's groups with a gradient, if it begins after `update`."""
+    def sampled(self, first: int, updates: int) -> int:
+        """Return the groups that a stage samples: more than it trains on if it chooses among them.
+
+        It begins after `first` updates.
+        """
+        options, groups = self.config.sampling, self.groups(updates)
+        if not isinstance(options, DynamicSampling):
+            return groups
+        return int(groups / max(self._varied_at(first), 1 / options.max_oversampling))
+
+    def computed(self, first: int) -> float:
+        """Return the share of a stage's groups that updates compute, if it begins after `first`."""
+        config = self.config
+        fixed = config.advantage.name == "group" and config.reference.name == "off"
+        skipped = config.advantage.zero_variance_mask or fixed
+        chosen = isinstance(config.sampling, DynamicSampling)
+        return self._varied_at(first) if skipped and not chosen else 1.0
+
+    def _varied_at(self, update: int) -> float:
         known = self.measured.varied
         if not known:
             return self.varied
         return known[max((u for u in known if u <= update), default=min(known))]
+
+    def state_bytes(self) -> float:
+        """Return the bytes of weights, gradients and moments: a frozen model has only weights."""
+        trained = self.update_prices(1).trained
+        frozen = self.shape.parameters if self.config.lora.rank else 0
+        return 4 * FLOAT * trained + (0.5 if self.config.lora.quantized else FLOAT) * frozen
 
     def held_out(self) -> int:
         """Return the number of held-out problems; 256 if only the data can tell."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from mugrpo.report.readable import MISSING, TIMES, duration, plain
 from mugrpo.tools.benchmark.tables import markdown
 from mugrpo.tools.plan.generation import room
-from mugrpo.tools.plan.schedules import FULL_STATE, PARTS, STATE, Planned, Planner
+from mugrpo.tools.plan.schedules import PARTS, STATE, Planned, Planner
 from mugrpo.tools.plan.setting import Setting, as_configured
 
 GIB = 2.0**30
-_ROLLOUT_BYTES = 3.2  # of a response token: 20 million tokens took 64.5 MB (docs/planning.md)
+_ROLLOUT_BYTES = 3.2  # of a response token: 20 million tokens took 64.5 MB
 _LONG_TAIL = 0.2  # of generation
 
 _CHANGES = {
@@ -38,7 +40,9 @@ def batch_lines(setting: Setting) -> list[str]:
     stages = as_configured(schedule)
     each = schedule.rollouts_per_update
     mu = f"{stages[0]:,}" if len(set(stages)) == 1 else f"{', '.join(map(str, stages))}"
-    rollouts = sum(setting.groups(updates) for updates in stages) * schedule.group_size
+    firsts = np.cumsum([0, *stages[:-1]]).tolist()
+    groups = sum(map(setting.sampled, firsts, stages))
+    rollouts = groups * schedule.group_size
     prompts, responses = setting.lengths.draw(0, schedule.problems_per_update, schedule.group_size)
     update = setting.update_prices(setting.ranks_on(setting.machine.devices)).update(
         prompts, responses
@@ -78,17 +82,16 @@ def batch_lines(setting: Setting) -> list[str]:
 
 def size_lines(setting: Setting) -> list[str]:
     """Return tokens, disk, and the memory of devices and host that can be counted."""
-    config, shape, machine = setting.config, setting.shape, setting.machine
+    config, machine = setting.config, setting.machine
     stages, first, tokens, read = as_configured(config.schedule), 0, 0.0, 0.0
     for updates in stages:
-        rollouts = setting.groups(updates) * config.schedule.group_size
-        seen = setting.lengths.at(first)
-        tokens += rollouts * float(seen.responses.mean())
-        read += setting.groups(updates) * float(seen.prompts.mean())
+        groups, seen = setting.sampled(first, updates), setting.lengths.at(first)
+        tokens += groups * config.schedule.group_size * float(seen.responses.mean())
+        read += groups * float(seen.prompts.mean())
         first += updates
-    checkpoints = Planner(setting).checkpoints(stages)
+    checkpoints = len(Planner(setting).checkpoints(stages))
     kept = min(checkpoints, config.checkpoint.keep + 1) if config.checkpoint.keep else checkpoints
-    saved = STATE * shape.parameters
+    saved = STATE * setting.update_prices(1).trained
     ranks = setting.ranks_on(machine.devices)
     shards = max(1, ranks // config.distributed.replicas)
     return [
@@ -96,7 +99,7 @@ def size_lines(setting: Setting) -> list[str]:
         f"tokens        {plain(tokens)} of responses, {plain(read)} of prompts (each once a group)",
         f"disk          {plain(_ROLLOUT_BYTES * tokens / GIB)} GiB of rollouts, and {kept} "
         f"checkpoints of {plain(saved / GIB)} GiB",
-        f"memory        {plain(FULL_STATE * shape.parameters / shards / GIB)} GiB of each of "
+        f"memory        {plain(setting.state_bytes() / shards / GIB)} GiB of each of "
         f"{ranks} ranks for weights, gradients and moments; activations come on top "
         "(`--memory` estimates them)",
         f"              {_cache(setting)}",

@@ -44,20 +44,18 @@ class UpdatePrices:
         """Return an update on the groups: prompts [D], responses [D, G]."""
         shape, overheads, options = self.shape, self.machine.overheads, self.config.optimizer
         rollouts = as_rollouts(prompts, responses)
-        price = price_of(shape)
         parts = rounds(
             rollouts,
             options.micro_batch_tokens,
             share=options.share_prompts,
             ranks=self.ranks,
-            price=price,
+            price=price_of(shape),
         )
+        flop, price = self._of_token()
         works = [work([rollouts[i] for i in p], price, share=options.share_prompts) for p in parts]
         longest = works[:: self.ranks]
-        passes = 4 if self.config.model.gradient_checkpointing else 3  # a backward pass is two
-        flop = passes * 2.0 * shape.linear_parameters
         seconds = sum(max(flop * one / self._operations, self._gathering) for one in longest)
-        seconds += overheads.micro_batch * len(longest) + overheads.update + self._adamw
+        seconds += overheads.micro_batch * len(longest) + overheads.update + self.adamw
         balance = sum(works) / (self.ranks * sum(longest)) if works else 1.0
         return Update(self.factor * seconds, len(longest), balance)
 
@@ -67,6 +65,29 @@ class UpdatePrices:
         whole = work(rollouts, price_of(self.shape), share=self.config.optimizer.share_prompts)
         flop = 2.0 * self.shape.linear_parameters * whole
         return self.factor * flop / (self._operations * self.ranks)
+
+    def _of_token(self) -> tuple[float, Price]:
+        """Return the operations of a token in the linear layers, and logits and pairs in them.
+
+        A backward pass has the gradients by inputs and by weights. Those by the weights of a model
+        under an adapter are not computed. Checkpointed activations take another forward pass.
+        """
+        shape, again = self.shape, 1 if self.config.model.gradient_checkpointing else 0
+        passes = again + (2 if self.adapter else 3)
+        flop = 2.0 * (passes * shape.linear_parameters + (3 + again) * self.adapter)
+        logit, pair = passes * shape.logits_flop(1.0), (3 + again) * shape.attention_flop(1.0)
+        return flop, Price(logit / flop, pair / flop)
+
+    @property
+    def trained(self) -> int:
+        """Return the number of parameters that are trained."""
+        return self.adapter or self.shape.parameters
+
+    @property
+    def adapter(self) -> int:
+        """Return the parameters of the adapter; 0 if the model is trained."""
+        lora = self.config.lora
+        return self.shape.adapter(lora.rank, lora.targets) if lora.rank else 0
 
     @property
     def _operations(self) -> float:
@@ -85,13 +106,15 @@ class UpdatePrices:
             return 0.0
         each = 2 if self.config.model.precision == "bf16" else FLOAT
         gathers = 2 if self.config.distributed.reshard_after_forward else 1
-        size = (gathers * each + FLOAT) * self.shape.parameters * (shards - 1) / shards
+        size = gathers * each * self.shape.parameters + FLOAT * self.trained
+        size *= (shards - 1) / shards
         link = rates.link if shards <= self.machine.per_machine else rates.network
         return size / (link * self.machine.shares.link)
 
     @property
-    def _adamw(self) -> float:
-        cost = self.shape.adamw()
+    def adamw(self) -> float:
+        """Return the seconds of the optimizer's step."""
+        cost = self.shape.adamw(self.trained)
         rates, shares = self.machine.rates, self.machine.shares
         seconds = max(cost.bytes / (rates.memory * shares.memory), cost.flop / rates.fp32)
         return seconds / self._shards
