@@ -91,6 +91,14 @@ class Setting:
         batches = -(-updates // schedule.passes_per_batch)
         return batches * schedule.problems_per_update
 
+    @property
+    def update_groups(self) -> int:
+        """Return the groups of an update and those that it replays, which only later stages do."""
+        schedule = self.config.schedule
+        return schedule.problems_per_update + self.config.replay.groups(
+            schedule.problems_per_update
+        )
+
     def gradient_share(self, update: int) -> float:
         """Return the share of a stage's groups with a gradient, if it begins after `update`."""
         known = self.measured.varied

@@ -39,7 +39,7 @@ def batch_lines(setting: Setting) -> list[str]:
     each = schedule.rollouts_per_update
     mu = f"{stages[0]:,}" if len(set(stages)) == 1 else f"{', '.join(map(str, stages))}"
     rollouts = sum(setting.groups(updates) for updates in stages) * schedule.group_size
-    prompts, responses = setting.lengths.draw(0, schedule.problems_per_update, schedule.group_size)
+    prompts, responses = setting.lengths.draw(0, setting.update_groups, schedule.group_size)
     update = setting.update_prices(setting.ranks_on(setting.machine.devices)).update(
         prompts, responses
     )
@@ -73,6 +73,9 @@ def batch_lines(setting: Setting) -> list[str]:
             f"{update.balance:.0%} of the time",
         ),
     ]
+    if again := setting.update_groups - schedule.problems_per_update:
+        text = f"{again} groups of earlier stages more for each update, from the second stage on"
+        rows.insert(1, ("replay", text))
     return ["batches", *(f"  {name:<14}{text}" for name, text in rows)]
 
 
