@@ -8,6 +8,7 @@ import pytest
 
 from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
 
 
 def config_of(words: str) -> RunConfig:
@@ -103,3 +104,28 @@ def test_options_may_be_given_as_objects():
     config = RunConfig()
     again = RunConfig(engine=config.engine, veto=config.veto, objective=config.objective)
     assert again == config
+
+
+@pytest.mark.parametrize(
+    ("share", "problems", "groups"),
+    [(0.0, 16, 0), (0.5, 8, 8), (0.25, 16, 5), (0.25, 12, 4), (0.2, 16, 4), (0.9, 2, 18)],
+)
+def test_replayed_groups_come_on_top_of_an_updates_own(share, problems, groups):
+    """share = groups / (groups + problems): a quarter of 12 + 4; 16 + 5 are as near as can be."""
+    words = f"replay.share={share} schedule.problems_per_update={problems}"
+    config = config_of(words)
+    assert config.replay.groups(config.schedule.problems_per_update) == groups
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("replay.share=0.1 schedule.problems_per_update=2", "adds no group to updates of 2 probl"),
+        ("replay.share=0.5 schedule.stages=1", "replay.share needs two stages or more"),
+        ("replay.share=0.5 stage_until.name=tv_token", "stage_until.name = 'all_updates'"),
+        ("replay.share=0.5 reference.name=kl reference.period=1", "needs reference.period = 0"),
+    ],
+)
+def test_replay_is_refused_with_what_it_does_not_work_with(words, said):
+    with pytest.raises(UsageError, match=said):
+        config_of(words)

@@ -16,11 +16,9 @@ from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import (
     RowReader,
     ShardSet,
-    read_plan,
     read_rollouts,
     rollout_from_row,
     score_from_row,
-    write_plan,
     write_rollouts,
     write_scores,
 )
@@ -293,16 +291,6 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_plan_comes_back_as_it_was_written(tmp_path):
-    batches = [[(0, 3), (1, 0), (0, 2)], [(2, 7)], [(0, 3), (0, 4)]]  # uneven, a row used twice
-    write_plan(ShardSet(tmp_path, "plan"), batches, groups=[2, 1, 2])
-    assert read_plan(ShardSet(tmp_path, "plan")) == batches
-    table = pd.read_parquet(tmp_path / "shard-00000.parquet")
-    assert table["batch"].tolist() == [0, 0, 0, 1, 2, 2]
-    assert table["shard"].tolist() == [0, 1, 0, 2, 0, 0]
-    assert table["row"].tolist() == [3, 0, 2, 7, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -323,16 +311,3 @@ def test_a_manifest_with_an_entry_of_another_form_is_unreadable(tmp_path, name, 
     shards.manifest.write_text(json.dumps(stored))
     with pytest.raises(RunStopped, match=f"{name} (is|are) .*`mugrpo repair` sets it aside"):
         ShardSet(shards.folder, "rollouts")
-
-
-@pytest.mark.parametrize("groups", [None, 2, [2, 0], [2, "1"]])
-def test_the_manifest_of_a_plan_needs_the_groups_of_each_shard(tmp_path, groups):
-    plan = ShardSet(tmp_path / "plan", "plan")
-    write_plan(plan, [[(0, 0)], [(1, 0)]], groups=[2, 1])
-    stored = json.loads(plan.manifest.read_text())
-    del stored["shards"]["0"]["groups"]
-    if groups is not None:
-        stored["shards"]["0"]["groups"] = groups
-    plan.manifest.write_text(json.dumps(stored))
-    with pytest.raises(RunStopped, match=r"is unreadable .*`mugrpo repair` sets it aside"):
-        ShardSet(plan.folder, "plan")

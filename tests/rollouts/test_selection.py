@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mugrpo.config.run import RewardOptions
+from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
 
@@ -51,11 +52,11 @@ def test_an_unfinished_response_is_wrong_unless_it_is_masked():
 
 def numbered(*problems: int) -> list[Group]:
     """Return groups of these problems. The row of each is its place in the order."""
-    return [Group(problem, [(0, row)]) for row, problem in enumerate(problems)]
+    return [Group(problem, [Place(0, 0, row)]) for row, problem in enumerate(problems)]
 
 
 def rows(result: list[list[Group]]) -> list[list[int]]:
-    return [[group.places[0][1] for group in batch] for batch in result]
+    return [[group.places[0].row for group in batch] for batch in result]
 
 
 def test_different_problems_fill_batches_in_order_and_the_rest_is_left_out():
@@ -88,7 +89,7 @@ def test_every_batch_is_full_of_different_problems_and_no_group_is_used_twice(pr
     assert all(len({group.problem for group in batch}) == len(batch) == size for batch in result)
     used = [row for batch in rows(result) for row in batch]
     assert len(set(used)) == len(used)
-    assert all(problems[group.places[0][1]] == group.problem for b in result for group in b)
+    assert all(problems[group.places[0].row] == group.problem for b in result for group in b)
     # The groups that are left over could not fill another batch.
     left = Counter(problems[row] for row in set(range(len(problems))) - set(used))
     assert len(left) < size

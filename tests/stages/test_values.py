@@ -12,8 +12,9 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.plans import Place, read_plan
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import read_plan, read_rollouts, write_rollouts
+from mugrpo.disk.shards import read_rollouts, write_rollouts
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.stages.logprobs import StoredLogprobs
 from mugrpo.stages.optimize import checkpoint_due, samples_due
@@ -30,9 +31,9 @@ def no_logprobs(update: int, rollouts: object) -> list[np.ndarray]:
     raise AssertionError("nothing is to be computed")
 
 
-def planned(stage: Stage) -> list[list[tuple[int, int]]]:
+def planned(stage: Stage) -> list[list[Place]]:
     plan_stage(stage, lambda _: None)
-    return read_plan(stage.shards("plan"))
+    return read_plan(stage.shards("plan"), stage.number)
 
 
 # ---- planning ----
@@ -41,7 +42,7 @@ def planned(stage: Stage) -> list[list[tuple[int, int]]]:
 def test_every_group_is_planned_in_the_order_of_its_draws(tmp_path: Path):
     stage = stage_of(tmp_path)
     assert [len(shard) for shard in stage_shards(stage)] == [2, 2, 2]
-    assert planned(stage) == [[(shard, row) for row in range(8)] for shard in range(3)]
+    assert planned(stage) == [[(0, shard, row) for row in range(8)] for shard in range(3)]
 
 
 def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_path: Path):
@@ -61,7 +62,7 @@ def test_dynamic_sampling_asks_for_more_until_every_update_has_its_groups(tmp_pa
     write_shard(stage, 5, [MIXED, EASY])
     batches = planned(stage)
     groups = [[batch[0], batch[4]] for batch in batches]  # the first place of each group
-    assert groups == [[(0, 4), (3, 0)], [(3, 4), (4, 0)], [(4, 4), (5, 0)]]
+    assert groups == [[(0, 0, 4), (0, 3, 0)], [(0, 3, 4), (0, 4, 0)], [(0, 4, 4), (0, 5, 0)]]
     assert len({problem for shard in stage_shards(stage) for problem, _ in shard}) == 12
 
 

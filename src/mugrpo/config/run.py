@@ -130,6 +130,7 @@ class RunConfig(Options):
     """Which problems a stage draws, by how often the model solved them before."""
     sampling: stages.Sampling = stages.EveryGroup()
     """Which of the sampled groups are trained on."""
+    replay: stages.ReplayOptions = stages.ReplayOptions()
     rollouts: RolloutOptions = RolloutOptions()
     engine: engines.Engine = engines.ContinuousOptions()
     """What samples the responses."""
@@ -206,6 +207,7 @@ class RunConfig(Options):
         """Yield a message for each combination of options that does not work, with the way out."""
         yield from self._faults_with_vllm()
         yield from self._faults_with_ranks()
+        yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "

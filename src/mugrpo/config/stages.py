@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -143,6 +144,46 @@ class NearHalf(RatedProblems):
 
 
 Difficulty = Annotated[AnyDifficulty | DifficultyBand | NearHalf, Field(discriminator="name")]
+
+
+class ReplayOptions(Options):
+    """Rollouts of earlier stages that updates train on besides those of their own stage."""
+
+    share: float = Field(0.0, ge=0, le=0.9)
+    """Share of an update's groups that earlier stages sampled. They come on top of
+    schedule.problems_per_update. The first stage has none. 0 turns replay off."""
+    stages: int = Field(1, ge=1)
+    """Replay groups of the N stages before."""
+    choice: Literal["uniform", "mixed"] = "uniform"
+    """Draw among all groups that those stages planned to train on, or among those of them with both
+    right and wrong responses."""
+
+    def groups(self, problems_per_update: int) -> int:
+        """Return how many groups an update replays."""
+        return round(self.share / (1 - self.share) * problems_per_update)
+
+    def faults(self, schedule: ScheduleOptions, until: str, reference_period: int) -> Iterator[str]:
+        """Yield a message for each option of a run that replay does not work with."""
+        if not self.share:
+            return
+        problems = schedule.problems_per_update
+        if not self.groups(problems):
+            yield (
+                f"replay.share = {self.share:g} adds no group to updates of {problems} problems; "
+                f"{1 / (problems + 1):.2g} adds one"
+            )
+        if schedule.stages == 1:
+            yield "replay.share needs two stages or more, as the first one has nothing to replay"
+        if until != "all_updates":
+            yield (
+                "replay.share needs stage_until.name = 'all_updates': a limit would end stages "
+                "because their policy is far from those of earlier stages"
+            )
+        if reference_period:
+            yield (
+                "replay.share needs reference.period = 0, as the stored logprobs of earlier "
+                "stages' rollouts are those of another reference"
+            )
 
 
 class AllUpdates(NamedOptions):

@@ -47,7 +47,6 @@ SCORE_SCHEMA = pa.schema(
 )
 LOGPROB_SCHEMA = pa.schema([("logprobs", pa.list_(pa.float32()))])
 DRAW_SCHEMA = pa.schema([("rate", pa.float64()), ("excluded", pa.bool_())])
-PLAN_SCHEMA = pa.schema([("batch", pa.int32()), ("shard", pa.int32()), ("row", pa.int32())])
 
 _ROW_GROUP = 256  # rows that are decoded together, even to read one of them
 
@@ -176,9 +175,10 @@ class RowReader:
 
     def rows(self, places: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
         """Return the row of each (shard, row) in `places`, in that order: {column: value}."""
-        return [self._row(shard, row) for shard, row in places]
+        return [self.row(shard, row) for shard, row in places]
 
-    def _row(self, shard: int, row: int) -> dict[str, Any]:
+    def row(self, shard: int, row: int) -> dict[str, Any]:
+        """Return a row: {column: value}. Raises RunStopped if its shard is missing or damaged."""
         if shard not in self._starts:
             groups = self._opened(shard).metadata
             sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
@@ -274,27 +274,3 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
             columns[name] = column.to_pylist()
     every = zip(*columns.values(), strict=True)
     return [dict(zip(columns, values, strict=True)) for values in every]
-
-
-def write_plan(
-    shards: ShardSet, batches: Sequence[Sequence[tuple[int, int]]], **notes: Any
-) -> None:
-    """Publish the batch plan of a stage: the (shard, row) of every rollout of each batch.
-
-    A group's rollouts are adjacent. Filters, refills and sampling choose rows in the plan and never
-    change a shard. Raises ValueError if a batch has no rows.
-    """
-    if not all(batches):
-        raise ValueError("a batch of the plan has no rows: an update needs at least one group")
-    flat = [(batch, shard, row) for batch, places in enumerate(batches) for shard, row in places]
-    columns = np.array(flat, np.int32).T
-    shards.write(0, pa.Table.from_arrays(list(map(pa.array, columns)), schema=PLAN_SCHEMA), **notes)
-
-
-def read_plan(shards: ShardSet) -> list[list[tuple[int, int]]]:
-    """Return the plan: for each batch, the (shard, row) of its rollouts."""
-    table = shards.open(0).read()
-    batch, shard, row = (table.column(name).to_numpy() for name in PLAN_SCHEMA.names)
-    cuts = np.flatnonzero(np.diff(batch)) + 1
-    places = np.stack([shard, row], -1)
-    return [[(int(s), int(r)) for s, r in part] for part in np.split(places, cuts)]

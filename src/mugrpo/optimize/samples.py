@@ -60,7 +60,9 @@ class SampleCollector:
     def chosen(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], count: int, tokenizer: Any
     ) -> list[dict[str, Any]]:
-        """Return at most `count` rollouts in order: up to half with A < 0, the others with A > 0.
+        """Return at most `count` of the update's first rollouts, which are `rollouts`, in order.
+
+        Up to half of them have A < 0, the others A > 0.
 
         Each is the first of its group with that sign. Those with A > 0 come from groups that are
         not shown yet, if there are such groups. The first one of a group has all of its responses.
@@ -84,7 +86,7 @@ class SampleCollector:
 
     def _first_of_groups(self, rollouts: Sequence[Rollout], sign: float) -> list[int]:
         first: dict[GroupKey, int] = {}
-        for row in sorted(self._seen):
+        for row in sorted(row for row in self._seen if row < len(rollouts)):
             if self._seen[row].advantage * sign > 0:
                 first.setdefault(rollouts[row].group, row)
         return list(first.values())

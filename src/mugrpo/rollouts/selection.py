@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mugrpo.config.run import RewardOptions
+from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
 
 _SPARE = 1.1  # factor on the expected need: another round costs more than a few spare groups
@@ -15,10 +16,10 @@ _SPARE = 1.1  # factor on the expected need: another round costs more than a few
 
 @dataclass(frozen=True)
 class Group:
-    """A sampled group: its problem, and the (shard, row) of each of its rollouts."""
+    """A sampled group: its problem, and the place of each of its rollouts."""
 
     problem: int
-    places: list[tuple[int, int]]
+    places: list[Place]
 
 
 def correctness_varies(statuses: Sequence[Status], rewards: RewardOptions) -> bool:

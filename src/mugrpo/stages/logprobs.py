@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.shards import (
-    RowReader,
     ShardSet,
     read_logprobs,
     read_rollouts,
@@ -24,18 +24,27 @@ from mugrpo.disk.shards import (
     write_logprobs,
 )
 from mugrpo.run.progress import Progress
+from mugrpo.stages.rows import Rows
 from mugrpo.stages.stage import Stage
 
 ONCE_A_STAGE = ("trainer_behavior_logprobs", "reference_logprobs")
 _PROXIMAL = "proximal_logprobs"
 
-Places = list[tuple[int, int]]  # (shard, row) of rollouts
+Places = list[Place]
 # (update, rollouts) -> the logprobs [T] of each under the policy after `update` updates
 Compute = Callable[[int, Sequence[Rollout]], list[NDArray[np.float32]]]
 
 
 def logprobs_stage(stage: Stage, compute: Compute, progress: Progress) -> None:
-    """Publish the stage's missing shards of the logprobs that are needed once per stage."""
+    """Publish the missing shards of the logprobs that are needed once per stage.
+
+    Those are the stage's, and those of the stages that it replays.
+    """
+    for one in (*stage.replayed(), stage):
+        _logprobs_of(one, compute, progress)
+
+
+def _logprobs_of(stage: Stage, compute: Compute, progress: Progress) -> None:
     rollouts = stage.shards("rollouts")
     for name in needed_once(stage):
         kept = stage.shards(name)
@@ -60,8 +69,12 @@ def needed_once(stage: Stage) -> list[str]:
 
 def require_logprobs(stage: Stage, ranks: int) -> None:
     """Raise UsageError if several ranks would have to compute logprobs, which they cannot."""
-    shards = set(stage.shards("rollouts").numbers())
-    missing = [name for name in needed_once(stage) if shards - set(stage.shards(name).numbers())]
+    missing = [
+        name
+        for one in (*stage.replayed(), stage)
+        for name in needed_once(one)
+        if set(one.shards("rollouts").numbers()) - set(one.shards(name).numbers())
+    ]
     if ranks > 1 and stage.config.proximal_period > 1:
         missing.append(_PROXIMAL)
     if missing:
@@ -81,9 +94,8 @@ class StoredLogprobs:
         self._stage = stage
         self._plan = plan
         self._compute = compute
-        self._shards = stage.shards("rollouts")
-        self._rollouts = RowReader(self._shards)
-        self._once = {name: RowReader(stage.shards(name)) for name in needed_once(stage)}
+        self._rollouts = Rows(stage, "rollouts")
+        self._once = {name: Rows(stage, name) for name in needed_once(stage)}
         self._period = stage.config.proximal_period
         self._proximal = _PROXIMAL in stage.config.needs and self._period > 1
         self._kept = stage.shards(_PROXIMAL)
@@ -96,8 +108,8 @@ class StoredLogprobs:
         """
         batch = self._stage.schedule.batch_of(update)
         logprobs = {
-            name: [row["logprobs"] for row in reader.rows(self._plan[batch])]
-            for name, reader in self._once.items()
+            name: [row["logprobs"] for row in rows.at(self._plan[batch])]
+            for name, rows in self._once.items()
         }
         if self._proximal:
             logprobs[_PROXIMAL] = self._of_proximal(update, batch)
@@ -114,11 +126,12 @@ class StoredLogprobs:
         batches = self._batches(period)
         first = self._stage.first_update + period * self._period
         places = [place for b in batches for place in self._plan[b]]
-        shards = sorted({shard for shard, _ in places})
+        shards = sorted({(place.stage, place.shard) for place in places})
+        of_rollouts = (self._rollouts.shards(number).entry(shard) for number, shard in shards)
         notes = {
             "policy_step": first,
             "period": self._period,
-            "rollouts_sha256": [self._shards.entry(shard)["sha256"] for shard in shards],
+            "rollouts_sha256": [entry["sha256"] for entry in of_rollouts],
         }
         if update == first or not self._is_kept(period, notes):
             self._make(period, places, notes)
@@ -141,7 +154,7 @@ class StoredLogprobs:
         In the middle of a period (a shard was lost, or the objective changed), that policy is
         loaded from a checkpoint.
         """
-        rollouts = [rollout_from_row(row) for row in self._rollouts.rows(places)]
+        rollouts = [rollout_from_row(row) for row in self._rollouts.at(places)]
         logprobs = self._compute(notes["policy_step"], rollouts)
         write_logprobs(self._kept, period, logprobs, **notes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,16 @@ class Stage:
             column = draw.open(0).read(["excluded"])["excluded"].to_numpy()
             excluded = set(np.flatnonzero(column).tolist())
         return self.schedule.stream(self.number, excluded)
+
+    def earlier(self, number: int) -> Stage:
+        """Return another stage of the same run, one before this one."""
+        return replace(self, number=number)
+
+    def replayed(self) -> list[Stage]:
+        """Return the stages whose rollouts its plan replays, none if it is not planned yet."""
+        plan = self.shards("plan")
+        counts = plan.entry(0).get("replayed", {}) if 0 in plan else {}
+        return [self.earlier(number) for number in sorted(map(int, counts))]
 
     def heading(self, phase: str) -> str:
         """Return the heading of the progress line for a phase of the stage."""

@@ -37,7 +37,8 @@ from mugrpo.stages.plan import plan_stage, require
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.methods import configs_of
 
-_OF_THE_STAGE = ("rollouts", "scores", "plan", "draw")
+_SAMPLED = ("rollouts", "scores")
+_OF_THE_STAGE = (*_SAMPLED, "plan", "draw")
 
 Line = dict[str, Any]
 
@@ -194,7 +195,9 @@ def _lasting(run_dir: RunDir, last: int) -> list[int]:
 
 
 def _origin(run: OpenRun, stage: int) -> str:
-    """Return a hash of the rollouts, their scores and their plan."""
+    """Return a hash of the rollouts, their scores and their plan, and of those that it replays."""
     sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
+    for past in Stage.of(run, stage).replayed():
+        sets += [past.shards(name) for name in _SAMPLED]
     sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
     return hashlib.sha256("".join(sums).encode()).hexdigest()

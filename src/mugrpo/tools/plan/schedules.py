@@ -183,7 +183,7 @@ class Planner:
         share = setting.computed(first)
         seconds = []
         for sample in range(_SAMPLES):
-            groups = schedule.problems_per_update
+            groups = setting.update_groups
             prompts, responses = setting.lengths.draw(first, groups, schedule.group_size, sample)
             # A part of a group stands for a chance of the whole group.
             whole = int(np.floor(share * groups + (sample + 0.5) / _SAMPLES))

@@ -92,6 +92,14 @@ class Setting:
         batches = -(-updates // schedule.passes_per_batch)
         return batches * schedule.problems_per_update
 
+    @property
+    def update_groups(self) -> int:
+        """Return the groups of an update and those that it replays, which only later stages do."""
+        schedule = self.config.schedule
+        return schedule.problems_per_update + self.config.replay.groups(
+            schedule.problems_per_update
+        )
+
     def sampled(self, first: int, updates: int) -> int:
         """Return the groups that a stage samples: more than it trains on if it chooses among them.
 
