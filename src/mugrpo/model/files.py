@@ -122,7 +122,8 @@ def write_tensors(path: Path, tensors: Tensors) -> str:
 
     It is computed on the way, so nobody has to read the file for it.
     """
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # so all are aligned
+    # The largest numbers come first, so all are aligned. The order of `tensors` does not matter.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header, offset = {}, 0
     for name, tensor in ordered:
         header[name] = _entry(tensor.dtype, tensor.shape, offset)
