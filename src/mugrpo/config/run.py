@@ -170,10 +170,15 @@ class RunConfig(Options):
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return `raw` over its preset. A group that neither names gets the default name.
 
-        If neither names a learning rate, it is that of the kind of model.
+        If neither names a learning rate, it is that of the kind of model. If neither names a
+        correction, an engine that quantizes gets one.
         """
         fields = cls.model_fields
         names = {group: {"name": fields[group].default.name} for group in cls.choices()}
+        engine = raw.get("engine", {})
+        found = engine.get("quantization") if isinstance(engine, dict) else None
+        if found or getattr(engine, "quantizes", False):
+            names["correction"]["name"] = "truncated"
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
         model = raw.get("model", {})
         path = model.get("path", "chain") if isinstance(model, dict) else model.path
@@ -200,7 +205,12 @@ class RunConfig(Options):
 
     def _faults(self) -> Iterator[str]:
         """Yield a message for each combination of options that does not work, with the way out."""
-        yield from self._faults_with_vllm()
+        yield from self.engine.faults(
+            temperatures=(self.rollouts.temperature, self.evaluation.temperature),
+            lora=self.lora,
+            precision=self.model.precision,
+            corrected=self.correction.name != "off",
+        )
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
@@ -237,25 +247,6 @@ class RunConfig(Options):
                 "that needs logprobs of other policies"
             )
 
-    def _faults_with_vllm(self) -> Iterator[str]:
-        if not isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
-            return
-        for chosen in (self.rollouts.temperature, self.evaluation.temperature):
-            if not 0.01 <= chosen <= 2:
-                yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
-        if self.lora.rank and self.engine.name == "vllm_server":
-            yield (
-                "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
-                "or 'hf'"
-            )
-        elif self.lora.quantized:
-            yield (
-                "lora.quantization needs engine.name = 'continuous' or 'hf': vLLM would sample "
-                "with the model in full precision, which is another policy than the one trained"
-            )
-        if self.lora.rank > 512:
-            yield f"vLLM takes adapters up to rank 512, not lora.rank = {self.lora.rank}"
-
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the names of the logprobs that the parts of the loss need beside the rollouts."""
@@ -265,9 +256,10 @@ class RunConfig(Options):
     def canary_tolerance(self) -> float:
         """Return the largest gap that the canary accepts, by default what rounding explains.
 
-        bf16 keeps 8 bits of a logit.
+        bf16 keeps 8 bits of a logit, fp8 4 bits of each weight.
         """
-        by_precision = 1e-3 if self.model.precision == "fp32" else 0.1
+        in_bf16 = 0.3 if self.engine.quantizes else 0.1
+        by_precision = 1e-3 if self.model.precision == "fp32" else in_bf16
         return self.engine.canary_tolerance or by_precision
 
     @property
