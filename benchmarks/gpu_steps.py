@@ -34,7 +34,14 @@ from mugrpo.tools.plan.counts import Group, passed
 from side_by_side import Measured, Ratio, Row, alternate
 
 TimeLeft = Callable[[], bool]
-METRICS = ("loss", "grad_norm", "skipped", "computed_tokens", "padding_share", "shared_prompt_share")
+METRICS = (
+    "loss",
+    "grad_norm",
+    "skipped",
+    "computed_tokens",
+    "padding_share",
+    "shared_prompt_share",
+)
 SHARED, PLAIN = "shared prompts", "a prompt for each response"
 CHECKPOINTING = ", checkpointing"
 VARLEN, MASKS = "varlen", "masks and padding"
@@ -97,9 +104,10 @@ class Updates:
         time_left: TimeLeft,
     ) -> Row:
         # The warm-up, whose shapes no repetition has, also finds the micro-batch that fits.
-        kernels = {
-            side: kernels_of(partial(turn, -1)) for side, turn in sides.items() if time_left()
-        }
+        kernels: dict[str, list[str]] = {}
+        for side, turn in sides.items():
+            if not kernels or time_left():
+                kernels[side] = kernels_of(partial(turn, -1))
         results = alternate(
             {side: sides[side] for side in kernels}, options.repetitions, time_left=time_left
         )

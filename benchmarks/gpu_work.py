@@ -1,4 +1,4 @@
-"""What `gpu.py` measures with: models of the recipes' forms with random weights, random rollouts."""
+"""What `gpu.py` measures with: models with random weights, and random rollouts."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ def random_groups(count: int, sizes: Sizes, seed: int = 0) -> list[Group]:
 def random_requests(vocab: int, sizes: Sizes) -> list[Request]:
     """Return `group_size` requests for each of `prompts` random prompts."""
     rng = np.random.default_rng(0)
-    prompts = [random_ids(rng, vocab, group.prompt) for group in random_groups(sizes.prompts, sizes)]
+    prompts = [
+        random_ids(rng, vocab, group.prompt) for group in random_groups(sizes.prompts, sizes)
+    ]
     repeated = [ids for ids in prompts for _ in range(sizes.group_size)]
     return [Request(ids, seed) for seed, ids in enumerate(repeated)]
 

@@ -47,6 +47,9 @@ class ModelOptions(Options):
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """Compile the model's blocks for updates (torch.compile with dynamic sizes; attention over
+    shared prompts is left as it is). The first update takes a minute longer."""
     eos_token: str | None = None
     """The end-of-sequence token, for a tokenizer that names none."""
 
@@ -211,18 +214,11 @@ class RunConfig(Options):
             precision=self.model.precision,
             corrected=self.correction.name != "off",
         )
-        alone = self.distributed.processes == 1
+        yield from self._faults_of_ranks()
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "
                 "needs checkpoint.stage_end"
-            )
-        if self.proximal_period > 1 and not alone:
-            yield "objective.proximal_period > 1 needs distributed.processes = 1"
-        if self.lora.quantized and not alone:
-            yield (
-                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
-                "in 4 bits"
             )
         names = [use.label for use in self.evaluation.suites]
         if self.checkpoint.best is not None and self.checkpoint.best not in names:
@@ -241,7 +237,21 @@ class RunConfig(Options):
             yield "overlap = true needs sampling.name = 'every'"
         if self.overlap and not self.checkpoint.stage_end:
             yield "overlap = true needs checkpoint.stage_end"
-        if self.overlap and self.needs and not alone:
+
+    def _faults_of_ranks(self) -> Iterator[str]:
+        """Yield a message for each option that several processes of the optimizer rule out."""
+        if self.distributed.processes == 1:
+            return
+        if self.proximal_period > 1:
+            yield "objective.proximal_period > 1 needs distributed.processes = 1"
+        if self.lora.quantized:
+            yield (
+                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
+                "in 4 bits"
+            )
+        if self.model.compile:
+            yield "model.compile needs distributed.processes = 1, as ranks do not compile"
+        if self.overlap and self.needs:
             yield (
                 "overlap = true needs distributed.processes = 1 with an objective or reference "
                 "that needs logprobs of other policies"
