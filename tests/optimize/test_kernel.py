@@ -48,7 +48,10 @@ def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
 @pytest.mark.parametrize(
     ("kernel", "fault"),
     [
-        (detached, "varlen_attn gives this model other gradients of shared prompts"),
+        (
+            detached,
+            "varlen_attn gives this model other gradients of its first weights of shared prompts",
+        ),
         (
             detached_values,
             "varlen_attn gives this model other gradients of its first weights of shared prompts",

@@ -215,6 +215,8 @@ class RunConfig(Options):
             corrected=self.correction.name != "off",
         )
         yield from self._faults_of_ranks()
+        if self.model.compile and self.model.gradient_checkpointing:
+            yield "model.compile needs model.gradient_checkpointing = false, which rules it out"
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
                 "reference.period takes the reference from the checkpoint at a stage's end, so it "

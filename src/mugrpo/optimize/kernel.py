@@ -96,7 +96,9 @@ def _computed(policy: Policy, kernel: Kernel | None, *, shared: bool) -> dict[st
     for parameter in trained:
         parameter.grad = None
     (logprobs_BT * weights_BT).sum().backward()
-    first, *others = (local(p.grad).float() for p in trained if p.grad is not None)
+    first, *others = (
+        local(torch.zeros_like(p) if p.grad is None else p.grad).float() for p in trained
+    )
     return {
         "hidden states": hidden[0].detach().float(),
         "logprobs": logprobs_BT.detach(),
