@@ -7,12 +7,13 @@ ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
   bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
 BENCH_OPTIONS ?=
+GPU_PYTHON ?= python3
 CHAOS_OPTIONS ?= --kills 1000
 SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
-  benchmark-picture bench-gpu vllm-env test-vllm test-ray test-wasm test-wheel test-long \
+  benchmark-picture bench-gpu gpu-wheels vllm-env test-vllm test-ray test-wasm test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -111,8 +112,12 @@ bench-between_stages: .venv/installed-bench smollm2  ## ranks that stay against 
 bench-generation_vllm bench-refresh: bench-%: .venv/installed-bench smollm2 vllm-env  ## these need vLLM
 	$(BIN)/python benchmarks/$*.py $(BENCH_OPTIONS)
 
-bench-gpu: .venv/installed  ## generation and updates on one big GPU (less than nine minutes)
-	PYTHON=$(BIN)/python benchmarks/gpu.sh $(BENCH_OPTIONS)
+gpu-wheels:  ## what bench-gpu needs besides torch and transformers, in build/gpu-wheels
+	$(PYTHON) benchmarks/gpu_wheels.py collect build/gpu-wheels
+
+# The machine's own Python, which has torch: without a network there is no .venv.
+bench-gpu:  ## one big GPU: updates, attention, AdamW, generation (ten minutes; GPU_PYTHON=python3)
+	PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh $(BENCH_OPTIONS)
 
 benchmarks: $(ROWS) $(SCHEDULES) benchmark-picture  ## every row, one after another (about four hours)
 

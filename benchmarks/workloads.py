@@ -1,4 +1,8 @@
-"""What the benchmarks run on: models, problems, prompts and rollouts, the same in every call."""
+"""What the benchmarks run on: models, problems, prompts and rollouts, the same in every call.
+
+Prompts and shards are imported where they are used: they need pyarrow, which a machine that only
+runs `gpu.py` may lack.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,21 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status
-from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Completion, Request
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.trainer import Experience
-from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.rollouts.sampler import Sampler
-from mugrpo.rollouts.schedule import rollout_seed
-from mugrpo.rollouts.score import Scorer
-from mugrpo.tasks import make_task
-from mugrpo.tasks.base import Task
 from mugrpo.tools.plan.counts import Group, Shape
 from side_by_side import ROOT
+
+if TYPE_CHECKING:
+    from mugrpo.rollouts.prompts import PromptEncoder
+    from mugrpo.tasks.base import Task
 
 NAMES = ("Ada", "Ben", "Chloe", "Dev", "Elif", "Finn", "Grace", "Hugo", "Ines", "Jonas")
 THINGS = ("apples", "marbles", "stamps", "books", "shells", "coins", "tickets", "cards")
@@ -106,6 +107,8 @@ def slots_of(config: RunConfig) -> int:
 
 
 def encoder(policy: Policy, config: RunConfig) -> PromptEncoder:
+    from mugrpo.rollouts.prompts import PromptEncoder
+
     return PromptEncoder(policy.tokenizer, policy.vocab_size, config.prompt)
 
 
@@ -113,6 +116,8 @@ def requests(
     encode: PromptEncoder, problems: Sequence[Problem], group_size: int, seed: int = 0
 ) -> list[Request]:
     """Return `group_size` requests for each problem, side by side as in a shard."""
+    from mugrpo.rollouts.schedule import rollout_seed
+
     workload = []
     for problem in problems:
         ids = encode(problem)
@@ -155,6 +160,9 @@ def addition_update(
     With `all_varied`, each group's first response is scored right and the others wrong, so every
     response has a gradient.
     """
+    from mugrpo.rollouts.sampler import Sampler
+    from mugrpo.tasks import make_task
+
     task = make_task(config.task)
     chosen = list(task.train_problems())[:problems]
     sampler = Sampler(
@@ -186,6 +194,9 @@ def judged(
     rollouts: Sequence[Rollout],
 ) -> list[Score]:
     """Return the scores that a stage's score shard would hold."""
+    from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
+    from mugrpo.rollouts.score import Scorer
+
     scorer = Scorer(
         task,
         problems,

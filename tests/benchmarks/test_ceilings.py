@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import ceilings as ceilings_of_machine
 from ceilings import Ceilings, generation_floor, update_floor
 from mugrpo.tools.plan.counts import Group, Shape, decoded, passed, prefill
 
@@ -63,3 +65,28 @@ def test_rates_are_measured_once_per_shape():
         "weights 3x8x16",
         "copy GB/s",
     }
+
+
+def test_int8_is_multiplied_exactly_in_every_way_that_is_measured():
+    """Two ways on a CPU with oneDNN; both give the sums of whole numbers."""
+    ceilings = Ceilings(longest=0.001, cold_bytes=1, dtype=torch.int8)  # one copy of the weights
+    drawn = []
+
+    def random(*sizes: int) -> torch.Tensor:
+        drawn.append(torch.randint(-9, 10, sizes, dtype=torch.int8))
+        return drawn[-1]
+
+    ceilings._random = random  # type: ignore[method-assign]
+    products = [call() for call in ceilings._integers(3, 8, 16)]
+    x, *weights = (numbers.int() for numbers in drawn)
+    assert len(products) == len(weights) >= 1
+    for product, weight in zip(products, weights, strict=True):
+        assert torch.equal(product.bfloat16(), (x @ weight.T).bfloat16())
+    assert ceilings.matmul("forward", 3, 8, 16) == ceilings.gflops["forward", 3, 8, 16] > 0
+
+
+def test_the_command_has_a_rate_in_each_precision_and_floors_that_exist():
+    found = ceilings_of_machine.main(["--tiny"])
+    assert len(found["gflops"]) == 3 * 6  # phases x layers, the head included
+    assert all(rates.keys() == {"fp32", "bf16", "int8"} for rates in found["gflops"].values())
+    assert ["update" in floors for floors in found["floors"].values()] == [True, True, False]

@@ -22,6 +22,18 @@ def sees_the_future(*arguments: Any, **options: Any) -> torch.Tensor:
     return reference(*arguments, **{**options, "window_size": (-1, -1)})
 
 
+def detached_values(*arguments: Any, **options: Any) -> torch.Tensor:
+    query, key, value, *rest = arguments
+    return reference(query, key, value.detach(), *rest, **options)
+
+
+def wrong_beyond_64_keys(*arguments: Any, **options: Any) -> torch.Tensor:
+    query, key, value, *rest = arguments
+    starts = arguments[4]
+    places = torch.arange(len(key)) - starts[torch.bucketize(torch.arange(len(key)), starts) - 1]
+    return reference(query, key, value * (places <= 64)[:, None, None], *rest, **options)
+
+
 def fails(*arguments: Any, **options: Any) -> torch.Tensor:
     raise RuntimeError("head dimension 512 is not supported")
 
@@ -36,8 +48,19 @@ def test_a_kernel_that_agrees_has_no_fault_and_leaves_no_gradient(form):
 @pytest.mark.parametrize(
     ("kernel", "fault"),
     [
-        (detached, "varlen_attn gives this model other logprobs or gradients"),
-        (sees_the_future, "varlen_attn gives this model other logprobs or gradients"),
+        (
+            detached,
+            "varlen_attn gives this model other gradients of its first weights of shared prompts",
+        ),
+        (
+            detached_values,
+            "varlen_attn gives this model other gradients of its first weights of shared prompts",
+        ),
+        (sees_the_future, "varlen_attn gives this model other hidden states of shared prompts"),
+        (
+            wrong_beyond_64_keys,
+            "varlen_attn gives this model other hidden states of shared prompts",
+        ),
         (fails, "varlen_attn fails (head dimension 512 is not supported)"),
     ],
 )

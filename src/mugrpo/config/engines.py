@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions, PathOrName
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
     "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
     "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats enable_sleep_mode "
-    "worker_extension_cls enable_lora max_loras max_lora_rank lora_dtype"
+    "worker_extension_cls enable_lora max_loras max_lora_rank lora_dtype quantization"
 )
 _OTHER_DISTRIBUTION = (
     "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty min_tokens "
     "logit_bias bad_words allowed_token_ids logits_processors generation_config "
-    "override_generation_config quantization"
+    "override_generation_config quantization_config"
 )
 
 
@@ -32,7 +34,7 @@ class EngineOptions(NamedOptions):
     canary_tolerance: float | None = Field(None, gt=0)
     """Largest difference in logprob that the canary accepts. In fp32 it is a single token's
     difference, 0.001 if unset. In bf16, where rounding moves single logprobs by tenths, it is the
-    mean over tokens, 0.1 if unset."""
+    mean over tokens, 0.1 if unset, or 0.3 if the engine quantizes."""
     canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
     """Share of the tolerance above which the canary warns."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
@@ -51,6 +53,17 @@ class EngineOptions(NamedOptions):
     def max_model_len(self) -> int | None:
         """Return the longest sequence that the engine itself accepts, or None for no limit."""
         return None
+
+    @property
+    def quantizes(self) -> bool:
+        """Return whether the engine samples with weights of fewer bits than it is given."""
+        return False
+
+    def faults(
+        self, *, temperatures: Sequence[float], lora: LoRAOptions, precision: str, corrected: bool
+    ) -> Iterator[str]:
+        """Yield a message for each option of the run that the engine cannot work with."""
+        yield from ()
 
 
 class OwnEngineOptions(EngineOptions):
@@ -83,7 +96,37 @@ class HFOptions(OwnEngineOptions):
     """Sequences decoded together."""
 
 
-class VLLMOptions(EngineOptions):
+class AnyVLLMOptions(EngineOptions):
+    """The options of both engines that are vLLM."""
+
+    def faults(
+        self, *, temperatures: Sequence[float], lora: LoRAOptions, precision: str, corrected: bool
+    ) -> Iterator[str]:
+        for chosen in temperatures:
+            if not 0.01 <= chosen <= 2:
+                yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
+        if lora.rank and isinstance(self, VLLMServerOptions):
+            yield (
+                "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
+                "or 'hf'"
+            )
+        elif lora.quantized:
+            yield (
+                "lora.quantization needs engine.name = 'continuous' or 'hf': vLLM would sample "
+                "with the model in full precision, which is another policy than the one trained"
+            )
+        if lora.rank > 512:
+            yield f"vLLM takes adapters up to rank 512, not lora.rank = {lora.rank}"
+        if self.quantizes and not corrected:
+            yield (
+                "engine.quantization samples from another policy than the one trained, so it "
+                "needs correction.name = 'truncated' or 'masked'"
+            )
+        if self.quantizes and precision == "fp32":
+            yield "engine.quantization needs model.precision = 'bf16'"
+
+
+class VLLMOptions(AnyVLLMOptions):
     """vLLM in processes of its own, which may have another environment (`mugrpo vllm-env`)."""
 
     memory_option = "max_num_seqs"
@@ -102,6 +145,11 @@ class VLLMOptions(EngineOptions):
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
     enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
     """Skip compilation and CUDA graphs: the engine starts sooner and runs slower."""
+    quantization: str | None = None
+    """Sample with weights, or with weights and activations, in 8 bits: vLLM's argument of this
+    name, such as "fp8_per_channel". vLLM quantizes the weights of each refresh as it loads them.
+    Responses then come from another policy than the one trained, so it needs a correction:
+    correction.name is "truncated" if unset."""
     rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
     """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
     process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
@@ -125,12 +173,16 @@ class VLLMOptions(EngineOptions):
         return arguments
 
     @property
+    def quantizes(self) -> bool:
+        return self.quantization is not None
+
+    @property
     def max_model_len(self) -> int | None:
         length: int | None = self.arguments.get("max_model_len")
         return length
 
 
-class VLLMServerOptions(EngineOptions):
+class VLLMServerOptions(AnyVLLMOptions):
     """A running vLLM server, asked over HTTP for token ids and their logprobs."""
 
     memory_option = "concurrency"

@@ -47,6 +47,9 @@ class ModelOptions(Options):
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """Compile the model's blocks for updates (torch.compile with dynamic sizes; attention over
+    shared prompts is left as it is). The first update takes a minute longer."""
     eos_token: str | None = None
     """The end-of-sequence token, for a tokenizer that names none."""
 
@@ -175,10 +178,15 @@ class RunConfig(Options):
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return `raw` over its preset. A group that neither names gets the default name.
 
-        If neither names a learning rate, it is that of the kind of model.
+        If neither names a learning rate, it is that of the kind of model. If neither names a
+        correction, an engine that quantizes gets one.
         """
         fields = cls.model_fields
         names = {group: {"name": fields[group].default.name} for group in cls.choices()}
+        engine = raw.get("engine", {})
+        found = engine.get("quantization") if isinstance(engine, dict) else None
+        if found or getattr(engine, "quantizes", False):
+            names["correction"]["name"] = "truncated"
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
         model = raw.get("model", {})
         path = model.get("path", "chain") if isinstance(model, dict) else model.path
@@ -205,8 +213,15 @@ class RunConfig(Options):
 
     def _faults(self) -> Iterator[str]:
         """Yield a message for each combination of options that does not work, with the way out."""
-        yield from self._faults_with_vllm()
+        yield from self.engine.faults(
+            temperatures=(self.rollouts.temperature, self.evaluation.temperature),
+            lora=self.lora,
+            precision=self.model.precision,
+            corrected=self.correction.name != "off",
+        )
         yield from self._faults_with_ranks()
+        if self.model.compile and self.model.gradient_checkpointing:
+            yield "model.compile needs model.gradient_checkpointing = false, which rules it out"
         yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
@@ -246,25 +261,8 @@ class RunConfig(Options):
                 "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
                 "in 4 bits"
             )
-
-    def _faults_with_vllm(self) -> Iterator[str]:
-        if not isinstance(self.engine, engines.VLLMOptions | engines.VLLMServerOptions):
-            return
-        for chosen in (self.rollouts.temperature, self.evaluation.temperature):
-            if not 0.01 <= chosen <= 2:
-                yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
-        if self.lora.rank and self.engine.name == "vllm_server":
-            yield (
-                "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
-                "or 'hf'"
-            )
-        elif self.lora.quantized:
-            yield (
-                "lora.quantization needs engine.name = 'continuous' or 'hf': vLLM would sample "
-                "with the model in full precision, which is another policy than the one trained"
-            )
-        if self.lora.rank > 512:
-            yield f"vLLM takes adapters up to rank 512, not lora.rank = {self.lora.rank}"
+        if self.model.compile and self.distributed.ranks > 1:
+            yield "model.compile needs distributed.processes = 1, as ranks do not compile"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -275,9 +273,10 @@ class RunConfig(Options):
     def canary_tolerance(self) -> float:
         """Return the largest gap that the canary accepts, by default what rounding explains.
 
-        bf16 keeps 8 bits of a logit.
+        bf16 keeps 8 bits of a logit, fp8 4 bits of each weight.
         """
-        by_precision = 1e-3 if self.model.precision == "fp32" else 0.1
+        in_bf16 = 0.3 if self.engine.quantizes else 0.1
+        by_precision = 1e-3 if self.model.precision == "fp32" else in_bf16
         return self.engine.canary_tolerance or by_precision
 
     @property

@@ -75,6 +75,7 @@ def vllm_host(
         "max_num_seqs": options.max_num_seqs,
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
+        **({"quantization": options.quantization} if options.quantization else {}),
         **options.arguments,
     }
     setup = {

@@ -6,6 +6,7 @@ response tokens, H hidden size, V vocabulary, C tokens of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -115,12 +116,14 @@ def response_logprobs(
     temperature: float,
     chunk: int,
     kernel: Kernel | None = None,
+    watch: Callable[[torch.Tensor], None] = lambda hidden_NH: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
     `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
     of each row's prompt, is given, each prompt is computed once for all its responses. With a
-    `kernel`, attention needs no mask and no padding is computed.
+    `kernel`, attention needs no mask and no padding is computed. `watch` is called with the hidden
+    states [N, H] that the logprobs come from.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
@@ -130,6 +133,7 @@ def response_logprobs(
         hidden_NH = plain_hidden(*rows)
     else:
         hidden_NH = shared_hidden(*rows, prompts_B, kernel)
+    watch(hidden_NH)
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
         hidden_NH,

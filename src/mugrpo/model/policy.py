@@ -15,6 +15,7 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import attending
+from mugrpo.model.blocks import compile_blocks, refuse_without_compiler, uncompiled
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import (
     Weights,
@@ -79,6 +80,10 @@ class Policy:
         self.model.train(options.gradient_checkpointing)
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
+        self._compiles = options.compile
+        if self._compiles:
+            refuse_without_compiler(self.device.type)
+            compile_blocks(self.model)
 
     def working(self) -> Any:
         """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
@@ -89,6 +94,8 @@ class Policy:
             return self.model
         if self._half is None:
             self._half = HalfCopy(self.model)
+            if self._compiles:
+                compile_blocks(self._half.working)
         elif self._changed:
             self._half.renew()
         self._changed = False
@@ -102,13 +109,16 @@ class Policy:
     def evaluating(self) -> Iterator[Any]:
         """Yield the model of forward passes, which is in evaluation mode within the block.
 
-        In training mode, gradient checkpointing rules out a cache.
+        In training mode, gradient checkpointing rules out a cache. Compiled blocks are for updates:
+        an engine calls them in too many ways.
         """
         model = self.working()
         was_training = model.training
         model.eval()
+        plainly = uncompiled(model) if self._compiles else contextlib.nullcontext()
         try:
-            yield model
+            with plainly:
+                yield model
         finally:
             model.train(was_training)
 

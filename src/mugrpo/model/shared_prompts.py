@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from mugrpo.model.attention import attending, refuse_unknown
 from mugrpo.model.varlen import Kernel, Sequences
 
-_PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
+PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
 
 
 def response_places(
@@ -62,7 +62,7 @@ def shared_hidden(
     """
     assert prompts_B.shape == prompt_lengths_B.shape
     packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B, kernel)
-    with attending(model.config, _PACKED):
+    with attending(model.config, PACKED):
         hidden_MH = model.base_model(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
@@ -239,7 +239,7 @@ def packed_attention(
     return torch.cat(parts).index_select(0, packing.back)[None].to(query.dtype), None
 
 
-AttentionInterface.register(_PACKED, packed_attention)
+AttentionInterface.register(PACKED, packed_attention)
 
 
 def can_share_prompts(model: Any) -> bool:

@@ -5,9 +5,10 @@ Suffixes: Z sequences, M packed queries, K packed keys, Q query heads, D head di
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -79,4 +80,11 @@ def varlen_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return cast(Kernel, varlen_attn)
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return cast(Kernel, varlen_attn)
+
+    # torch 2.11 takes fewer key heads than query heads without being asked to.
+    def kernel(*arguments: Any, enable_gqa: bool, **options: Any) -> torch.Tensor:
+        return cast(Kernel, varlen_attn)(*arguments, **options)
+
+    return kernel

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.model.blocks import blocks_of
 from mugrpo.model.dtensors import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
@@ -110,10 +111,3 @@ def release(policy: Policy) -> None:
     compute: Any = policy.compute
     if compute is not None:
         compute.reshard()
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks: the ModuleList with the most parameters."""
-    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    assert lists, f"{type(model).__name__} has no list of blocks"
-    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

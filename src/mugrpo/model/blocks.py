@@ -1,0 +1,60 @@
+"""The repeated blocks of a model, which hold most of its weights, and their compilation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.model.shared_prompts import PACKED, packed_attention
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the model's repeated blocks: the ModuleList with the most parameters."""
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
+
+
+def refuse_without_compiler(device: str) -> None:
+    """Raise UsageError if torch.compile lacks the compiler that it needs for `device`."""
+    if device == "cuda":
+        needed, found = "Triton", find_spec("triton") is not None
+    else:
+        needed = "a C++ compiler (g++)"
+        found = any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
+    if not found:
+        raise UsageError(f"model.compile needs {needed}; install it, or leave model.compile out")
+
+
+def compile_blocks(model: nn.Module, backend: Any = "inductor") -> None:
+    """Let torch.compile replace the model's blocks, each at its first call.
+
+    Sizes are dynamic, so micro-batches of other shapes compile nothing anew. Packed attention stays
+    as it is: which tokens attend to which is data.
+    """
+    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+    for block in blocks_of(model):
+        block.compile(dynamic=True, backend=backend)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Within the block, let the model compute as if `compile_blocks` had not been called."""
+    blocks = blocks_of(model)
+    compiled = [block._compiled_call_impl for block in blocks]
+    for block in blocks:
+        block._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for block, call in zip(blocks, compiled, strict=True):
+            block._compiled_call_impl = call

@@ -1,0 +1,102 @@
+"""Compiled blocks compute the same, and compile nothing anew for other shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mugrpo.config.load import load_config
+from mugrpo.disk.errors import UsageError
+from mugrpo.model import blocks
+from mugrpo.model.blocks import blocks_of, compile_blocks, refuse_without_compiler, uncompiled
+from mugrpo.model.logprobs import response_logprobs
+from tests.builders import tiny_policy
+from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows
+
+LONGER = [(prompt + 7, [length + 5 for length in lengths]) for prompt, lengths in RAGGED]
+FEWER = RAGGED[:2]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counting:
+    """A backend that runs graphs as they are and counts them."""
+
+    graphs = 0
+
+    def __call__(self, graph: Any, _: Any) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_gradients_are_the_same_and_other_shapes_compile_nothing(share):
+    plain, policy = tiny_policy("llama"), tiny_policy("llama")
+    backend, counts = Counting(), []
+    compile_blocks(policy.model, backend)
+    for case in (RAGGED, FEWER, LONGER, RAGGED[1:], RAGGED):
+        *row, prompts = rows(case)
+        given = (*row, prompts if share else None)
+        found, expected = (
+            response_logprobs(p.model, *given, temperature=0.7, chunk=16)[0]
+            for p in (policy, plain)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert difference(gradients(policy, found), gradients(plain, expected)) < 1e-5
+        counts.append(backend.graphs)
+    assert 0 < counts[1] == counts[-1]  # a size of the first may be taken for a constant
+
+
+@pytest.mark.long
+def test_inductors_code_has_the_same_gradients():
+    plain, policy = tiny_policy("llama"), tiny_policy("llama", compile=True)
+    *row, prompts = rows(RAGGED)
+    found, expected = (
+        response_logprobs(p.working(), *row, prompts, temperature=0.7, chunk=16)[0]
+        for p in (policy, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert difference(gradients(policy, found), gradients(plain, expected)) < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_engine_gets_the_blocks_as_they_are(precision):
+    policy = tiny_policy("llama", compile=True, precision=precision)
+    working = policy.working()
+    assert all(block._compiled_call_impl for block in blocks_of(working))
+    with policy.evaluating() as model:
+        assert not any(block._compiled_call_impl for block in blocks_of(model))
+    assert all(block._compiled_call_impl for block in blocks_of(working))
+    never = tiny_policy("llama").model
+    with uncompiled(never):
+        pass
+    assert not any(block._compiled_call_impl for block in blocks_of(never))
+
+
+def test_a_missing_compiler_is_told_before_the_run(monkeypatch):
+    monkeypatch.setattr(blocks.shutil, "which", lambda _: None)
+    with pytest.raises(UsageError, match=r"model.compile needs a C\+\+ compiler"):
+        refuse_without_compiler("cpu")
+    monkeypatch.setattr(blocks, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"model.compile needs Triton"):
+        refuse_without_compiler("cuda")
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("--distributed.processes=2", r"model\.compile needs distributed\.processes = 1"),
+        ("--model.gradient_checkpointing=true", r"model\.compile needs model\.gradient_checkpointing = false"),
+    ],
+)
+def test_what_would_not_compile_is_refused(option, fault):
+    load_config(None, ["--model.compile=true"])
+    with pytest.raises(ValueError, match=fault):
+        load_config(None, ["--model.compile=true", option])
