@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config import backends, engines, mixture, objectives, parts, stages, tasks
 from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
@@ -123,6 +124,7 @@ class RunConfig(Options):
     task: mixture.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
+    environment: EnvironmentOptions = EnvironmentOptions()
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
@@ -201,6 +203,7 @@ class RunConfig(Options):
     def _faults(self) -> Iterator[str]:
         """Yield a message for each combination of options that does not work, with the way out."""
         yield from self._faults_with_vllm()
+        yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
         alone = self.distributed.processes == 1
         if self.reference_period and not self.checkpoint.stage_end:
             yield (

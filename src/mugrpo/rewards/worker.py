@@ -1,26 +1,19 @@
 """The program of a reward worker: loads the rewards, then judges the items that it receives.
 
-    python -P -m mugrpo.rewards.worker MEGABYTES SOCKET LIFELINE
-
-It communicates only through the socket. It ends when the run that started it ends, even during a
-busy loop (`processes.child`), and all that it started ends with it (`processes.warden`). Its memory
-and the time that it computes on a call are limited; the run limits the time that a call waits.
+python -P -m mugrpo.rewards.worker MEGABYTES SOCKET LIFELINE
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
-from mugrpo.disk.errors import UsageError
-from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
 from mugrpo.processes.messages import printable
-from mugrpo.processes.warden import guard
+from mugrpo.processes.workers import Answer, failure, serve
 from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.functions import (
     NONE_HELD,
@@ -34,22 +27,9 @@ from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
 
-def main() -> None:
-    guard(int(sys.argv[-3]))
-    channel = Channel()
-    setup = channel.receive()
-    limit_memory(setup["memory_mb"])
-    try:
-        judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
-    except UsageError as error:
-        channel.send({"refused": str(error)})
-        return
-    channel.send({"ready": True, "said": judge.said})
-    while True:
-        items = channel.receive()
-        with cpu_deadline(setup["timeout"]):
-            answer = judge.answer(items)
-        channel.send(answer)
+def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+    judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
+    return {"said": judge.said}, judge.answer
 
 
 class Judge:
@@ -95,7 +75,7 @@ class Judge:
             except BrokenContractError as error:
                 return {"broken": str(error)}
             except BaseException as error:
-                return _failure(label, error)
+                return failure(label, error, (MemoryError, RecursionError, Unfinished))
         results[0]["metrics"] = log.metrics
         for index, result in enumerate(results):
             logged = {column: values[index] for column, values in log.extra.items()}
@@ -132,24 +112,5 @@ def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
         result["extra"] = {label: printable(verdict.detail)}
 
 
-def _failure(label: str, error: BaseException) -> dict[str, Any]:
-    """Return the answer for a call that failed.
-
-    "unfinished" means that the call ran out of memory, stack or time; "spent" that the process must
-    not be used again.
-    """
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    reason = printable(f"{label}: {type(error).__name__}: {text}".removesuffix(": "))
-    spent = isinstance(error, MemoryError)
-    return {
-        "failure": reason,
-        "unfinished": spent or isinstance(error, RecursionError | Unfinished),
-        "spent": spent,
-    }
-
-
 if __name__ == "__main__":
-    main()
+    serve(_load)

@@ -1,0 +1,79 @@
+"""The options of the environment that answers the model between its turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from mugrpo.config.options import HARMLESS, PLACE, Code, Options
+
+
+class EnvironmentOptions(Options):
+    """What answers the model between its turns, in worker processes. By default, nothing does."""
+
+    name: Code | None = Field(None, json_schema_extra=PLACE)
+    """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
+    (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
+    (docs/environments.md). "<...>:name" is one that only the process of a script has."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, or of the function beside the messages."""
+    tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
+    """Functions that the model may call, named as the environment is. Their signatures and
+    docstrings are what the chat template tells the model."""
+    max_turns: int = Field(16, ge=1)
+    """Turns that the model has at most."""
+    timeout: float = Field(60.0, gt=0)
+    """Seconds that an environment may take for an answer, whatever it waits for. Then its worker
+    process is killed."""
+    workers: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Worker processes, each with the environments of many rollouts. 0 starts one per core."""
+    memory_mb: int = Field(2048, ge=0)
+    """Memory in MiB that a worker process may take with all that it starts. 0 sets no limit."""
+
+    @property
+    def given(self) -> bool:
+        """Return whether responses have turns."""
+        return self.name is not None or bool(self.tools)
+
+    @property
+    def held(self) -> list[str]:
+        """Return the code that only the process that began the run has."""
+        return [code for code in self.code if code.startswith("<")]
+
+    @property
+    def code(self) -> list[str]:
+        """Return all code that the options name."""
+        return [*([] if self.name is None else [self.name]), *self.tools]
+
+    @property
+    def processes(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+    def faults(self, form: str, own_reward: bool) -> Iterator[str]:
+        """Yield a message for each combination that does not work, with the way out.
+
+        `form` is prompt.form, and `own_reward` whether the environment's own reward is asked for.
+        """
+        if own_reward and self.name is None:
+            yield (
+                "the reward environment is the one that an environment gives; name one with "
+                "environment.name"
+            )
+        if self.kwargs and self.name is None:
+            yield "environment.kwargs has no effect without environment.name, which takes them"
+        if self.tools and form != "chat":
+            yield (
+                "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
+                "about tools"
+            )
+        names = [tool.rpartition(":")[2] for tool in self.tools]
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"environment.tools has {min(twice)} twice; a model calls tools by their names"
+        if not self.given and self.max_turns != type(self).model_fields["max_turns"].default:
+            yield (
+                "environment.max_turns has no effect without environment.name or "
+                "environment.tools; name one of them"
+            )
