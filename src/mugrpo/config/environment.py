@@ -17,9 +17,14 @@ class EnvironmentOptions(Options):
     name: Code | None = Field(None, json_schema_extra=PLACE)
     """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
-    (docs/environments.md). "<...>:name" is one that only the process of a script has."""
+    (docs/environments.md). "<...>:name" is one that only the process of a script has,
+    "verifiers:NAME" an environment of the package verifiers (docs/verifiers.md)."""
+    python: str | None = Field(None, json_schema_extra=PLACE)
+    """The interpreter of another environment, in which verifiers and its environment are
+    installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class, or of the function beside the messages."""
+    """Keyword arguments of the class, of the function beside the messages, or of verifiers'
+    config of its environment."""
     tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
     """Functions that the model may call, named as the environment is. Their signatures and
     docstrings are what the chat template tells the model."""
@@ -42,6 +47,12 @@ class EnvironmentOptions(Options):
     def held(self) -> list[str]:
         """Return the code that only the process that began the run has."""
         return [code for code in self.code if code.startswith("<")]
+
+    @property
+    def verifiers(self) -> str | None:
+        """Return the name of an environment of verifiers, or None if it is another one."""
+        place, _, name = (self.name or "").rpartition(":")
+        return name if place == "verifiers" else None
 
     @property
     def code(self) -> list[str]:
@@ -69,6 +80,7 @@ class EnvironmentOptions(Options):
                 "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
                 "about tools"
             )
+        yield from self._faults_with_verifiers(form)
         names = [tool.rpartition(":")[2] for tool in self.tools]
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"environment.tools has {min(twice)} twice; a model calls tools by their names"
@@ -76,4 +88,25 @@ class EnvironmentOptions(Options):
             yield (
                 "environment.max_turns has no effect without environment.name or "
                 "environment.tools; name one of them"
+            )
+
+    def _faults_with_verifiers(self, form: str) -> Iterator[str]:
+        if self.verifiers is None:
+            if self.python is not None:
+                yield (
+                    "environment.python is the interpreter of environment.name = "
+                    "'verifiers:NAME'; other environments run in mugrpo's own"
+                )
+            return
+        if self.python is None:
+            yield (
+                f"environment.name = {self.name!r} needs environment.python, an interpreter that "
+                "has verifiers installed (docs/verifiers.md)"
+            )
+        if form != "chat":
+            yield f"environment.name = {self.name!r} needs prompt.form = 'chat'"
+        if self.tools:
+            yield (
+                f"environment.tools does not go with environment.name = {self.name!r}, which has "
+                "tools of its own"
             )

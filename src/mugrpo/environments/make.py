@@ -10,6 +10,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments
 from mugrpo.environments.held import HeldEnvironments
 from mugrpo.environments.pool import EnvironmentPool
+from mugrpo.environments.verifiers.pool import VerifiersEnvironments
 from mugrpo.rewards.functions import NONE_HELD, Held
 
 
@@ -30,6 +31,8 @@ def environments_for(
     assert options.given, "no environment is named"
     if options.held:
         return HeldEnvironments(options, held, own_reward=own_reward)
+    if options.verifiers is not None:
+        return VerifiersEnvironments(options, own_reward=own_reward, log=log)
     return EnvironmentPool(options, own_reward=own_reward, log=log)
 
 

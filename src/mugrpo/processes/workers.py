@@ -35,8 +35,9 @@ class Limits:
 class Worker(Peer):
     """A process that answers calls. While idle, it may stay silent for as long as it likes.
 
-    It runs `python -P -m MODULE`. `kind` is what an error message calls it. `starting` limits the
-    seconds of its start, if it is not None. Its program gets `setup` with the limits.
+    It runs `python -P -m MODULE`, or the file `module` if `python` names another interpreter.
+    `kind` is what an error message calls it. `starting` limits the seconds of its start, if it is
+    not None. Its program gets `setup` with the limits. Raises OSError if it cannot be run.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Worker(Peer):
         kind: str,
         starting: float | None,
         log: Path | None,
+        python: str | None = None,
     ) -> None:
-        command = [sys.executable, "-P", "-m", module, str(limits.megabytes)]
+        program = [sys.executable, "-P", "-m", module] if python is None else [python, "-P", module]
+        command = [*program, str(limits.megabytes)]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONHASHSEED": "0",  # so that an answer does not depend on the order of a set
@@ -63,7 +66,7 @@ class Worker(Peer):
             log=log,
             guarded=True,
         )
-        self.limits, self.kind = limits, kind
+        self.limits, self.kind, self._starting = limits, kind, starting
         self.ready = False
 
     def loss(self, lost: PeerLost) -> tuple[str, bool] | None:
@@ -82,7 +85,7 @@ class Worker(Peer):
         It is UsageError, or RunStopped if another was ready (`proven`) or something else killed it.
         """
         if lost.ended is None:
-            reason = f"a {self.kind} was not ready after {STARTING_SECONDS:g} seconds"
+            reason = f"a {self.kind} was not ready after {self._starting:g} seconds"
         else:
             reason = f"a {self.kind} died while it was loading ({lost.ended})"
         return (RunStopped if proven or lost.ended == "SIGKILL" else UsageError)(reason)
