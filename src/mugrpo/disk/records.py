@@ -57,6 +57,7 @@ class Answer:
     ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
     state: TrainerState | None = None  # None outside of a run
+    environment_reward: float | None = None  # its environment's own, if it has one
 
 
 class Status(StrEnum):
