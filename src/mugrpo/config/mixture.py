@@ -73,8 +73,8 @@ class MixtureOptions(NamedOptions):
     """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
     rewards: Rewards = (MathOptions(),)
     """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
-    "module:function" or "file.py:function", or by tables with a name and its options. The reward is
-    the weighted sum."""
+    "environment", "module:function" or "file.py:function", or by tables with a name and its
+    options. The reward is the weighted sum."""
 
     @model_validator(mode="before")
     @classmethod

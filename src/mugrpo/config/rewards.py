@@ -49,6 +49,11 @@ class RewardOption(NamedOptions):
         """Return the file that this reward's function is in, or None."""
         return None
 
+    @property
+    def verifies(self) -> bool:
+        """Return whether it compares the text of an answer with the reference."""
+        return True
+
 
 class MathOptions(RewardOption):
     """1 if math-verify finds the answer equal to the reference, else 0."""
@@ -124,6 +129,10 @@ class EnvironmentReward(RewardOption):
 
     name: Literal["environment"] = "environment"
 
+    @property
+    def verifies(self) -> bool:
+        return False
+
 
 class FunctionOptions(RewardOption):
     """The result of a function of your own, which is called as TRL calls reward functions.
@@ -148,6 +157,10 @@ class FunctionOptions(RewardOption):
     def file(self) -> Path | None:
         place = self.function.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
+
+    @property
+    def verifies(self) -> bool:
+        return False
 
     @property
     def label(self) -> str:

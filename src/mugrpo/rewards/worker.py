@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
+from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, RewardOption, Rewards
 from mugrpo.processes.messages import printable
 from mugrpo.processes.workers import Answer, failure, serve
 from mugrpo.rewards.code.judging import Code
@@ -37,21 +37,19 @@ class Judge:
 
     def __init__(self, options: Sequence[RewardOption], held: Held = NONE_HELD) -> None:
         runner = asyncio.Runner()
-        judges: dict[str, Verifier | RewardFunction] = {}
+        judges: dict[str, Verifier | RewardFunction | EnvironmentReward] = {}
         for option in sorted(options, key=_place):
-            judges[option.label] = (
-                RewardFunction(
-                    option.label,
-                    held.get(option.function) or load_function(option.function),
-                    runner,
-                )
-                if isinstance(option, FunctionOptions)
-                else make_verifier(option)
-            )
+            if isinstance(option, FunctionOptions):
+                function = held.get(option.function) or load_function(option.function)
+                judges[option.label] = RewardFunction(option.label, function, runner)
+            elif isinstance(option, EnvironmentReward):
+                judges[option.label] = option
+            else:
+                judges[option.label] = make_verifier(option)
         made = judges.values()  # what the user is told
         self.said = [f"programs run in {one.sandbox.name}" for one in made if isinstance(one, Code)]
         self._judges = [(option.label, judges[option.label]) for option in options]
-        verifiers = [option for option in options if not isinstance(option, FunctionOptions)]
+        verifiers = [option for option in options if option.verifies]
         # Neither the status nor the reward depends on these.
         self._observers = {option.label for option in verifiers[1:] if not option.weight}
 
@@ -69,6 +67,9 @@ class Judge:
                 if isinstance(judge, RewardFunction):
                     for result, value in zip(results, judge(items, log), strict=True):
                         result["values"][label] = value
+                elif isinstance(judge, EnvironmentReward):
+                    for result, item in zip(results, items, strict=True):
+                        result["values"][label] = item["environment"]
                 else:
                     for result, item in zip(results, items, strict=True):
                         self._verify(result, label, judge, item)
