@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from mugrpo.config.options import HARMLESS, PLACE, Code, Options
+from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Code, Options, PathOrName
 
 
 class EnvironmentOptions(Options):
@@ -19,7 +19,7 @@ class EnvironmentOptions(Options):
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
     (docs/environments.md). "<...>:name" is one that only the process of a script has,
     "verifiers:NAME" an environment of the package verifiers (docs/verifiers.md)."""
-    python: str | None = Field(None, json_schema_extra=PLACE)
+    python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The interpreter of another environment, in which verifiers and its environment are
     installed."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -56,8 +56,9 @@ class EnvironmentOptions(Options):
 
     @property
     def code(self) -> list[str]:
-        """Return all code that the options name."""
-        return [*([] if self.name is None else [self.name]), *self.tools]
+        """Return all code that the options name and this interpreter imports."""
+        here = self.name is not None and self.verifiers is None
+        return [*([self.name] if here and self.name else []), *self.tools]
 
     @property
     def processes(self) -> int:

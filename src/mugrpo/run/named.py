@@ -94,9 +94,7 @@ def _commands(config: RunConfig) -> Iterator[Named]:
     engine, backend = config.engine, config.backend
     if isinstance(engine, VLLMOptions):
         if engine.python:
-            python = Path(shutil.which(engine.python) or engine.python)
-            files = [python, python.parents[1] / "pyvenv.cfg"]
-            yield _of("engine.python", str(python), [file for file in files if file.is_file()])
+            yield _interpreter("engine.python", engine.python)
         if engine.arguments:  # some of them name classes, which vLLM imports
             text = json.dumps(engine.arguments, sort_keys=True, default=str)
             yield _of("engine.arguments", text, [])
@@ -106,8 +104,21 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
         files = [Path(word) for word in words if os.path.isfile(word)]
         yield _of("engine.hand_over", shlex.join(words), files)
+    environment = config.environment
+    if environment.verifiers and environment.python:
+        yield _interpreter("environment.python", environment.python)
+        yield _of("environment.name", f"{environment.name}", [])
+        if environment.kwargs:  # verifiers' config may name functions, which it imports
+            text = json.dumps(environment.kwargs, sort_keys=True, default=str)
+            yield _of("environment.kwargs", text, [])
     if isinstance(backend, RayBackend) and backend.address:  # Ray unpickles what a cluster sends
         yield Named("backend.address", backend.address, "")
+
+
+def _interpreter(option: str, python: str) -> Named:
+    file = Path(shutil.which(python) or python)
+    files = [file, file.parents[1] / "pyvenv.cfg"]
+    return _of(option, str(file), [one for one in files if one.is_file()])
 
 
 def _of(option: str, text: str, files: Sequence[Path]) -> Named:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.environments.base import Reply
@@ -21,18 +24,21 @@ from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import Limits, Worker
 
 _PROGRAM = Path(__file__).with_name("worker.py")
+_NONE: dict[str, list[Any]] = {"prompt_ids": [], "ids": [], "logprobs": []}
 _STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may compile it first
 
 
 @dataclass(eq=False)
 class _Rollout:
-    """A rollout that goes on. It `owes` us a reply since `since`, or we owe it a message."""
+    """A rollout that goes on. It owes a reply since `since`, or it waits for what the model says."""
 
     number: int
     worker: _Worker
     conversation: Conversation
+    tokens: dict[str, list[Any]] = field(default_factory=lambda: dict(_NONE))  # of what is said next
     owes: bool = True
     since: float = field(default_factory=time.monotonic)
+    last: Reply | None = None  # to whatever is said next: it has ended while it waited
 
 
 class _Worker(Worker):
@@ -98,12 +104,22 @@ class VerifiersEnvironments:
         self._rollouts[rollout] = worker.rollouts[rollout] = began
         self._send(began, {"begin": {"rollout": rollout, "task": row["task"]}})
 
+    def drawn(
+        self,
+        rollout: int,
+        prompt_ids: NDArray[np.int32],
+        ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+    ) -> None:
+        """See `base.Listening`. The endpoint answers with them."""
+        tokens = {"prompt_ids": prompt_ids, "ids": ids, "logprobs": logprobs}
+        self._rollouts[rollout].tokens = {name: ids.tolist() for name, ids in tokens.items()}
+
     def step(self, rollout: int, message: Mapping[str, Any]) -> None:
         live = self._rollouts[rollout]
-        tokens = message.get("tokens") or {"prompt_ids": (), "ids": (), "logprobs": ()}
         written = live.conversation.said(message)
         reason = "tool_calls" if written.get("tool_calls") else "stop"
-        said = {"message": written, "finish_reason": reason, **tokens}
+        said = {"message": written, "finish_reason": reason, **live.tokens}
         self._send(live, {"said": {"rollout": rollout, **said}})
 
     def end(self, rollout: int) -> None:
@@ -112,8 +128,9 @@ class VerifiersEnvironments:
     def replies(self, seconds: float) -> Sequence[tuple[int, Reply]]:
         """Return the replies that have come, as soon as there is one, after at most `seconds`."""
         deadline = time.monotonic() + seconds
-        while not self._replies and any(one.owes for one in self._rollouts.values()):
-            patience = deadline - time.monotonic()
+        while not self._replies and self._workers:
+            owed = any(one.owes for one in self._rollouts.values())
+            patience = deadline - time.monotonic() if owed else 0.0
             self._attend(min(TICK, max(0.0, patience)))
             if patience <= 0:
                 break
@@ -166,6 +183,9 @@ class VerifiersEnvironments:
 
     def _send(self, live: _Rollout, message: dict[str, Any]) -> None:
         live.owes, live.since = True, time.monotonic()
+        if live.last is not None:
+            self._reply(live, live.last)
+            return
         try:
             live.worker.send(to_json(message))
         except (TypeError, ValueError) as error:
@@ -177,8 +197,7 @@ class VerifiersEnvironments:
         """Wait until workers speak, end or fall silent, for at most `patience` seconds."""
         for worker in audible(self._workers, patience):
             try:
-                message = worker.hear(0.0)
-                if message is not None:
+                while (message := worker.hear(0.0)) is not None:
                     self._take(worker, message)
             except PeerLost as lost:
                 self._lose(worker, lost)
@@ -214,7 +233,7 @@ class VerifiersEnvironments:
 
     def _asked(self, live: _Rollout, messages: list[Any], tools: list[Any]) -> None:
         if not live.owes:
-            self._fail(live, "the environment asks for a message before it has got the last one")
+            self._fail(live, "the environment asks for two messages of the model at once")
             return
         try:
             added = live.conversation.added(messages)
@@ -234,20 +253,26 @@ class VerifiersEnvironments:
                 f"{self._options.name} has given no reward, which the reward environment asks for"
             )
         self._reply(live, Reply(done=True, **told))
+        del live.worker.rollouts[live.number]
 
     def _fail(self, live: _Rollout, reason: str, unfinished: bool = False) -> None:
         """Let a rollout fail, and tell its worker to forget it."""
         self._reply(live, Reply(done=True, failure=printable(reason), unfinished=unfinished))
+        del live.worker.rollouts[live.number]
         try:
             live.worker.send(to_json({"stop": {"rollout": live.number}}))
         except PeerLost as lost:
             self._lose(live.worker, lost)
 
     def _reply(self, live: _Rollout, reply: Reply) -> None:
+        """Pass on a reply: now if the caller waits for one, else at its next call."""
+        if not live.owes:
+            live.last = live.last or reply
+            return
         live.owes = False
         self._replies.append((live.number, reply))
         if reply.done:
-            del self._rollouts[live.number], live.worker.rollouts[live.number]
+            del self._rollouts[live.number]
 
     def _lose(self, worker: _Worker, lost: PeerLost) -> None:
         """Let the rollouts of a worker that died or fell silent fail. Others go on."""
@@ -259,7 +284,7 @@ class VerifiersEnvironments:
             self.close()
             raise worker.never_ready(lost, self._tools is not None)
         reason, unfinished = worker.loss(lost) or (f"the worker died ({lost.ended})", False)
-        for live in list(worker.rollouts.values()):
+        for live in worker.rollouts.values():
             self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))
 
 
