@@ -195,9 +195,9 @@ def test_bad_input_is_a_sentence(python, tmp_path):
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str):
     assert sentence in " ".join(EnvironmentOptions(**options).faults("chat", own_reward=False))
-    assert any("chat" in one for one in EnvironmentOptions(**options).faults("plain", own_reward=False)) == (
-        "verifiers" in options["name"]
-    )
+    assert any(
+        "chat" in one for one in EnvironmentOptions(**options).faults("plain", own_reward=False)
+    ) == ("verifiers" in options["name"])
 
 
 def called(arguments: Any, number: str | None = None) -> dict[str, Any]:
@@ -235,6 +235,9 @@ def test_what_no_conversation_can_take(messages: list[Any], reason: str):
 
 def test_text_in_parts_is_text():
     parts = [{"type": "text", "text": "be"}, {"type": "text", "text": "gin"}]
-    assert Conversation([{"role": "user", "content": "be\ngin"}]).added(
-        [{"role": "user", "content": parts}]
-    ) == []
+    assert (
+        Conversation([{"role": "user", "content": "be\ngin"}]).added(
+            [{"role": "user", "content": parts}]
+        )
+        == []
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mugrpo.disk.records import FinishReason, Problem, Rollout
 from mugrpo.engines.base import WAIT, Completion, Request
-from mugrpo.environments.base import Environments, Reply
+from mugrpo.environments.base import Environments, Listening, Reply
 from mugrpo.environments.make import row_of
 from mugrpo.rollouts.messages import BadCallError, Message, MessageEncoder
 from mugrpo.rollouts.schedule import turn_seed
@@ -176,20 +176,22 @@ class Turns:
             elif completion.finish_reason is FinishReason.LENGTH:
                 self._cut(number)
             else:
-                self._say(number, before, completion.ids)
+                self._say(number, before, completion)
 
     def ended(self) -> list[tuple[int, Conversation]]:
         """Return the conversations that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def _say(self, number: int, before: Ids, ids: Ids) -> None:
+    def _say(self, number: int, before: Ids, said: Completion) -> None:
         """Give the environment a whole turn of the model; a call that cannot be read is told."""
         try:
-            message = self._encoder.message(before, ids)
+            message = self._encoder.message(before, said.ids)
         except BadCallError as error:
             self._tell(number, [error.answer])
         else:
+            if isinstance(self._environments, Listening):
+                self._environments.drawn(number, before, said.ids, said.logprobs)
             self._environments.step(number, message)
             self._call(number)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 _ADDED = ("user", "tool")  # roles that an environment may speak in
@@ -87,8 +88,6 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call whose arguments are what their JSON says, so that its spaces do not matter."""
     arguments = function["arguments"]
-    try:
+    with suppress(TypeError, ValueError):
         arguments = json.loads(arguments)
-    except (TypeError, ValueError):
-        pass
     return {"name": function["name"], "arguments": arguments}

@@ -33,9 +33,12 @@ class _Rollout:
     """A rollout that goes on. It owes a reply since `since`, or it waits for what the model says."""
 
     number: int
+    serial: int  # the number that its worker knows: an earlier rollout may have had the same one
     worker: _Worker
     conversation: Conversation
-    tokens: dict[str, list[Any]] = field(default_factory=lambda: dict(_NONE))  # of what is said next
+    tokens: dict[str, list[Any]] = field(
+        default_factory=lambda: dict(_NONE)
+    )  # of what is said next
     owes: bool = True
     since: float = field(default_factory=time.monotonic)
     last: Reply | None = None  # to whatever is said next: it has ended while it waited
@@ -44,7 +47,7 @@ class _Rollout:
 class _Worker(Worker):
     """A process with the episodes of `rollouts`."""
 
-    rollouts: dict[int, _Rollout]
+    rollouts: dict[int, _Rollout]  # by their serial numbers
 
 
 class VerifiersEnvironments:
@@ -63,6 +66,7 @@ class VerifiersEnvironments:
         self._workers: list[_Worker] = []
         self._tools: list[Mapping[str, Any]] | None = None
         self._rollouts: dict[int, _Rollout] = {}
+        self._begun = 0
         self._replies: list[tuple[int, Reply]] = []
 
     @property
@@ -100,9 +104,10 @@ class VerifiersEnvironments:
             )
         self._start(self._options.processes)
         worker = min(self._workers, key=lambda one: len(one.rollouts))
-        began = _Rollout(rollout, worker, Conversation(prompt))
-        self._rollouts[rollout] = worker.rollouts[rollout] = began
-        self._send(began, {"begin": {"rollout": rollout, "task": row["task"]}})
+        self._begun += 1
+        began = _Rollout(rollout, self._begun, worker, Conversation(prompt))
+        self._rollouts[rollout] = worker.rollouts[began.serial] = began
+        self._send(began, {"begin": {"rollout": began.serial, "task": row["task"]}})
 
     def drawn(
         self,
@@ -120,10 +125,11 @@ class VerifiersEnvironments:
         written = live.conversation.said(message)
         reason = "tool_calls" if written.get("tool_calls") else "stop"
         said = {"message": written, "finish_reason": reason, **live.tokens}
-        self._send(live, {"said": {"rollout": rollout, **said}})
+        self._send(live, {"said": {"rollout": live.serial, **said}})
 
     def end(self, rollout: int) -> None:
-        self._send(self._rollouts[rollout], {"full": {"rollout": rollout}})
+        live = self._rollouts[rollout]
+        self._send(live, {"full": {"rollout": live.serial}})
 
     def replies(self, seconds: float) -> Sequence[tuple[int, Reply]]:
         """Return the replies that have come, as soon as there is one, after at most `seconds`."""
@@ -225,9 +231,16 @@ class VerifiersEnvironments:
             case {"asked": {"rollout": int(number), "messages": list(said), "tools": list(tools)}}:
                 if (one := worker.rollouts.get(number)) is not None:
                     self._asked(one, said, tools)
-            case {"done": {"rollout": int(number), **told}} if _is_outcome(told):
-                if (one := worker.rollouts.get(number)) is not None:
-                    self._done(one, told)
+            case {
+                "done": {
+                    "rollout": int(number),
+                    "reward": float() | None as reward,
+                    "failure": str() | None as failure,
+                    "logged": dict(logged),
+                }
+            } if all(isinstance(value, float) for value in logged.values()):
+                if (one := worker.rollouts.pop(number, None)) is not None:
+                    self._done(one, reward, failure, logged)
             case _:
                 raise PeerLost("has sent another form of message", worker.end())
 
@@ -245,22 +258,22 @@ class VerifiersEnvironments:
             return
         self._reply(live, Reply(messages=added))
 
-    def _done(self, live: _Rollout, told: dict[str, Any]) -> None:
-        if told["failure"] is not None:
-            told["failure"] = printable(told["failure"])
-        elif self._own_reward and told["reward"] is None:
+    def _done(
+        self, live: _Rollout, reward: float | None, failure: str | None, logged: dict[str, float]
+    ) -> None:
+        if self._own_reward and reward is None and failure is None:
             raise BrokenReward(
                 f"{self._options.name} has given no reward, which the reward environment asks for"
             )
-        self._reply(live, Reply(done=True, **told))
-        del live.worker.rollouts[live.number]
+        failure = None if failure is None else printable(failure)
+        self._reply(live, Reply(done=True, reward=reward, failure=failure, logged=logged))
 
     def _fail(self, live: _Rollout, reason: str, unfinished: bool = False) -> None:
         """Let a rollout fail, and tell its worker to forget it."""
         self._reply(live, Reply(done=True, failure=printable(reason), unfinished=unfinished))
-        del live.worker.rollouts[live.number]
+        del live.worker.rollouts[live.serial]
         try:
-            live.worker.send(to_json({"stop": {"rollout": live.number}}))
+            live.worker.send(to_json({"stop": {"rollout": live.serial}}))
         except PeerLost as lost:
             self._lose(live.worker, lost)
 
@@ -286,14 +299,3 @@ class VerifiersEnvironments:
         reason, unfinished = worker.loss(lost) or (f"the worker died ({lost.ended})", False)
         for live in worker.rollouts.values():
             self._reply(live, Reply(done=True, failure=reason, unfinished=unfinished))
-
-
-def _is_outcome(told: dict[str, Any]) -> bool:
-    match told:
-        case {
-            "reward": float() | None,
-            "failure": str() | None,
-            "logged": dict(logged),
-        } if len(told) == 3:
-            return all(isinstance(value, int | float) for value in logged.values())
-    return False

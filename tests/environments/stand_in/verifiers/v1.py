@@ -82,7 +82,10 @@ class Environment:
             if "maximum context length" in text:
                 trace.metrics["refused"] = float(error.code)
             else:
-                trace.ok, trace.errors = False, [SimpleNamespace(type="ProviderError", message=text)]
+                trace.ok, trace.errors = (
+                    False,
+                    [SimpleNamespace(type="ProviderError", message=text)],
+                )
         if task.data.plot != "ungraded":
             trace.rewards["said"] = SimpleNamespace(value=float(len(talk.said)))
         trace.metrics["tokens"] = float(sum(len(said["token_ids"]) for said in talk.said))
