@@ -1,4 +1,4 @@
-"""The endpoint in front of an engine: its tokens and logprobs, in vLLM's form, and what it refuses."""
+"""The endpoint in front of an engine: its tokens and logprobs, in vLLM's form, and refusals."""
 
 from __future__ import annotations
 

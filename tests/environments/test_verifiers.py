@@ -194,10 +194,10 @@ def test_bad_input_is_a_sentence(python, tmp_path):
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], sentence: str):
-    assert sentence in " ".join(EnvironmentOptions(**options).faults("chat", own_reward=False))
-    assert any(
-        "chat" in one for one in EnvironmentOptions(**options).faults("plain", own_reward=False)
-    ) == ("verifiers" in options["name"])
+    found = EnvironmentOptions(**options)
+    assert sentence in " ".join(found.faults("chat", own_reward=False))
+    plain = any("chat" in one for one in found.faults("plain", own_reward=False))
+    assert plain == ("verifiers" in options["name"])
 
 
 def called(arguments: Any, number: str | None = None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _STARTING = 600.0  # seconds: verifiers imports much, and its interpreter may co
 
 @dataclass(eq=False)
 class _Rollout:
-    """A rollout that goes on. It owes a reply since `since`, or it waits for what the model says."""
+    """A rollout that goes on. It owes a reply since `since`, or it waits for the model."""
 
     number: int
     serial: int  # the number that its worker knows: an earlier rollout may have had the same one

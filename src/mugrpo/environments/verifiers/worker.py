@@ -3,7 +3,8 @@
     PYTHON -P worker.py MEGABYTES SOCKET LIFELINE
 
 It is run by its path under an interpreter with verifiers and without mugrpo, so it imports only the
-standard library, and verifiers after its first message. Messages are JSON (`processes/messages.py`):
+standard library, and verifiers after its first message. Messages are JSON
+(`processes/messages.py`):
 
     {"name", "kwargs"}                                           first, once -> {"ready", "tools"}
     {"begin": {"rollout", "task"}}                               -> {"asked"} ... {"done"}
