@@ -12,7 +12,7 @@ SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
-  benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-ray test-wheel test-long \
+  benchmark-picture bench-gpu vllm-env verifiers-env test-vllm test-verifiers test-ray test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -55,6 +55,9 @@ verifiers-env: .venv-verifiers/installed  ## an environment with verifiers, for 
 
 test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about five minutes)
 	$(BIN)/pytest -m vllm tests/targets
+
+test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verifiers (about a minute)
+	$(BIN)/pytest -m verifiers tests/targets
 
 .venv/installed-ray: .venv/installed-test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,ray]'

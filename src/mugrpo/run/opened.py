@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
@@ -41,7 +41,7 @@ class OpenRun:
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
-    held: Held = NONE_HELD  # code that only this process has
+    held: Held = field(default_factory=lambda: NONE_HELD)  # code that only this process has
 
     def schedule(self) -> Schedule:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""

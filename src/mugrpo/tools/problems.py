@@ -25,7 +25,7 @@ def add_problems(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run_problems(options: argparse.Namespace, say: Say) -> None:
-    """Write one row for each problem: its first messages as "prompt", and its "task".
+    """Write one row for each problem: its "id", first messages ("prompt"), "answer" and "task".
 
     Raises UsageError if the config names no environment of verifiers, if the environment cannot be
     loaded, or if the file is no .jsonl or exists.

@@ -36,9 +36,7 @@ class _Rollout:
     serial: int  # the number that its worker knows: an earlier rollout may have had the same one
     worker: _Worker
     conversation: Conversation
-    tokens: dict[str, list[Any]] = field(
-        default_factory=lambda: dict(_NONE)
-    )  # of what is said next
+    tokens: dict[str, list[Any]] = field(default_factory=dict)  # of what the model says next
     owes: bool = True
     since: float = field(default_factory=time.monotonic)
     last: Reply | None = None  # to whatever is said next: it has ended while it waited
@@ -82,7 +80,7 @@ class VerifiersEnvironments:
         return self._tools
 
     def problems(self, count: int) -> Iterator[dict[str, Any]]:
-        """Yield the first `count` problems, as rows with "prompt" and "task"."""
+        """Yield the first `count` problems, as rows (`mugrpo problems`)."""
         self._start(1)
         worker = self._workers[0]
         self._wait(worker)
@@ -124,7 +122,7 @@ class VerifiersEnvironments:
         live = self._rollouts[rollout]
         written = live.conversation.said(message)
         reason = "tool_calls" if written.get("tool_calls") else "stop"
-        said = {"message": written, "finish_reason": reason, **live.tokens}
+        said = {"message": written, "finish_reason": reason, **(_NONE | live.tokens)}
         self._send(live, {"said": {"rollout": live.serial, **said}})
 
     def end(self, rollout: int) -> None:

@@ -46,6 +46,7 @@ class Worker:
 
     def __init__(self, channel: Any, setup: dict[str, Any]) -> None:
         self._channel = channel
+        self._name = setup["name"]
         self._sending = threading.Lock()
         self._endpoints = _beside("endpoint.py")
         self.environment = load(setup["name"], setup["kwargs"])
@@ -164,7 +165,8 @@ class Worker:
         for task in itertools.islice(self.environment.taskset, count):
             first = await self._probe(task)
             data = task.data.model_dump(mode="json", exclude_none=True)
-            self.send({"problem": {"prompt": first["messages"], "task": data}})
+            named = {"id": f"{self._name}-{sent}", "answer": str(data.get("answer", ""))}
+            self.send({"problem": {**named, "prompt": first["messages"], "task": data}})
             sent += 1
         self.send({"problems": sent})
 
