@@ -165,7 +165,8 @@ class Worker:
         for task in itertools.islice(self.environment.taskset, count):
             first = await self._probe(task)
             data = task.data.model_dump(mode="json", exclude_none=True)
-            named = {"id": f"{self._name}-{sent}", "answer": str(data.get("answer", ""))}
+            answer = str(data.get("answer") or "(the environment judges)")
+            named = {"id": f"{self._name}-{sent}", "answer": answer}
             self.send({"problem": {**named, "prompt": first["messages"], "task": data}})
             sent += 1
         self.send({"problems": sent})
