@@ -86,8 +86,9 @@ def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
     assert encoder.suffix(prompts.tokenizer.eos_token_id, messages).tolist() == expected
 
 
-def test_a_conversation_is_what_the_template_writes_for_the_whole(prompts):
+def test_a_conversation_is_what_the_template_writes_for_the_whole():
     """The prompt, turns as they are sampled, and suffixes, end to end."""
+    prompts = prompts_of(template_of("qwen2_5_training"), TOOL)
     encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
     said = [
         {"role": "assistant", "content": "Four."},
@@ -136,7 +137,7 @@ def test_the_tokenizers_own_response_template_comes_first(prompts):
     """One in which calls are in brackets."""
     call = {"open": "[", "close": "]", "content": "json", "repeats": True}
     own = {
-        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
         "fields": {"tool_calls": call, "content": {"content": "text"}},
     }
     prompts.tokenizer.response_template = own
@@ -182,10 +183,10 @@ def test_a_template_that_rewrites_earlier_messages_is_refused():
 
 
 def test_a_prompt_that_its_environment_makes_too_long_is_refused():
-    prompts = prompts_of(template_of("qwen3_training"), limit=80)
+    prompts = prompts_of(template_of("qwen3_training"), limit=60)
     encoder = MessageEncoder(prompts)
     encoder.prompt(ASKED, [])
-    with pytest.raises(UsageError, match="more than the 80 that"):
+    with pytest.raises(UsageError, match="more than the 60 that"):
         encoder.prompt(ASKED, [{"role": "user", "content": "x" * 40}])
 
 

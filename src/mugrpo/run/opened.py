@@ -14,7 +14,7 @@ from mugrpo.environments.make import environments_of
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
-from mugrpo.rewards.functions import NONE_HELD, Held
+from mugrpo.rewards.functions import Held
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
@@ -41,7 +41,7 @@ class OpenRun:
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
-    held: Held = field(default_factory=lambda: NONE_HELD)  # code that only this process has
+    held: Held = field(default_factory=dict)  # code that only this process has
 
     def schedule(self) -> Schedule:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""
