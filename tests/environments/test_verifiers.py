@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -108,8 +109,8 @@ def test_sampling_of_its_own_is_refused(environments):
 @pytest.mark.parametrize(
     ("plot", "reason"),
     [
-        ("rewrites", "message 0 of the conversation (user) is another one"),
-        ("twice", "asks for two messages of the model at once"),
+        ("rewrites", r"message 0 of the conversation \(user\) is another one"),
+        ("twice", "two messages of the model at once|1 messages .* are missing"),
         ("silent", "has ended without asking the model"),
         ("raises", "RuntimeError: no luck"),
     ],
@@ -122,7 +123,7 @@ def test_what_is_no_single_conversation_fails_its_rollout(environments, plot: st
         environments.step(0, SAY)
         found = reply(environments, 0)
     assert found.done
-    assert reason in str(found.failure)
+    assert re.search(reason, str(found.failure))
     assert found.reward is None
 
 
