@@ -40,7 +40,7 @@ workers = 1
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("turns")
-    rows = [{"prompt": f"{n % 9 + 1}+{n % 7}=", "answer": "", "start": n % 5} for n in range(28)]
+    rows = [{"prompt": f"{n % 9 + 1}+{n % 7}=", "answer": "0", "start": n % 5} for n in range(28)]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "asks.py").write_text(ENVIRONMENT)
     text = CONFIG
