@@ -169,3 +169,12 @@ class Forger(Counter):
     def reset(self, **_) -> None:
         self.channel = socket.socket(fileno=int(sys.argv[-2]))
         self.channel.sendall(struct.pack("!Q", 2) + b"{}")
+
+
+def add(number: int) -> int:
+    """Add one.
+
+    Args:
+        number: The number.
+    """
+    return number + 1

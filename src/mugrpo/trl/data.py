@@ -158,8 +158,9 @@ def reward_tables(
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[..., Any]]]:
     """Return `task.rewards`, and by name the functions that only this process has.
 
-    With `environment`, its own reward is one, of weight 1. The name of such a function contains a hash of its source, so a resumed run notices a change.
-    Raises UsageError if one of `functions` is not callable, or if the weights are not as many.
+    With `environment`, its own reward is one of them, of weight 1. The name of a function that only
+    this process has contains a hash of its source, so a resumed run notices a change. Raises
+    UsageError if one of `functions` is not callable, or if the weights are not as many.
     """
     if not functions and not environment:
         raise UsageError("reward_funcs is empty; give at least one function")

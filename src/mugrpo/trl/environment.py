@@ -33,8 +33,8 @@ def environment_options(
     places = {name: [_place(one, held) for one in some] for name, some in given.items()}
     calls = args.max_tool_calling_iterations
     options: dict[str, Any] = {"tools": places["tools"]}
-    # Without a limit, as many turns as there can be tokens. The last turn calls nothing.
-    options["max_turns"] = args.max_completion_length if calls is None else calls + 1
+    # Each turn has a token. TRL counts rounds of calls, after each of which comes a turn.
+    options["max_turns"] = 1 + (args.max_completion_length if calls is None else calls)
     if factory is not None:
         options["name"] = places["environment_factory"][0]
     return options, held, hasattr(factory(), "get_reward") if factory is not None else False

@@ -53,8 +53,8 @@ class GRPOTrainer:
 
     `model` is a path, a hub id or a loaded model, `reward_funcs` one function or several, sync or
     async, and a data set is a `datasets.Dataset` or any iterable of dicts with a "prompt". An
-    `environment_factory` may stand for them if it has `get_reward`. Raises UsageError if an argument
-    has no meaning here.
+    `environment_factory` with `get_reward` needs no functions. Raises UsageError if an argument has
+    no meaning here.
     """
 
     def __init__(
@@ -170,9 +170,8 @@ class GRPOTrainer:
             ) as run,
         ):
             if self._held:
-                run.progress.say(
-                    f"code runs in this process, without limits: {', '.join(self._held)}"
-                )
+                what = "code runs" if self._environment else "rewards run"
+                run.progress.say(f"{what} in this process, without limits: {', '.join(self._held)}")
             self.callbacks.begin(run, stop)
             try:
                 pipeline.train(run, self.callbacks.on_metrics)
