@@ -1,8 +1,9 @@
 """Environments in worker processes that can be killed, many rollouts in each.
 
-A worker answers one call at a time. If it hangs, dies or takes too much memory, the call's rollout
-fails. The others in it begin again in another worker, which repeats their calls and must give the
-same replies: an environment that does not depend on chance beyond its seeds loses nothing.
+A worker gets several calls at once, and answers one after the other. If it hangs, dies or takes too
+much memory, the rollout of the call fails. The others in it begin again in another worker, which
+repeats their calls and must give the same replies: an environment that does not depend on chance
+beyond its seeds loses nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import STARTING_SECONDS, Limits, Worker
 
+_BATCH = 1 << 15  # bytes sent at once, at most a call more: less than a socket holds
 _DEATHS = 2  # workers that may die in a rollout's calls before it fails: once may be chance
 
 
@@ -39,11 +41,14 @@ class _Rollout:
 
 
 class _Worker(Worker):
-    """A process with the environments of `rollouts`. Those in `waiting` have calls to be sent."""
+    """A process with the environments of `rollouts`.
+
+    Those in `waiting` have calls to be sent. It answers the calls of those in `sent`, in order.
+    """
 
     rollouts: dict[int, _Rollout]
     waiting: deque[_Rollout]
-    current: _Rollout | None = None
+    sent: deque[_Rollout]
 
 
 class EnvironmentPool:
@@ -148,7 +153,7 @@ class EnvironmentPool:
             starting=STARTING_SECONDS,
             log=self._log,
         )
-        worker.rollouts, worker.waiting = {}, deque()
+        worker.rollouts, worker.waiting, worker.sent = {}, deque(), deque()
         return worker
 
     def _assign(self, rollout: _Rollout) -> None:
@@ -157,17 +162,22 @@ class EnvironmentPool:
         worker.rollouts[rollout.number] = rollout
 
     def _dispatch(self) -> None:
-        """Send a call to each worker that has one to send and answers none."""
-        for worker in [w for w in self._workers if w.ready and w.current is None]:
-            if not worker.waiting:
-                continue
-            rollout = worker.current = worker.waiting.popleft()
-            worker.silence = self._options.timeout
-            place = {"rollout": rollout.number, "seed": rollout.seed, "number": rollout.answered}
+        """Send what is waiting to each worker that has answered all that it got."""
+        for worker in [w for w in self._workers if w.ready and not w.sent]:
+            size = 0
             try:
-                worker.send(f"[{to_json(place)}, {rollout.calls[rollout.answered]}]")
+                while worker.waiting and size < _BATCH:
+                    worker.sent.append(worker.waiting.popleft())
+                    text = self._next_call(worker.sent[-1])
+                    size += len(text)
+                    worker.silence = self._options.timeout
+                    worker.send(text)
             except PeerLost as lost:
                 self._lose(worker, lost)
+
+    def _next_call(self, rollout: _Rollout) -> str:
+        place = {"rollout": rollout.number, "seed": rollout.seed, "number": rollout.answered}
+        return f"[{to_json(place)}, {rollout.calls[rollout.answered]}]"
 
     def _attend(self, patience: float) -> None:
         """Wait until workers answer, end or reach their deadlines, and handle each of these events.
@@ -177,8 +187,7 @@ class EnvironmentPool:
         self._dispatch()
         for worker in audible(self._workers, patience):
             try:
-                message = worker.hear(0.0)
-                if message is not None:
+                while worker in self._workers and (message := worker.hear(0.0)) is not None:
                     self._take(worker, message)
             except PeerLost as lost:
                 self._lose(worker, lost)
@@ -186,8 +195,6 @@ class EnvironmentPool:
 
     def _take(self, worker: _Worker, message: Any) -> None:
         """Handle a worker's message. Raises PeerLost if it has another form."""
-        rollout, worker.current = worker.current, None
-        worker.silence = None
         match message:
             case {"refused": str(reason)}:
                 self.close()
@@ -197,12 +204,13 @@ class EnvironmentPool:
                 raise BrokenReward(f"{reason}; fix it (--force accepts the changed environment)")
             case {"ready": True}:
                 worker.ready = self._proven = True
-            case {"reply": dict(told), "spent": spent} if rollout and _is_reply(told):
-                self._hear(worker, rollout, told)
+                worker.silence = None
+            case {"reply": dict(told), "spent": spent} if worker.sent and _is_reply(told):
+                self._hear(worker, worker.sent.popleft(), told)
+                worker.silence = self._options.timeout if worker.sent else None
                 if spent:
                     self._retire(worker)
             case _:
-                worker.current = rollout
                 raise PeerLost("sent another form of answer", worker.end())
 
     def _hear(self, worker: _Worker, rollout: _Rollout, told: dict[str, Any]) -> None:
@@ -242,11 +250,12 @@ class EnvironmentPool:
         if not worker.ready:
             self.close()
             raise worker.never_ready(lost, self._proven)
-        if (rollout := worker.current) is not None and (taken := worker.loss(lost)):
-            del worker.rollouts[rollout.number]
-            self._fail(rollout, *taken)
         # Between calls, each of them may have ended it.
-        for suspect in [rollout] if rollout else list(worker.rollouts.values()):
+        suspects = [worker.sent[0]] if worker.sent else list(worker.rollouts.values())
+        if worker.sent and (taken := worker.loss(lost)):
+            del worker.rollouts[suspects[0].number]
+            self._fail(suspects[0], *taken)
+        for suspect in suspects:
             suspect.deaths += 1
             if suspect.deaths == _DEATHS and suspect.number in worker.rollouts:
                 del worker.rollouts[suspect.number]
