@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.mixture import asks_environment
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments
 from mugrpo.environments.held import HeldEnvironments
@@ -31,6 +34,23 @@ def environments_for(
     if options.held:
         return HeldEnvironments(options, held, own_reward=own_reward)
     return EnvironmentPool(options, own_reward=own_reward, log=log)
+
+
+def environments_of(
+    config: RunConfig, *, held: Held = NONE_HELD, log: Path | None = None
+) -> Environments:
+    """Return the environments of a run's config, which must name some."""
+    own_reward = asks_environment(config.task)
+    return environments_for(config.environment, own_reward=own_reward, log=log, held=held)
+
+
+def tools_of(config: RunConfig, held: Held = NONE_HELD) -> Sequence[Mapping[str, Any]]:
+    """Return the schemas of the tools of a run's environment."""
+    environments = environments_of(config, held=held)
+    try:
+        return environments.tools
+    finally:
+        environments.close()
 
 
 def row_of(problem: Problem) -> dict[str, Any]:

@@ -197,9 +197,13 @@ def publish_scores(
 
 
 def response_text(rollout: Rollout, tokenizer: Any) -> str:
-    """Return a response as text, without special tokens and without the id that only ends it."""
+    """Return a response as text, without special tokens and without the id that only ends it.
+
+    Of a response with turns, return the last one.
+    """
     stopped = rollout.finish_reason is FinishReason.STOP
-    ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
+    begin = 0 if rollout.turns is None else int(rollout.turns[-1])
+    ids = rollout.response_ids[begin : -1 if stopped else None]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text
 
