@@ -13,7 +13,8 @@ SOAK_OPTIONS ?= --hours 6
 
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
-  benchmark-picture bench-gpu gpu-wheels vllm-env test-vllm test-ray test-wasm test-wheel test-long \
+  benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
+  test-wasm test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -46,8 +47,19 @@ soak: .venv/installed  ## does anything grow in six hours of short stages? docs/
 
 vllm-env: .venv-vllm/installed  ## an environment with vLLM, for engine.python (a few minutes)
 
+.venv-verifiers/installed:
+	rm -rf .venv-verifiers
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet 'verifiers==0.4.0'
+	touch $@
+
+verifiers-env: .venv-verifiers/installed  ## an environment with verifiers, for environment.python (a minute or two)
+
 test-vllm: .venv/installed-test vllm-env  ## tests with the real vLLM (about five minutes)
 	$(BIN)/pytest -m vllm tests/targets
+
+test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verifiers (about a minute)
+	$(BIN)/pytest -m verifiers tests/targets
 
 .venv/installed-ray: .venv/installed-test
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,ray]'

@@ -189,6 +189,23 @@ def rollout(
     )
 
 
+def with_turns(experience: Experience) -> Experience:
+    """Return `experience` as if an environment had said some of the tokens.
+
+    Of every seven tokens it said the fifth and the sixth, but never the last one of a response. So
+    turns begin at 0, 6, 13, ...
+    """
+    rollouts = []
+    for r in experience.rollouts:
+        places = np.arange(len(r.response_ids))
+        mask = ~np.isin(places % 7, (4, 5)) | (places == places[-1])
+        begins = np.flatnonzero(mask & np.append(True, ~mask[:-1]))
+        logprobs = np.where(mask, r.behavior_logprobs, 0).astype(np.float32)
+        turns = {"loss_mask": mask, "turns": begins.astype(np.int32)}
+        rollouts.append(replace(r, behavior_logprobs=logprobs, **turns))
+    return replace(experience, rollouts=rollouts)
+
+
 def verdict(reward: float | None) -> Score:
     """Return a right (1), wrong (0) or failed (None) score."""
     if reward is None:

@@ -21,6 +21,7 @@ from mugrpo.tools import vllm_env
 from mugrpo.tools.benchmark.command import add_benchmark
 from mugrpo.tools.exchange import add_exchange
 from mugrpo.tools.plan.command import add_plan
+from mugrpo.tools.problems import add_problems
 from mugrpo.tools.watch import add_watch
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
@@ -159,6 +160,7 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     for name, text in (("repair", repair), ("view", view)):
         add(name, text).add_argument("target", type=Path, help="a run's directory")
     add_watch(add)
+    add_problems(add)
     study = add("study", "run every combination of options and seeds, or show the results")
     action = "run the missing cells, or show the table"
     study.add_argument("action", choices=("run", "show"), help=action)

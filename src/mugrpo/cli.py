@@ -19,6 +19,7 @@ from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.benchmark.command import run_benchmark
 from mugrpo.tools.exchange import run_import, run_publish
 from mugrpo.tools.plan.command import run_plan
+from mugrpo.tools.problems import run_problems
 from mugrpo.tools.watch import run_report, run_watch
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "export": _export,
     **dict.fromkeys(("push", "pull"), _copy),
     "merge": _merge,
+    "problems": lambda options: run_problems(options, _say),
     "report": lambda options: run_report(options, _say),
     "watch": lambda options: run_watch(options, _say),
     "view": _view,

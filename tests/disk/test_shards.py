@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,52 @@ def test_rollouts_stream_in_order_across_row_groups(rollouts):
     back = list(read_rollouts(rollouts, 0))
     assert [r.sample for r in back] == list(range(600))
     assert_same(back[511], made(511))
+
+
+def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
+    """Old shards lack the columns of turns, and new ones too if no rollout has turns."""
+    shards = ShardSet(tmp_path, "rollouts")
+    plain, other = made(6), made(5)
+    mask = np.array([True, True, False, True, False, True])
+    turns = replace(
+        other,
+        behavior_logprobs=np.where(mask, other.behavior_logprobs, 0).astype(np.float32),
+        loss_mask=mask,
+        turns=np.array([0, 3, 5], np.int32),
+        environment='{"reward": 0.5}',
+    )
+    write_rollouts(shards, 0, [plain])
+    write_rollouts(shards, 1, [plain, turns, plain])
+    assert "loss_mask" not in pq.read_schema(shards.path(0)).names
+    for shard, expected in enumerate([[plain], [plain, turns, plain]]):
+        for ours, theirs in zip(read_rollouts(shards, shard), expected, strict=True):
+            assert_same(ours, theirs)
+    places = [(1, 1), (0, 0), (1, 2)]
+    back = [rollout_from_row(row) for row in RowReader(shards).rows(places)]
+    for ours, theirs in zip(back, [turns, plain, plain], strict=True):
+        assert_same(ours, theirs)
+    assert (turns.sampled_tokens, plain.sampled_tokens) == (4, 7)
+    assert turns.response_ids[turns.sampled].tolist() == [5, 1005, 3005, 5005]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"turns": None}, "turns need a loss mask"),
+        ({"loss_mask": np.array([True])}, "turns need a loss mask"),
+        ({"turns": np.array([1], np.int32)}, "begins with a sampled id"),
+        ({"loss_mask": np.array([True, False])}, "must be 0"),
+    ],
+)
+def test_turns_that_contradict_the_response_are_refused(tmp_path, change, words):
+    """Two tokens with logprobs, of which the environment said the second if any."""
+    good = {"loss_mask": np.array([True, False]), "turns": np.array([0], np.int32)}
+    logprobs = np.array([-1, 0], np.float32) if "turns" in change else made(0, length=2)
+    if not isinstance(logprobs, np.ndarray):
+        logprobs = logprobs.behavior_logprobs
+    bad = replace(made(0, length=2), behavior_logprobs=logprobs, **good | change)
+    with pytest.raises(ValueError, match=words):
+        write_rollouts(ShardSet(tmp_path, "rollouts"), 0, [bad])
 
 
 def test_scores_come_back_as_they_were_written(tmp_path):

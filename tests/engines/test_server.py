@@ -153,9 +153,9 @@ def test_a_server_with_room_gets_the_next_requests_before_the_last_ones_are_done
     pieces, unfinished = [requests[5:10], requests[10:]], []
     finished: dict[int, Completion] = {}
 
-    def more() -> list[Request]:
+    def more() -> list[Request] | None:
         unfinished.append(5 * (3 - len(pieces)) - len(finished) if pieces else None)
-        return pieces.pop(0) if pieces else []
+        return pieces.pop(0) if pieces else None
 
     for decoded in engine.generate(requests[:5], temperature=1.1, max_new_tokens=LIMIT, more=more):
         finished.update(decoded.completions)

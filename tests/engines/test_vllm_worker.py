@@ -91,20 +91,24 @@ def test_one_engine_takes_all_weights(calls: Calls):
 
 
 def test_a_request_has_its_tasks_sampling(calls: Calls):
-    """A task that does not name top_p asks for the whole distribution."""
+    """A task that does not name top_p asks for the whole distribution.
+
+    A request may have its own limit of tokens.
+    """
     worker = VLLM(SETUP)
     worker.load("/initial", 0)
     task = {"prompts": [np.array([5, 6], np.int32)], "temperature": 0.6, "max_new_tokens": 9}
-    worker.add(requests=[[3, 0, 7]], **task, top_p=0.95)
-    worker.add(requests=[[4, 0, 8]], **task)
+    worker.add(requests=[[3, 0, 7, None]], **task, top_p=0.95)
+    worker.add(requests=[[4, 0, 8, 5]], **task)
     asked = [(index, prompt, parameters) for index, prompt, parameters, _ in calls.asked]
     assert [index for index, *_ in asked] == ["3", "4"]
-    for seed, top_p, (_, prompt, parameters) in zip((7, 8), (0.95, 1.0), asked, strict=True):
+    expected = zip((7, 8), (0.95, 1.0), (9, 5), asked, strict=True)
+    for seed, top_p, limit, (_, prompt, parameters) in expected:
         assert prompt == {"prompt_token_ids": [5, 6]}
         assert parameters == {
             "temperature": 0.6,
             "top_p": top_p,
-            "max_tokens": 9,
+            "max_tokens": limit,
             "seed": seed,
             "logprobs": 0,
             "stop_token_ids": [1],

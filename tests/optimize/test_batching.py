@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from mugrpo.disk.records import FinishReason, Rollout
-from mugrpo.optimize.batching import collate
+from mugrpo.optimize.batching import collate, cost
 from mugrpo.optimize.cut import Layout
 from mugrpo.optimize.experience import Responses
 
@@ -57,6 +59,31 @@ def test_collate_by_hand():
     assert batch.stored["proximal_logprobs"].dtype == torch.float32
     assert (batch.ids.dtype, batch.mask.dtype) == (torch.int64, torch.bool)
     assert (batch.behavior_logprobs.dtype, batch.advantages.dtype) == (torch.float32,) * 2
+
+
+def test_the_loss_sees_sampled_tokens_and_the_model_sees_all():
+    """Of responses of six and two tokens, an environment said the third, the fourth and none.
+
+    The prompts and responses have 2 + 6 and 1 + 2 tokens, alone and together.
+    """
+    turns = rollout([11, 12], [1, 2, 3, 4, 5, 6], [-1.0, -2.0, 0.0, 0.0, -5.0, -6.0])
+    turns = replace(
+        turns,
+        loss_mask=np.array([True, True, False, False, True, True]),
+        turns=np.array([0, 4], np.int32),
+    )
+    rollouts = [turns, rollout([13], [8, 9], [-8.0, -9.0])]
+    stored = {"proximal_logprobs": [np.arange(n, dtype=np.float32) for n in (6, 2)]}
+    nothing = torch.zeros(2)
+    responses = Responses(rollouts, nothing, nothing.bool(), nothing.long(), stored)
+    batch = collate(responses, [0, 1], pad_id=7, device=torch.device("cpu"), share=False)
+    assert batch.ids.tolist() == [[11, 12, 1, 2, 3, 4, 5, 6], [13, 8, 9, 7, 7, 7, 7, 7]]
+    assert batch.mask.tolist() == [[True] * 4, [True, True, False, False]]
+    assert batch.steps is not None and batch.steps.tolist() == [[0, 1, 4, 5], [0, 1, 0, 0]]
+    assert batch.behavior_logprobs.tolist() == [[-1, -2, -5, -6], [-8, -9, 0, 0]]
+    assert batch.stored["proximal_logprobs"].tolist() == [[0, 1, 4, 5], [0, 1, 0, 0]]
+    costs = cost([batch])
+    assert costs["computed_tokens"] == 11 and costs["shared_prompt_share"] == 0
 
 
 def test_rows_with_one_prompt_get_its_number_if_sharing_is_cheaper():

@@ -9,12 +9,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.config.rewards import (
+    EnvironmentReward,
     ExactOptions,
     FunctionOptions,
     MathOptions,
@@ -40,6 +42,31 @@ def function(name: str, weight: float = 1.0, file: Path = FILE) -> FunctionOptio
 def answer(text: str, reference: str = "12", **columns: object) -> Answer:
     problem = Problem("p1", "What is 3+9?", reference, columns)
     return Answer(problem, text, [5, 6, 0], FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("own", "right_at", "status", "reward"),
+    [
+        (0.75, 1.0, Status.RIGHT, 1.0 + 2 * 0.75),
+        (-0.5, 1.0, Status.WRONG, 0.0),
+        (None, 1.0, Status.RIGHT, 1.0),  # the function's alone
+    ],
+)
+def test_the_environments_reward_is_summed_with_a_functions(own, right_at, status, reward):
+    rewards = (EnvironmentReward(weight=2.0), function("one"))
+    found = kept(rewards, ONE, right_at).scores([replace(answer("x"), environment_reward=own)])
+    (score,) = found
+    assert (score.status, score.reward) == (status, reward)
+    assert score.parts == {"environment": own, "one": 1.0}
+
+
+def test_no_reward_from_the_environment_alone_is_no_reward():
+    with Grader((EnvironmentReward(),), ONE) as grader:
+        given, none = grader.scores(
+            [replace(answer("x"), environment_reward=own) for own in (1.0, None)]
+        )
+    assert (given.status, given.reward) == (Status.RIGHT, 1.0)
+    assert (none.status, none.reward) == (Status.SKIPPED, None)
 
 
 GRADERS: dict[tuple[object, ...], Grader] = {}

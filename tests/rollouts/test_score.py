@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.disk.records import Answer, FinishReason, Rollout
+from mugrpo.disk.records import Answer, FinishReason, Rollout, Status
 from mugrpo.rollouts.score import scored
 from tests.rollouts.scoring import (
     CUT,
@@ -49,6 +52,34 @@ def test_truncated_responses_are_not_judged_unless_asked_and_every_score_is_in_i
     task = Fixed(RIGHT, WRONG, RIGHT, WRONG, RIGHT, ahead=ahead)
     assert folder.score(task, truncated=truncated) == scores
     assert [answer.text for answer in task.asked] == asked
+
+
+def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(folder):
+    said = [
+        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}}',
+        '{"reward": null, "failure": "the worker died", "logged": {}}',
+        '{"reward": null, "failure": "not finished", "unfinished": true, "logged": {}}',
+        '{"reward": null, "failure": null, "logged": {"tools/calls": 5}}',
+    ]
+    turns = {"turns": np.array([0], np.int32), "loss_mask": np.array([True, True])}
+    responses = [
+        replace(response(0, n, "1"), environment=one, **turns) for n, one in enumerate(said)
+    ]
+    folder.write(*responses, response(0, 4, "1", cut=True))
+    task = Fixed(RIGHT, WRONG)
+    scores = folder.score(task, failure_limit=1.0)
+    assert [answer.environment_reward for answer in task.asked] == [0.25, None]
+    assert [(score.status, score.reward) for score in scores] == [
+        (Status.RIGHT, 1.0),
+        (Status.ERROR, None),
+        (Status.UNFINISHED, 0.0),
+        (Status.WRONG, 0.0),
+        (Status.TRUNCATED, 0.0),
+    ]
+    assert scores[1].parts == {"reason": "the environment: the worker died"}
+    entry = folder.scores.entry(0)
+    assert entry["logged_sums"] == {"logged/tools/calls": 7}
+    assert entry["logged_counts"] == {"logged/tools/calls": 2}
 
 
 def test_a_rollout_of_an_unknown_problem_is_refused_before_any_is_judged(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines import worker
-from mugrpo.engines.base import Completion, Decoded, Request
+from mugrpo.engines.base import Completion, Decoded, More, Request
 from mugrpo.engines.process import RemoteEngine
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
@@ -21,7 +21,7 @@ IDS = np.array([5], np.int32)
 class Slots(RemoteEngine):
     """An engine with three slots. A response to prompt p takes p steps and has the logprob -p."""
 
-    streams = True  # type: ignore[assignment]
+    streams, exact = True, False  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.idle: list[int] = []  # free slots in each step
@@ -35,7 +35,7 @@ class Slots(RemoteEngine):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: Callable[[], Sequence[Request]] = lambda: (),
+        more: More | None = None,
     ) -> Iterator[Decoded]:
         self.top_ps.append(top_p)
         queue = [(i, int(r.prompt_ids[0])) for i, r in enumerate(requests)]
@@ -50,7 +50,7 @@ class Slots(RemoteEngine):
             ended = [index for index, (left, _) in running.items() if not left]
             completions = [(i, self._response(running.pop(i)[1])) for i in ended]
             yield Decoded(completions, len(ended))
-            if len(queue) + len(running) < 3 and (added := more()):
+            if more and len(queue) + len(running) < 3 and (added := more()):
                 self.log.append(f"took {len(added)} with {len(running)} running")
                 queue += [(total + i, int(r.prompt_ids[0])) for i, r in enumerate(added)]
                 total += len(added)
@@ -143,7 +143,7 @@ class Channel:
 
 def test_a_process_answers_two_tasks_together():
     def task(*indices: int) -> dict[str, Any]:
-        requests = [[index, 0, 7] for index in indices]
+        requests = [[index, 0, 7, None] for index in indices]
         return {
             "prompts": [IDS.tobytes()],
             "requests": requests,

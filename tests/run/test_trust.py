@@ -32,6 +32,12 @@ Path({ran!r}).touch()
 def judge(completions, **_):
     return [0.0] * len(completions)
 
+class Game:
+    def reset(self, **_): ...
+
+    def get_reward(self):
+        return 0.0
+
 def loss(logprobs, behavior_logprobs, advantages, mask):
     return -logprobs * advantages[:, None], {{}}
 """
@@ -40,6 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "objective.path": {"objective": {"name": "file", "path": "FOLDER/their_code.py"}},
     "task.rewards": {"task": {"rewards": ["FOLDER/their_code.py:judge"]}},
     "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
+    "environment": {"environment": {"name": "FOLDER/their_code.py:Game"}},
     "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh", "restarts": 0}},
     "engine.hand_over": {
         "engine": {
@@ -144,6 +151,7 @@ def test_all_that_a_run_names_is_listed_and_approved_together(folder: Path, comm
     [
         ("objective.path", "objective_sha256"),
         ("task.rewards", "rewards_sha256"),
+        ("environment", "environment_sha256"),
         ("prompt.chat_template", "template_sha256"),
     ],
 )

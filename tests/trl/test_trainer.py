@@ -27,6 +27,15 @@ TINY = {
 ROWS = [{"prompt": f"{a}+{b}=", "a": a} for a in range(1, 4) for b in range(1, 4)]
 
 
+class Resets:
+    def reset(self, **columns): ...
+
+
+class Rewards(Resets):
+    def get_reward(self):
+        return 1.0
+
+
 def length(completions, **columns):
     return [float(len(text)) for text in completions]
 
@@ -238,7 +247,10 @@ def test_own_options_and_an_evaluation_by_hand(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tools": [print]}, "takes no tools: a response is one turn"),
+        ({"tools": [3]}, "tools: 3 cannot be called"),
+        ({"environment_factory": {"game": print}}, "environment_factory is a dict of several"),
+        ({"tools": [length]}, "environment.tools needs prompt.form = 'chat'"),
+        ({"reward_funcs": None, "environment_factory": Resets}, "reward_funcs: None is not a"),
         ({"optimizers": (object(), None)}, "takes no optimizers"),
         ({"reward_funcs": "a/reward-model"}, "call a reward model in a function"),
         ({"reward_funcs": []}, "reward_funcs is empty"),
@@ -258,6 +270,27 @@ def test_arguments_without_a_meaning_are_refused(
     given = {"model": str(MODEL), "reward_funcs": length, "args": args, "train_dataset": ROWS}
     with pytest.raises(UsageError, match=words):
         GRPOTrainer(**{**given, **arguments})
+
+
+@pytest.mark.parametrize(("arguments", "turns"), [({}, 4), ({"max_tool_calling_iterations": 2}, 3)])
+def test_an_environment_and_its_reward_are_options_of_the_run(tmp_path: Path, arguments, turns):
+    args = GRPOConfig(str(tmp_path / "out"), reward_weights=[0.5], **arguments, **TINY)
+    trainer = GRPOTrainer(str(MODEL), length, args, ROWS, environment_factory=Rewards)
+    assert trainer._raw["environment"] == {
+        "name": f"{__file__}:Rewards",
+        "tools": [],
+        "max_turns": turns,
+    }
+    assert trainer._raw["task"]["rewards"] == [
+        {"function": f"{__file__}:length", "weight": 0.5},
+        {"name": "environment"},
+    ]
+    alone = GRPOConfig(str(tmp_path / "out"), **TINY)
+    made = GRPOTrainer(
+        str(MODEL), args=alone, train_dataset=ROWS, environment_factory=lambda: Rewards()
+    )
+    assert made._raw["task"]["rewards"] == [{"name": "environment"}]
+    assert list(made._held) == [made._raw["environment"]["name"]] == ["<script>:environment"]
 
 
 def test_peft_options_that_are_not_known_are_refused(tmp_path: Path):

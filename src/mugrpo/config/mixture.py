@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mugrpo.config.options import ByStage, NamedOptions, Options, at_stage, choices
-from mugrpo.config.rewards import MathOptions, Rewards
+from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
 from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions, ReasoningGymOptions
 
 
@@ -73,8 +73,8 @@ class MixtureOptions(NamedOptions):
     """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
     rewards: Rewards = (MathOptions(),)
     """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
-    "module:function" or "file.py:function", or by tables with a name and its options. The reward is
-    the weighted sum."""
+    "environment", "module:function" or "file.py:function", or by tables with a name and its
+    options. The reward is the weighted sum."""
 
     @model_validator(mode="before")
     @classmethod
@@ -121,3 +121,9 @@ def parts_of(task: NamedOptions) -> tuple[NamedOptions, ...]:
 def datasets_in(task: NamedOptions) -> list[DatasetOptions]:
     """Return the options of each data set that `task` has problems of."""
     return [part for part in parts_of(task) if isinstance(part, DatasetOptions)]
+
+
+def asks_environment(task: NamedOptions) -> bool:
+    """Return whether the environment's own reward judges responses to problems of `task`."""
+    rewards = (reward for one in datasets_in(task) for reward in one.rewards)
+    return any(isinstance(reward, EnvironmentReward) for reward in rewards)

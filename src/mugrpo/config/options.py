@@ -74,6 +74,18 @@ def absolute(text: str) -> str:
 PathOrName = Annotated[str, AfterValidator(absolute)]
 
 
+def _code(text: str) -> str:
+    """Return "module:name" or "file.py:name", the file as an absolute path if it exists."""
+    place, _, name = text.rpartition(":")
+    if not place.strip() or not name.isidentifier():
+        raise ValueError('write "module:name" or "path/to/file.py:name"')
+    return f"{absolute(place)}:{name}" if place.endswith(".py") else text
+
+
+# What a Python file or module defines, by the place that imports it.
+Code = Annotated[str, AfterValidator(_code)]
+
+
 def _for_all_stages(value: Any) -> Any:
     return (value,) if isinstance(value, int | float) else value
 

@@ -8,16 +8,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from mugrpo.config.options import (
     HARMLESS,
     PLACE,
     PRIVATE,
+    Code,
     NamedOptions,
     Options,
     PathOrName,
-    absolute,
     choices,
 )
 
@@ -48,6 +48,11 @@ class RewardOption(NamedOptions):
     def file(self) -> Path | None:
         """Return the file that this reward's function is in, or None."""
         return None
+
+    @property
+    def verifies(self) -> bool:
+        """Return whether it compares the text of an answer with the reference."""
+        return True
 
 
 class MathOptions(RewardOption):
@@ -116,6 +121,19 @@ class CodeOptions(RewardOption):
     """The URL of a SandboxFusion server."""
 
 
+class EnvironmentReward(RewardOption):
+    """The reward that the environment of a response with turns gives (docs/environments.md).
+
+    As with a function, it may be None: no reward from the environment.
+    """
+
+    name: Literal["environment"] = "environment"
+
+    @property
+    def verifies(self) -> bool:
+        return False
+
+
 class FunctionOptions(RewardOption):
     """The result of a function of your own, which is called as TRL calls reward functions.
 
@@ -126,17 +144,9 @@ class FunctionOptions(RewardOption):
     """
 
     name: Literal["function"] = "function"
-    function: str = Field(json_schema_extra=PLACE)
+    function: Code = Field(json_schema_extra=PLACE)
     """Where to find the function: "module:function" or "path/to/file.py:function". "<...>:function"
     is one that only the process of a script has (docs/trl.md)."""
-
-    @field_validator("function")
-    @classmethod
-    def _names_a_function(cls, function: str) -> str:
-        place, _, name = function.rpartition(":")
-        if not place.strip() or not name.isidentifier():
-            raise ValueError('write "module:function" or "path/to/file.py:function"')
-        return f"{absolute(place)}:{name}" if place.endswith(".py") else function
 
     @property
     def held(self) -> bool:
@@ -147,6 +157,10 @@ class FunctionOptions(RewardOption):
     def file(self) -> Path | None:
         place = self.function.rpartition(":")[0]
         return Path(place) if place.endswith(".py") else None
+
+    @property
+    def verifies(self) -> bool:
+        return False
 
     @property
     def label(self) -> str:
@@ -214,6 +228,7 @@ _RewardTable = Annotated[
     | NumericOptions
     | RegexOptions
     | CodeOptions
+    | EnvironmentReward
     | FunctionOptions,
     Field(discriminator="name"),
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config import backends, engines, mixture, objectives, parts, stages, tasks
+from mugrpo.config.combinations import faults
 from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
@@ -126,6 +127,7 @@ class RunConfig(Options):
     task: mixture.Task = tasks.ChainOptions()
     """The problems, and how responses to them are judged."""
     prompt: PromptOptions = PromptOptions()
+    environment: EnvironmentOptions = EnvironmentOptions()
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
@@ -207,62 +209,9 @@ class RunConfig(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if faults := list(self._faults()):
-            raise ValueError("; ".join(faults))
+        if found := list(faults(self)):
+            raise ValueError("; ".join(found))
         return self
-
-    def _faults(self) -> Iterator[str]:
-        """Yield a message for each combination of options that does not work, with the way out."""
-        yield from self.engine.faults(
-            temperatures=(self.rollouts.temperature, self.evaluation.temperature),
-            lora=self.lora,
-            precision=self.model.precision,
-            corrected=self.correction.name != "off",
-        )
-        yield from self._faults_with_ranks()
-        if self.model.compile and self.model.gradient_checkpointing:
-            yield "model.compile needs model.gradient_checkpointing = false, which rules it out"
-        yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
-        if self.reference_period and not self.checkpoint.stage_end:
-            yield (
-                "reference.period takes the reference from the checkpoint at a stage's end, so it "
-                "needs checkpoint.stage_end"
-            )
-        names = [use.label for use in self.evaluation.suites]
-        if self.checkpoint.best is not None and self.checkpoint.best not in names:
-            yield (
-                f"checkpoint.best = {self.checkpoint.best!r} is not among evaluation.suites; "
-                f"name one of them ({', '.join(names) or 'there is none'})"
-            )
-        if twice := {name for name in names if names.count(name) > 1}:
-            yield f"evaluation.suites has {min(twice)} twice; results are kept by name"
-        if self.overlap and self.engine_in_process:
-            yield (
-                "overlap = true needs an engine outside this process (engine.processes = 1 or "
-                "more, or vLLM)"
-            )
-        if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
-            yield "overlap = true needs sampling.name = 'every'"
-        if self.overlap and not self.checkpoint.stage_end:
-            yield "overlap = true needs checkpoint.stage_end"
-        if self.overlap and self.needs and self.distributed.ranks > 1:
-            yield (
-                "overlap = true needs distributed.processes = 1 with an objective or reference "
-                "that needs logprobs of other policies"
-            )
-
-    def _faults_with_ranks(self) -> Iterator[str]:
-        if self.distributed.machines > 1 and self.backend.name == "ray":
-            yield "distributed.machines needs backend.name = 'local': Ray chooses its machines"
-        if self.proximal_period > 1 and self.distributed.ranks > 1:
-            yield "objective.proximal_period > 1 needs distributed.processes = 1"
-        if self.lora.quantized and self.distributed.ranks > 1:
-            yield (
-                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
-                "in 4 bits"
-            )
-        if self.model.compile and self.distributed.ranks > 1:
-            yield "model.compile needs distributed.processes = 1, as ranks do not compile"
 
     @property
     def needs(self) -> tuple[str, ...]:

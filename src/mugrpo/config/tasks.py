@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mugrpo.config.options import PLACE, NamedOptions, PathOrName
-from mugrpo.config.rewards import FunctionOptions, MathOptions, Pattern, Rewards, WorkerOptions
+from mugrpo.config.rewards import MathOptions, Pattern, Rewards, WorkerOptions
 
 
 def _has_a_place(template: str) -> str:
@@ -102,8 +102,8 @@ class DatasetOptions(NamedOptions):
     """The text of the last user message. {prompt} stands for the text in the data."""
     rewards: Rewards = (MathOptions(),)
     """How a response is judged: by "math", "plain", "exact", "numeric", "regex", "code",
-    "module:function" or "file.py:function", or by tables with a name and its options. The reward is
-    the weighted sum."""
+    "environment", "module:function" or "file.py:function", or by tables with a name and its
+    options. The reward is the weighted sum."""
     right_at: float = 1.0
     """If only functions judge, a response with at least this reward counts as right."""
     workers: WorkerOptions = WorkerOptions()
@@ -117,7 +117,7 @@ class DatasetOptions(NamedOptions):
 
     @model_validator(mode="after")
     def _verifiers_have_references(self) -> Self:
-        verifiers = [r.name for r in self.rewards if not isinstance(r, FunctionOptions)]
+        verifiers = [r.name for r in self.rewards if r.verifies]
         if verifiers and self.answer_column is None:
             raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
         return self

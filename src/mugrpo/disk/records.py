@@ -57,6 +57,7 @@ class Answer:
     ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
     state: TrainerState | None = None  # None outside of a run
+    environment_reward: float | None = None  # its environment's own, if it has one
 
 
 class Status(StrEnum):
@@ -108,6 +109,12 @@ class Rollout:
     `behavior_logprobs` [T] float32, in nats. The last response id is the end-of-sequence token if
     it was sampled. A rollout is identified by problem, occurrence (the epoch in which the problem
     is drawn) and sample (its index in the group).
+
+    With turns, the response also holds what an environment said between the model's turns. `turns`
+    are the indices in the response at which the model's turns begin. `loss_mask` is true on the
+    tokens that the model sampled; the behavior logprobs of the others are 0. `environment` is what
+    the environment has said about the whole, as JSON: {"reward": number or null, "failure": text or
+    null, "logged": {name: number}}. All three are None without turns.
     """
 
     problem_id: str
@@ -120,6 +127,36 @@ class Rollout:
     finish_reason: FinishReason
     temperature: float
     policy_step: int  # updates that the behavior policy had received
+    loss_mask: NDArray[np.bool_] | None = None  # [T]
+    turns: NDArray[np.int32] | None = None  # ascending
+    environment: str | None = None
+
+    @property
+    def sampled(self) -> NDArray[np.bool_] | slice:
+        """Return an index of the tokens that the model sampled, for arrays [T]."""
+        return slice(None) if self.loss_mask is None else self.loss_mask
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Return the number of tokens that the model sampled."""
+        return len(self.response_ids) if self.loss_mask is None else int(self.loss_mask.sum())
+
+    @property
+    def fault(self) -> str | None:
+        """Return why it cannot be trained on, or None."""
+        ids, logprobs, mask = self.response_ids, self.behavior_logprobs, self.loss_mask
+        if len(ids) != len(logprobs) or len(ids) == 0:
+            return (
+                f"{len(ids)} response ids with {len(logprobs)} logprobs; a response needs at least "
+                "one id, and one logprob for each"
+            )
+        if mask is None and self.turns is None:
+            return None
+        if mask is None or self.turns is None or len(mask) != len(ids):
+            return "turns need a loss mask with an entry for each response id, and their beginnings"
+        if not mask.any() or not mask[self.turns].all() or logprobs[~mask].any():
+            return "a turn begins with a sampled id, and the logprobs of other ids must be 0"
+        return None
 
     @property
     def group(self) -> GroupKey:

@@ -5,7 +5,8 @@ A folder of shards holds `shard-00000.parquet, ...` and `manifest.json`:
     {"kind": "rollouts", "shards": {"0": {"rows": 2048, "bytes": 91234, "sha256": "...", ...}}}
 
 A shard exists if the manifest lists it. Lists are ragged (no padding on disk). Rollouts made
-elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA and are in a manifest.
+elsewhere can be trained on if they have the columns of ROLLOUT_SCHEMA, with those of TURN_SCHEMA if
+they have turns, and are in a manifest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mugrpo.disk.entries import well_formed
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_file, publish_json, sha256_of
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
+from mugrpo.disk.tables import rows_of
 
 ROLLOUT_SCHEMA = pa.schema(
     [
@@ -40,6 +42,14 @@ ROLLOUT_SCHEMA = pa.schema(
         ("finish_reason", pa.string()),
         ("temperature", pa.float64()),
         ("policy_step", pa.int64()),
+    ]
+)
+# A shard has these columns too if a rollout of it has turns.
+TURN_SCHEMA = pa.schema(
+    [
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("turns", pa.list_(pa.int32())),
+        ("environment", pa.string()),
     ]
 )
 SCORE_SCHEMA = pa.schema(
@@ -87,15 +97,17 @@ class ShardSet:
         """Publish `table` as `shard`, then list it in the manifest together with `notes`."""
         path = self.path(shard)
         self._verified.discard(shard)
-        lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
+        lists = [field for field in table.schema if pa.types.is_list(field.type)]
+        numbers = [field.name for field in lists if not pa.types.is_boolean(field.type.value_type)]
+        others = set(table.column_names) - {field.name for field in lists}
         with publish_file(path) as file:
             pq.write_table(
                 table,
                 file,
                 compression="zstd",
                 row_group_size=_ROW_GROUP,
-                use_dictionary=[name for name in table.column_names if name not in lists],
-                column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in lists},
+                use_dictionary=[name for name in table.column_names if name in others],
+                column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in numbers},
                 write_page_checksum=True,
             )
         self._entries[shard] = {
@@ -187,7 +199,7 @@ class RowReader:
         if (shard, number) not in self._cache:
             if len(self._cache) == self._limit:
                 del self._cache[next(iter(self._cache))]
-            self._cache[shard, number] = _rows(self._opened(shard).read_row_group(number))
+            self._cache[shard, number] = rows_of(self._opened(shard).read_row_group(number))
         return self._cache[shard, number][row - self._starts[shard][number]]
 
     def _opened(self, shard: int) -> pq.ParquetFile:
@@ -199,15 +211,13 @@ class RowReader:
 def write_rollouts(shards: ShardSet, shard: int, rollouts: Sequence[Rollout], **notes: Any) -> None:
     """Publish `rollouts` as `shard`. Raises ValueError unless each has ids and their logprobs."""
     for r in rollouts:
-        if len(r.response_ids) != len(r.behavior_logprobs) or len(r.response_ids) == 0:
-            raise ValueError(
-                f"rollout {r.problem_id}/{r.occurrence}/{r.sample}: {len(r.response_ids)} response "
-                f"ids with {len(r.behavior_logprobs)} logprobs; a response needs "
-                "at least one id, and one logprob for each"
-            )
-    columns = {name: [getattr(r, name) for r in rollouts] for name in ROLLOUT_SCHEMA.names}
+        if fault := r.fault:
+            raise ValueError(f"rollout {r.problem_id}/{r.occurrence}/{r.sample}: {fault}")
+    turns = TURN_SCHEMA if any(r.turns is not None for r in rollouts) else ()
+    schema = pa.schema([*ROLLOUT_SCHEMA, *turns])
+    columns = {name: [getattr(r, name) for r in rollouts] for name in schema.names}
     tokens = sum(len(r.response_ids) for r in rollouts)
-    table = pa.Table.from_pydict(columns, schema=ROLLOUT_SCHEMA)
+    table = pa.Table.from_pydict(columns, schema=schema)
     shards.write(shard, table, tokens=tokens, **notes)
 
 
@@ -215,7 +225,7 @@ def read_rollouts(shards: ShardSet, shard: int) -> Iterator[Rollout]:
     """Yield the rollouts of `shard`, by row groups. Raises RunStopped if it is gone or damaged."""
     file = shards.open(shard)
     for number in range(file.num_row_groups):
-        for row in _rows(file.read_row_group(number)):
+        for row in rows_of(file.read_row_group(number)):
             yield rollout_from_row(row)
 
 
@@ -249,7 +259,7 @@ def write_logprobs(
 
 
 def read_logprobs(shards: ShardSet, shard: int) -> list[NDArray[np.float32]]:
-    return [row["logprobs"] for row in _rows(shards.open(shard).read())]
+    return [row["logprobs"] for row in rows_of(shards.open(shard).read())]
 
 
 def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
@@ -259,18 +269,3 @@ def read_statuses(shards: ShardSet, shard: int) -> list[Status]:
 
 def score_from_row(row: dict[str, Any]) -> Score:
     return Score(Status(row["status"]), row["reward"], json.loads(row["parts"]))
-
-
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of `table`. Lists become numpy arrays: views of one buffer per column."""
-    columns: dict[str, Sequence[Any]] = {}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        if pa.types.is_list(column.type):
-            offsets = column.offsets.to_numpy()
-            flat = column.values.to_numpy(zero_copy_only=False)
-            columns[name] = [flat[a:b] for a, b in pairwise(offsets)]
-        else:
-            columns[name] = column.to_pylist()
-    every = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, values, strict=True)) for values in every]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import UsageError
-from mugrpo.engines.process import Host
+from mugrpo.engines.host import Host
 from mugrpo.processes.cluster import connected, on_gpus
 from mugrpo.processes.peer import TICK, Peer, PeerLost
 
@@ -73,11 +73,11 @@ class ActorPeer:
         """See `Peer.send`. Failures are reported by `hear`."""
         self._actor.send.remote(text)  # an actor runs calls in order
 
-    def hear(self) -> Any:
+    def hear(self, patience: float = TICK) -> Any:
         """See `Peer.hear`."""
         if not self._inbox:
             self._pending = self._pending or self._actor.hear.remote()
-            ready, _ = self._ray.wait([self._pending], timeout=TICK)
+            ready, _ = self._ray.wait([self._pending], timeout=patience)
             if not ready:
                 if self._answered and time.monotonic() - self._answered > self._silence:
                     raise PeerLost(f"has sent nothing for {self._silence:g} s")

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
 
+WAIT = 0.02  # seconds at most between two calls of `more` by an engine that has room
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -19,6 +21,10 @@ class Request:
 
     prompt_ids: NDArray[np.int32]  # [P]
     seed: int  # 64 bits; prompt, weights and seed determine the response
+    max_new_tokens: int | None = None  # the request's own limit, if it is below the call's
+
+
+More = Callable[[], Sequence[Request] | None]  # requests that have come; None: none ever will
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,14 @@ class StreamingEngine(Engine, Protocol):
         """Whether it does."""
         ...
 
+    @property
+    def exact(self) -> bool:
+        """Whether completions have the same bits whenever the same requests come at the same steps.
+
+        A step is one `Decoded` of `generate`.
+        """
+        ...
+
     def generate(
         self,
         requests: Sequence[Request],
@@ -98,12 +112,14 @@ class StreamingEngine(Engine, Protocol):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: Callable[[], Sequence[Request]] = lambda: (),
+        more: More | None = None,
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`.
+        """See `Engine.generate`. Only an engine that `streams` may be given `more`.
 
-        If the engine `streams`, `more` is called when it has room, until it returns nothing. The
-        indices of those requests follow those of the ones before.
+        It calls `more` when it has room. `more` returns the requests that have come since, which
+        may be none, or None if no request will ever come again. The indices of those requests
+        follow those of the ones before. An engine without work yields an empty `Decoded` and calls
+        `more` again, so `more` may then wait for a moment. `requests` may be empty.
         """
         ...
 

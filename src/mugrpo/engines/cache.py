@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
@@ -78,6 +79,14 @@ class SlotCache:
         self.length_U = np.append(self.length_U, length)
         self.prompt_S[rows] = row
         self._groups = None
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` sequences, at least as many as before."""
+        added = slots - self.slots
+        for layer in self.layers:
+            layer.responses = [F.pad(t, (0, 0) * 3 + (0, added)) for t in layer.responses]
+        self.prompt_S = np.pad(self.prompt_S, (0, added))
+        self.slots = slots
 
     def close(self, source: Places, target: Places, active: int, live: int) -> None:
         """Move the slots `source` to `target`, then keep only the first `active` slots.

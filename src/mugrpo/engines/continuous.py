@@ -10,24 +10,24 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
-from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
+from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
 from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache
 from mugrpo.engines.reordered import reordered
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
 from mugrpo.model.policy import Policy
-
-_PROBE_TOLERANCE = 0.05  # relative to the largest logit; bf16 stays well below it
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Prefilled:
 class ContinuousEngine(SharedModel):
     """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
 
+    streams = exact = True
+
     def __init__(self, policy: Policy, options: ContinuousOptions) -> None:
         self.policy = policy
         self.options = options
@@ -52,36 +54,20 @@ class ContinuousEngine(SharedModel):
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
+        more: More | None = None,
     ) -> Iterator[Decoded]:
-        """See `Engine.generate`. Finished responses are reported after every step."""
-        batch = _Sequences(self.policy, self.options, requests, temperature, max_new_tokens, top_p)
-        with self.policy.evaluating() as model, reordered(model, batch.slots):
-            while batch.busy:
-                yield batch.advance()
-
-
-def unfit(policy: Policy) -> str | None:
-    """Return why the model cannot be decoded in slots, or None if it can.
-
-    Decode two short sequences and compare their logits with those of a plain forward pass.
-    """
-    prompts = [np.arange(length, dtype=np.int32) % policy.vocab_size for length in (3, 5)]
-    cache = SlotCache(2)
-    try:
-        with policy.evaluating() as model, torch.inference_mode():
-            for row, prompt in enumerate(prefill(policy, prompts)):
-                cache.begin(np.array([row]), prompt.layers)
-            tokens = torch.tensor([1, 2], device=policy.device) % policy.vocab_size
-            slots_AV = decode(policy, cache, tokens, np.array([0, 0]))
-            for row, prompt_ids in enumerate(prompts):
-                ids = [*prompt_ids.tolist(), int(tokens[row])]
-                plain = model(torch.tensor([ids], device=policy.device), use_cache=False)
-                gap = (plain.logits[0, -1] - slots_AV[row]).abs().max().item()
-                if not gap <= _PROBE_TOLERANCE * plain.logits[0, -1].abs().max().item():
-                    return f"its logits are {gap:.2g} off"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return None
+        """See `StreamingEngine.generate`. Finished responses are reported after every step."""
+        batch = _Sequences(self.policy, self.options, temperature, max_new_tokens, top_p)
+        batch.add(requests)
+        rows = self.options.slots if more else batch.slots
+        with self.policy.evaluating() as model, reordered(model, rows):
+            while batch.unfinished or more:
+                if more and batch.unfinished < self.options.slots:
+                    added = more()
+                    more = None if added is None else more
+                    batch.add(added or ())
+                if batch.unfinished or more:
+                    yield batch.advance() if batch.unfinished else Decoded((), 0)
 
 
 @torch.inference_mode()
@@ -133,40 +119,54 @@ def decode(
 
 
 class _Sequences:
-    """All requests of one call of `generate`: waiting, active in a slot, or finished."""
+    """The requests of one call of `generate` that wait or are active in a slot."""
 
     def __init__(
         self,
         policy: Policy,
         options: ContinuousOptions,
-        requests: Sequence[Request],
         temperature: float,
         max_new_tokens: int,
         top_p: float,
     ) -> None:
         self.policy = policy
-        self.prefill_tokens = options.prefill_tokens
-        self.requests = requests
+        self.options = options
         self.temperature = temperature
         self.limit = max_new_tokens
         self.top_p = top_p
-        self.slots = min(options.slots, len(requests))
-        self.cache = SlotCache(self.slots)
+        self.slots = 0
+        self.cache = SlotCache(0)
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
-        self.next = 0  # the first waiting request
+        self.waiting: deque[tuple[int, Request]] = deque()  # with their indices
+        self.count = 0  # requests so far
         self.active = 0
         self.ready: dict[bytes, Prefilled] = {}  # prompts of waiting requests
         # Bookkeeping is on the host, the data of the computation on the device.
-        self.request_S = np.zeros(self.slots, np.int64)
-        self.length_S = np.zeros(self.slots, np.int64)  # response tokens so far
-        shape = (self.slots, max_new_tokens)
+        self.request_S = np.zeros(0, np.int64)
+        self.length_S = np.zeros(0, np.int64)  # response tokens so far
+        self.limit_S = np.zeros(0, np.int64)  # response tokens at most
+        shape = (0, max_new_tokens)
         self.uniforms_ST = torch.zeros(shape, dtype=torch.float64, device=policy.device)
         self.ids_ST = torch.zeros(shape, dtype=torch.int64, device=policy.device)
         self.logprobs_ST = torch.zeros(shape, device=policy.device)
 
     @property
-    def busy(self) -> bool:
-        return self.active > 0 or self.next < len(self.requests)
+    def unfinished(self) -> int:
+        return self.active + len(self.waiting)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Let `requests` wait, too. There are never more slots than the requests could fill."""
+        self.waiting.extend(enumerate(requests, self.count))
+        self.count += len(requests)
+        added = min(self.options.slots, self.unfinished) - self.slots
+        if added <= 0:
+            return
+        self.slots += added
+        self.cache.grow(self.slots)
+        for name in ("request_S", "length_S", "limit_S"):
+            setattr(self, name, np.pad(getattr(self, name), (0, added)))
+        for name in ("uniforms_ST", "ids_ST", "logprobs_ST"):
+            setattr(self, name, F.pad(getattr(self, name), (0, 0, 0, added)))
 
     @torch.inference_mode()
     def advance(self) -> Decoded:
@@ -190,29 +190,29 @@ class _Sequences:
         Return the number of requests that were started.
         """
         first = self.active
-        while self.active < self.slots and self.next < len(self.requests):
-            request = self.requests[self.next]
-            key = request.prompt_ids.tobytes()
+        while self.active < self.slots and self.waiting:
+            key = self._next_prompt()
             if key not in self.ready:
                 self._prefill()
-            count = 1
-            room = min(self.slots - self.active, len(self.requests) - self.next)
-            while count < room and self.requests[self.next + count].prompt_ids.tobytes() == key:
-                count += 1
-            rows = np.arange(self.active, self.active + count)
-            self.request_S[rows] = np.arange(self.next, self.next + count)
+            begun: list[tuple[int, Request]] = []
+            while self.active + len(begun) < self.slots and self._next_prompt() == key:
+                begun.append(self.waiting.popleft())
+            rows = np.arange(self.active, self.active + len(begun))
+            self.request_S[rows] = [index for index, _ in begun]
+            self.limit_S[rows] = [r.max_new_tokens or self.limit for _, r in begun]
             self.length_S[rows] = 0
-            seeds = [r.seed for r in self.requests[self.next : self.next + count]]
-            drawn = torch.from_numpy(uniforms(seeds, self.limit))
+            drawn = torch.from_numpy(uniforms([r.seed for _, r in begun], self.limit))
             self.uniforms_ST[rows] = drawn.to(self.policy.device)
             self.cache.begin(rows, self.ready[key].layers)
-            self._draw(rows, self.ready[key].logits.expand(count, -1))
-            self.active += count
-            self.next += count
-            exhausted = self.next == len(self.requests)
-            if exhausted or self.requests[self.next].prompt_ids.tobytes() != key:
+            self._draw(rows, self.ready[key].logits.expand(len(begun), -1))
+            self.active += len(begun)
+            if self._next_prompt() != key:
                 del self.ready[key]
         return self.active - first
+
+    def _next_prompt(self) -> bytes | None:
+        """Return the bytes of the prompt of the request that waits longest, if any waits."""
+        return self.waiting[0][1].prompt_ids.tobytes() if self.waiting else None
 
     def _prefill(self) -> None:
         """Prefill the next waiting prompts, as many as fit in `prefill_tokens` with padding.
@@ -221,12 +221,12 @@ class _Sequences:
         """
         chosen: dict[bytes, np.ndarray] = {}
         longest = 0
-        for request in self.requests[self.next :]:
+        for _, request in self.waiting:
             key = request.prompt_ids.tobytes()
             if key in self.ready or key in chosen:
                 continue
             longest = max(longest, len(request.prompt_ids))
-            if chosen and longest * (len(chosen) + 1) > self.prefill_tokens:
+            if chosen and longest * (len(chosen) + 1) > self.options.prefill_tokens:
                 break
             chosen[key] = request.prompt_ids
         prefilled = prefill(self.policy, list(chosen.values()))
@@ -247,7 +247,7 @@ class _Sequences:
         rows = np.arange(self.active)
         last_A = self.ids_ST[rows, self.length_S[rows] - 1]
         stopped_A = torch.isin(last_A, self.stop_ids).cpu().numpy()
-        ended_A = stopped_A | (self.length_S[rows] == self.limit)
+        ended_A = stopped_A | (self.length_S[rows] == self.limit_S[rows])
         ended = np.flatnonzero(ended_A)
         if not len(ended):
             return []
@@ -268,7 +268,7 @@ class _Sequences:
         gaps = np.flatnonzero(ended_A[:remaining])
         movers = remaining + np.flatnonzero(~ended_A[remaining:])
         self.active = remaining
-        for host in (self.request_S, self.length_S):
+        for host in (self.request_S, self.length_S, self.limit_S):
             host[gaps] = host[movers]
         if len(gaps):
             for device in (self.uniforms_ST, self.ids_ST, self.logprobs_ST):

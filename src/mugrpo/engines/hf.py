@@ -42,15 +42,16 @@ class HFEngine(SharedModel):
         for start in range(0, len(requests), size):
             passing("engine batch")
             batch = requests[start : start + size]
-            completions = self._batch(batch, temperature, max_new_tokens, top_p)
+            limits = [r.max_new_tokens or max_new_tokens for r in batch]
+            completions = self._batch(batch, temperature, limits, top_p)
             slots = len(completions) * max(len(completion.ids) for completion in completions)
             yield Decoded(list(enumerate(completions, start)), slots)
 
     @torch.inference_mode()
     def _batch(
-        self, requests: Sequence[Request], temperature: float, max_new_tokens: int, top_p: float
+        self, requests: Sequence[Request], temperature: float, limits: Sequence[int], top_p: float
     ) -> list[Completion]:
-        policy, device = self.policy, self.policy.device
+        policy, device, max_new_tokens = self.policy, self.policy.device, max(limits)
         longest = max(len(r.prompt_ids) for r in requests)
         ids_BP = np.full((len(requests), longest), policy.pad_id, np.int64)
         mask_BP = np.zeros((len(requests), longest), np.int64)
@@ -64,6 +65,7 @@ class HFEngine(SharedModel):
         uniforms_BT = torch.from_numpy(uniforms([r.seed for r in requests], max_new_tokens))
         uniforms_BT = uniforms_BT.to(device)
         finished_B = torch.zeros(len(requests), dtype=torch.bool, device=device)
+        limit_B = torch.tensor(limits, device=device)
         tokens, logprobs = [], []
         with policy.evaluating() as model:
             cache = StaticCache(config=model.config, max_cache_len=longest + max_new_tokens)
@@ -80,22 +82,25 @@ class HFEngine(SharedModel):
                 refuse_nan(logprob_B, policy)
                 tokens.append(token_B)
                 logprobs.append(logprob_B)
-                finished_B |= torch.isin(token_B, stop_ids)
+                finished_B |= torch.isin(token_B, stop_ids) | (limit_B == t + 1)
                 if finished_B.all():
                     break
                 step_ids = token_B[:, None]
                 mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(requests), 1)], -1)
                 position_ids = position_ids[:, -1:] + 1
-        return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1))
+        return self._completions(torch.stack(tokens, -1), torch.stack(logprobs, -1), limits)
 
-    def _completions(self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> list[Completion]:
+    def _completions(
+        self, ids_BT: torch.Tensor, logprobs_BT: torch.Tensor, limits: Sequence[int]
+    ) -> list[Completion]:
         """Return each row, cut after its first stop id. A row without one was truncated."""
         ids, logprobs = ids_BT.cpu().numpy().astype(np.int32), logprobs_BT.cpu().numpy()
         stops = np.isin(ids, self.policy.stop_ids)
         completions = []
-        for row, stop in enumerate(stops):
+        for row, limit in enumerate(limits):
+            stop = stops[row, :limit]
             stopped = bool(stop.any())
-            length = int(stop.argmax()) + 1 if stopped else ids.shape[1]
+            length = int(stop.argmax()) + 1 if stopped else limit
             reason = FinishReason.STOP if stopped else FinishReason.LENGTH
             completions.append(
                 Completion(ids[row, :length].copy(), logprobs[row, :length].copy(), reason)

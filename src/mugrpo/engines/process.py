@@ -6,80 +6,19 @@ answers are validated before use.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
 from mugrpo.config.engines import EngineOptions
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.engines.base import Completion, Decoded, Request, checked
+from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
+from mugrpo.engines.host import Host, Started
 from mugrpo.processes.messages import to_json
-from mugrpo.processes.peer import Peer, PeerLost, raise_failure
-
-_WORKER = Path(__file__).with_name("worker.py")
-
-
-@dataclass(frozen=True)
-class Host:
-    """How to start an engine process, its first message, and what it can do."""
-
-    python: str | None  # the interpreter; None for this one
-    setup: dict[str, Any]  # the first message: backend and its options, as JSON values
-    environment: dict[str, str]  # added to the environment of the process that starts it
-    log: Path
-    vocab_size: int  # of the policy
-    rest: Literal["sleep", "stay", "end"]  # what it does between generations
-    exact: bool  # whether the same batch of requests gives bit-identical completions
-    silence: float  # seconds without a message after which it counts as lost
-    slots: int | None = None  # of an engine that takes requests while it works on others
-    gpus: int = 1  # GPUs that it uses, if there are any
-
-    def start(self) -> Peer:
-        """Start the process on this machine and return its peer.
-
-        Raises UsageError if the interpreter cannot be run.
-        """
-        python = self.python or sys.executable
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return Peer(
-                [python, "-P", str(_WORKER)],
-                to_json(self.setup),
-                silence=self.silence,
-                environment=self.environment,
-                log=self.log,
-            )
-        except OSError as error:
-            raise cannot_be_run(python, error) from None
-
-
-def cannot_be_run(python: str, error: OSError) -> UsageError:
-    return UsageError(
-        f"engine.python = {python!r} cannot be run ({error.strerror}); name an interpreter that "
-        "has the engine installed"
-    )
-
-
-class Started(Protocol):
-    """A started engine process: a Peer on this machine, or one under an actor."""
-
-    def send(self, text: str) -> None:
-        """See `Peer.send`."""
-        ...
-
-    def hear(self) -> Any:
-        """See `Peer.hear`."""
-        ...
-
-    def end(self) -> str:
-        """See `Peer.end`."""
-        ...
+from mugrpo.processes.peer import TICK, PeerLost, raise_failure
 
 
 class RemoteEngine:
@@ -136,6 +75,11 @@ class RemoteEngine:
         """Whether the process takes requests while it works on others."""
         return self._host.slots is not None
 
+    @property
+    def exact(self) -> bool:
+        """See `StreamingEngine.exact`."""
+        return self._host.exact
+
     def generate(
         self,
         requests: Sequence[Request],
@@ -143,7 +87,7 @@ class RemoteEngine:
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: Callable[[], Sequence[Request]] = lambda: (),
+        more: More | None = None,
     ) -> Iterator[Decoded]:
         """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
 
@@ -151,28 +95,28 @@ class RemoteEngine:
         all requests, so that its completions equal those that the lost process would have sent.
         Raises RunStopped if the process is lost too often or returns malformed completions.
         """
-        requests, fresh_requests = list(requests), True
         sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens, "top_p": top_p}
-        missing = set(range(len(requests)))
+        missing = dict(enumerate(requests))  # by their indices
+        everything = dict(missing) if self._host.exact else missing
+        asked = _Asked(more, len(missing))
+        assert self.streams or not more
         try:
-            while missing:
+            while missing or asked.open:
+                if not missing:
+                    missing.update(asked.more())
+                    yield Decoded((), 0)
+                    continue
                 try:
                     process = self._loaded()
-                    indices = range(len(requests)) if self._host.exact else sorted(missing)
-                    process.send(_task([(i, requests[i]) for i in indices], sampling))
+                    process.send(_task(everything, sampling))
                     self._tasks = 1
-                    for decoded in self._decoded(process, max_new_tokens):
-                        fresh = [(i, c) for i, c in decoded.completions if i in missing]
-                        missing -= {i for i, _ in fresh}
+                    for decoded in self._decoded(process, max_new_tokens, asked):
+                        fresh = [(i, c) for i, c in decoded.completions if missing.pop(i, None)]
                         yield Decoded(fresh, decoded.slots)
-                        if fresh_requests and len(missing) < (self._host.slots or 0):
-                            added = [(len(requests) + i, r) for i, r in enumerate(more())]
-                            fresh_requests = bool(added)
-                            if added:
-                                requests += [request for _, request in added]
-                                missing |= {index for index, _ in added}
-                                self._tasks += 1
-                                process.send(_task(added, sampling))
+                        if len(missing) < (self._host.slots or 0) and (added := asked.more()):
+                            missing.update(added)
+                            self._tasks += 1
+                            process.send(_task(added, sampling))
                     if missing:
                         raise PeerLost(f"left {len(missing)} requests unanswered")
                 except PeerLost as lost:
@@ -221,20 +165,20 @@ class RemoteEngine:
                 return message[name]
 
     @staticmethod
-    def _messages(process: Started) -> Iterator[Any]:
-        """Yield the messages of the process, and None whenever it is silent for `peer.TICK`.
+    def _messages(process: Started, patience: Callable[[], float] = lambda: TICK) -> Iterator[Any]:
+        """Yield the messages of the process, and None after `patience` seconds without one.
 
         Raises PeerLost if the process is lost, and the failure that it reports if its work failed.
         """
         while True:
-            if (message := process.hear()) is not None:
+            if (message := process.hear(patience())) is not None:
                 with _understood():
                     raise_failure(message)
             yield message
 
-    def _decoded(self, process: Started, max_new_tokens: int) -> Iterator[Decoded]:
-        """Yield the finished responses of the current task until it ends."""
-        for message in self._messages(process):
+    def _decoded(self, process: Started, max_new_tokens: int, asked: _Asked) -> Iterator[Decoded]:
+        """Yield the finished responses of the current tasks until they end."""
+        for message in self._messages(process, lambda: WAIT if asked.open else TICK):
             if message is None:
                 yield Decoded((), 0)
             elif "end" in message:
@@ -272,6 +216,27 @@ class RemoteEngine:
         self._notify(f"{text}. Restarting it ({self._restarts}/{self._restarts_allowed})")
 
 
+class _Asked:
+    """The requests that come while others run."""
+
+    def __init__(self, more: More | None, count: int) -> None:
+        self._more = more
+        self._count = count  # requests so far
+
+    @property
+    def open(self) -> bool:
+        """Whether a request may still come."""
+        return self._more is not None
+
+    def more(self) -> dict[int, Request]:
+        """Return the requests that have come since, by their indices."""
+        requests = self._more() if self._more else None
+        self._more = None if requests is None else self._more
+        numbered = dict(enumerate(requests or (), self._count))
+        self._count += len(numbered)
+        return numbered
+
+
 @contextmanager
 def _understood() -> Iterator[None]:
     """Raise PeerLost if the block finds that a message has another form than a worker's."""
@@ -283,11 +248,12 @@ def _understood() -> Iterator[None]:
         raise PeerLost(f"has sent a message of another form ({error!r})") from None
 
 
-def _task(requests: Sequence[tuple[int, Request]], sampling: dict[str, float]) -> str:
+def _task(requests: Mapping[int, Request], sampling: dict[str, float]) -> str:
     """Return the message that requests responses: each prompt once, requests in order."""
     numbers: dict[bytes, int] = {}
     entries = []
-    for index, request in requests:
+    for index, request in requests.items():
         prompt = request.prompt_ids.astype(np.int32).tobytes()
-        entries.append([index, numbers.setdefault(prompt, len(numbers)), request.seed])
+        number = numbers.setdefault(prompt, len(numbers))
+        entries.append([index, number, request.seed, request.max_new_tokens])
     return to_json({"generate": {"prompts": list(numbers), "requests": entries, **sampling}})

@@ -23,7 +23,7 @@ import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
 from mugrpo.disk.errors import RunStopped
-from mugrpo.engines.base import Completion, Decoded, Request, checked
+from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.peer import end_with_all
@@ -50,7 +50,7 @@ _NEUTRAL = {
 class ServerEngine:
     """An engine on a running server. The run did not start the server and never stops it."""
 
-    streams = True
+    streams, exact = True, False
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ServerEngine:
         temperature: float,
         max_new_tokens: int,
         top_p: float = 1.0,
-        more: Callable[[], Sequence[Request]] = lambda: (),
+        more: More | None = None,
     ) -> Iterator[Decoded]:
         """See `StreamingEngine.generate`. Yields an empty `Decoded` while nothing finishes.
 
@@ -157,13 +157,15 @@ class ServerEngine:
             lambda request: self._completed(request, sampling), self._options.concurrency
         )
         try:
-            may_ask = asked.add(requests)
-            while asked.unfinished:
-                answer = asked.next()
+            asked.add(requests)
+            while asked.unfinished or more:
+                answer = asked.next(WAIT if more else _TICK) if asked.unfinished else None
                 yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
                 # Once per answer, so that another server gets its share of the work.
-                if may_ask and asked.unfinished < self._options.concurrency:
-                    may_ask = asked.add(more())
+                if more and asked.unfinished < self._options.concurrency:
+                    added = more()
+                    more = None if added is None else more
+                    asked.add(added or ())
         finally:
             asked.stop()
 
@@ -174,6 +176,8 @@ class ServerEngine:
             "seed": request.seed % (1 << 63),
             "stop_token_ids": self._vocabulary.stop_ids,
         }
+        if request.max_new_tokens:
+            sampling = sampling | {"max_tokens": request.max_new_tokens}
         answer = self._ask("/v1/completions", body | sampling | _NEUTRAL)
         with self._understood():
             return self._completion(answer["choices"][0], sampling["max_tokens"])
@@ -247,8 +251,8 @@ class _Asked:
         self._threads = self._added = 0
         self.unfinished = 0
 
-    def add(self, requests: Sequence[Request]) -> bool:
-        """Send `requests`, too. Return whether there are any."""
+    def add(self, requests: Sequence[Request]) -> None:
+        """Send `requests`, too."""
         for index, request in enumerate(requests, self._added):
             self._waiting.put((index, request))
         self._added += len(requests)
@@ -256,12 +260,11 @@ class _Asked:
         while self._threads < min(self._concurrency, self._added):
             threading.Thread(target=self._work, daemon=True).start()  # never joined
             self._threads += 1
-        return bool(requests)
 
-    def next(self) -> tuple[int, Completion] | None:
-        """Return the next completion, or None if none comes for `_TICK`. Raises what failed."""
+    def next(self, patience: float) -> tuple[int, Completion] | None:
+        """Return the next completion, or None after `patience` seconds. Raises what failed."""
         try:
-            outcome = self._outcomes.get(timeout=_TICK)
+            outcome = self._outcomes.get(timeout=patience)
         except Empty:
             return None
         if isinstance(outcome, BaseException):

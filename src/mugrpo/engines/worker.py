@@ -11,8 +11,9 @@ library, numpy and what its backend needs. Messages are JSON (`processes/message
     {"generate": {"prompts", "requests", "temperature",          -> {"completions": [...], "slots"}
                   "max_new_tokens", "top_p"}}                       ..., {"alive"} ..., {"end"}
 
-A request is [index, number of its prompt, seed]. An expected failure is answered with
-{"failed": "memory", "stopped" or "refused", "text"}. A crash ends the process.
+A request is [index, number of its prompt, seed, its own limit of tokens or null]. An expected
+failure is answered with {"failed": "memory", "stopped" or "refused", "text"}. A crash ends the
+process.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Own:
     ) -> Iterator[tuple[Responses, int]]:
         from mugrpo.engines.base import Request
 
-        inputs = [Request(prompts[number], seed) for _, number, seed in requests]
+        inputs = [Request(prompts[number], seed, limit) for _, number, seed, limit in requests]
         for decoded in self._engine.generate(inputs, **sampling):
             responses = [
                 (requests[place][0], c.ids, c.logprobs, c.finish_reason.value)
@@ -206,10 +207,10 @@ class VLLM:
         from vllm.sampling_params import RequestOutputKind
 
         ids = [prompt.tolist() for prompt in prompts]
-        for index, number, seed in requests:
+        for index, number, seed, limit in requests:
             params = SamplingParams(
                 temperature=temperature,
-                max_tokens=max_new_tokens,
+                max_tokens=limit or max_new_tokens,
                 top_p=top_p,
                 seed=seed % (1 << 63),
                 logprobs=0,

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What the environment of a rollout answers.
 
-    `messages` are appended to the conversation, with role "tool" or "user". If the environment is
-    `done`, the rollout ends; `reward` is the environment's own, or None if it has none. If it has
-    failed (it hung, died or raised), `failure` says how, and the rollout ends without a reward.
+    `messages` are appended to the conversation, with role "tool" or "user". Those that reply to
+    `begin` have role "user"; their text is appended to that of the prompt's last message, as TRL
+    does. If the environment is `done`, the rollout ends; `reward` is the environment's own, or None
+    if it has none. If it has failed (it hung, died or raised), it is `done`, and `failure` says
+    how; `unfinished` if it took too much time, memory or stack.
     """
 
     messages: Sequence[Mapping[str, Any]] = ()
     done: bool = False
     reward: float | None = None
     failure: str | None = None
+    unfinished: bool = False
     logged: Mapping[str, float] = field(default_factory=dict)  # values by the name of their metric
 
 
@@ -32,13 +38,16 @@ class Environments(Protocol):
         ...
 
     def begin(self, rollout: int, seed: int, row: Mapping[str, Any]) -> None:
-        """Reset an environment for `rollout`, with the columns of its problem. It will reply."""
+        """Reset an environment for `rollout`. It will reply.
+
+        `row` has the columns of its problem, with "prompt" (and "answer").
+        """
         ...
 
     def step(self, rollout: int, message: Mapping[str, Any]) -> None:
-        """Give the environment the model's message, with "tool_calls" if it has any.
+        """Give the environment a whole message of the model, with "tool_calls" if it has any.
 
-        It will reply.
+        That includes the message of the last turn. It will reply.
         """
         ...
 
@@ -50,9 +59,32 @@ class Environments(Protocol):
         ...
 
     def replies(self, seconds: float) -> Sequence[tuple[int, Reply]]:
-        """Return (rollout, reply) for those that have replied, after at most `seconds`."""
+        """Return (rollout, reply) for those that have replied, after at most `seconds`.
+
+        Raises BrokenReward if an environment breaks its contract, and UsageError if it cannot be
+        loaded.
+        """
         ...
 
     def close(self) -> None:
         """End the processes in which the environments live."""
+        ...
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """Environments that tell others the tokens of what the model says."""
+
+    def drawn(
+        self,
+        rollout: int,
+        prompt_ids: NDArray[np.int32],
+        ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+    ) -> None:
+        """Take the tokens of the message of the next `step`, as the engine has drawn them.
+
+        P prompt tokens, all that came before in the conversation; T tokens: `prompt_ids` [P],
+        `ids` [T] and their `logprobs` [T].
+        """
         ...

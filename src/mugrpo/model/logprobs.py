@@ -1,7 +1,7 @@
 """Compute logprob and entropy of response tokens in chunks, never holding all logits at once.
 
-Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens, N packed
-response tokens, H hidden size, V vocabulary, C tokens of a chunk.
+Suffixes: B responses, L prompt and response tokens (right-padded), T response tokens or chosen
+ones, N packed response tokens, H hidden size, V vocabulary, C tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mugrpo.model.shared_prompts import plain_hidden, response_places, shared_hidden
+from mugrpo.model.rows import plain_hidden, response_places
+from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
 
 
@@ -116,30 +117,33 @@ def response_logprobs(
     temperature: float,
     chunk: int,
     kernel: Kernel | None = None,
+    steps_BT: torch.Tensor | None = None,
     watch: Callable[[torch.Tensor], None] = lambda hidden_NH: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprob and entropy of each response token under `model`, both [B, T], 0 where masked.
 
     `ids_BL` holds prompt and response end to end, padded on the right. If `prompts_B`, the number
     of each row's prompt, is given, each prompt is computed once for all its responses. With a
-    `kernel`, attention needs no mask and no padding is computed. `watch` is called with the hidden
-    states [N, H] that the logprobs come from.
+    `kernel`, attention needs no mask and no padding is computed. `steps_BT` holds the tokens'
+    indices in their responses, ascending, if they are not all tokens of these. `watch` is called
+    with the hidden states [N, H] that the logprobs come from.
     """
     assert ids_BL.ndim == 2 and mask_BT.ndim == 2 and prompt_lengths_B.ndim == 1
+    assert steps_BT is None or steps_BT.shape == mask_BT.shape
     rows = (model, ids_BL, prompt_lengths_B, mask_BT)
     if prompts_B is None and kernel is not None:
         prompts_B = torch.arange(len(ids_BL), device=ids_BL.device)
     if prompts_B is None:
-        hidden_NH = plain_hidden(*rows)
+        hidden_NH = plain_hidden(*rows, steps_BT)
     else:
-        hidden_NH = shared_hidden(*rows, prompts_B, kernel)
+        hidden_NH = shared_hidden(*rows, prompts_B, steps_BT, kernel)
     watch(hidden_NH)
     head = model.get_output_embeddings()
     logprobs_N, entropy_N = chunked_logprobs(
         hidden_NH,
         head.weight,
         head.bias,
-        ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT)],
+        ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)],
         temperature=temperature,
         chunk=chunk,
     )

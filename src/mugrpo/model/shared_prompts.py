@@ -1,4 +1,4 @@
-"""The hidden states that predict response tokens, row by row or with each prompt computed once.
+"""The hidden states that predict response tokens, with each prompt computed once.
 
 Suffixes: B responses, U distinct prompts, L prompt and response tokens (right-padded), P prompt
 tokens (right-padded), T response tokens, S response tokens but the last, K prompt and response
@@ -18,32 +18,10 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from mugrpo.model.attention import attending, refuse_unknown
+from mugrpo.model.rows import plain_hidden, response_lengths
 from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
-
-
-def response_places(
-    ids_BL: torch.Tensor, prompt_lengths_B: torch.Tensor, mask_BT: torch.Tensor
-) -> torch.Tensor:
-    """Return the indices of the response tokens in the flattened `ids_BL`, [N]."""
-    rows_B1 = torch.arange(len(ids_BL), device=ids_BL.device)[:, None] * ids_BL.shape[1]
-    steps_T = torch.arange(mask_BT.shape[1], device=ids_BL.device)
-    return (rows_B1 + prompt_lengths_B[:, None] + steps_T)[mask_BT]
-
-
-def plain_hidden(
-    model: Any, ids_BL: torch.Tensor, prompt_lengths_B: torch.Tensor, mask_BT: torch.Tensor
-) -> torch.Tensor:
-    """Return the hidden state before each response token, [N, H].
-
-    `ids_BL` is padded on the right. A causal model never attends to later tokens, so no attention
-    mask is needed and the fast kernels stay usable.
-    """
-    hidden_BLH = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-    places_N = response_places(ids_BL, prompt_lengths_B, mask_BT)
-    hidden_NH: torch.Tensor = hidden_BLH.flatten(0, 1).index_select(0, places_N - 1)
-    return hidden_NH
 
 
 def shared_hidden(
@@ -52,16 +30,21 @@ def shared_hidden(
     prompt_lengths_B: torch.Tensor,
     mask_BT: torch.Tensor,
     prompts_B: torch.Tensor,
+    steps_BT: torch.Tensor | None = None,
     kernel: Kernel | None = None,
 ) -> torch.Tensor:
     """Return what `plain_hidden` returns, but compute each prompt only once.
 
     `prompts_B` is the number of each row's prompt. Prompts and responses are packed without
-    padding; only attention separates them, by masks or by a `kernel` that needs none. A response's
-    last token predicts nothing and is not computed.
+    padding; only attention separates them, by masks or by a `kernel` that needs none. Nothing is
+    predicted from the last chosen token of a response and those after it, so they are not computed.
     """
     assert prompts_B.shape == prompt_lengths_B.shape
-    packing = Packing.of(ids_BL, prompt_lengths_B, mask_BT, prompts_B, kernel)
+    real_BR = mask_BT
+    if steps_BT is not None:
+        lengths_B1 = response_lengths(mask_BT, steps_BT)[:, None]
+        real_BR = torch.arange(int(lengths_B1.max()), device=ids_BL.device) < lengths_B1
+    packing = Packing.of(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel)
     with attending(model.config, PACKED):
         hidden_MH = model.base_model(
             input_ids=packing.ids[None],
@@ -71,6 +54,8 @@ def shared_hidden(
         ).last_hidden_state[0]
     last_B1 = packing.prompt[prompts_B, prompt_lengths_B - 1][:, None]
     before_BT = torch.cat([last_B1, packing.response], 1)  # the token before each response token
+    if steps_BT is not None:
+        before_BT = before_BT.gather(1, steps_BT)
     hidden_NH: torch.Tensor = hidden_MH.index_select(0, before_BT[mask_BT])
     return hidden_NH
 
@@ -98,7 +83,7 @@ class Packing:
         prompts_B: torch.Tensor,
         kernel: Kernel | None = None,
     ) -> Packing:
-        """Pack rows, given as in `shared_hidden`."""
+        """Pack rows, given as in `shared_hidden`. `mask_BT` is true for all response tokens."""
         device = ids_BL.device
         rows_B = torch.arange(len(prompts_B), device=device)
         rows_U = rows_B.new_zeros(int(prompts_B.max()) + 1).scatter(0, prompts_B, rows_B)

@@ -1,6 +1,9 @@
-"""Collate responses into micro-batches. B responses, L tokens, T response tokens.
+"""Collate responses into micro-batches. B responses, L tokens, T sampled tokens of a response.
 
-A micro-batch holds padded tensors; its layout says how the model computes them (see `cut`).
+A micro-batch holds padded tensors; its layout says how the model computes them (see `cut`). The
+model computes all tokens of a response, those of an environment too. What the loss sees, [B, T], is
+only the tokens that the policy sampled, next to each other. So "the token before" or "the mean over
+tokens" means the same with turns and without.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mugrpo.disk.records import Rollout
+from mugrpo.model.rows import response_lengths
 from mugrpo.optimize.cut import Layout, layout, prompt_of
 from mugrpo.optimize.experience import Responses
 
@@ -24,7 +29,7 @@ class MicroBatch:
     places: list[int]  # the responses' places in the update
     ids: torch.Tensor  # [B, L] int64, prompt and response, right-padded
     prompt_lengths: torch.Tensor  # [B] int64
-    mask: torch.Tensor  # [B, T] bool, true on response tokens
+    mask: torch.Tensor  # [B, T] bool, false in padding
     behavior_logprobs: torch.Tensor  # [B, T] float32
     advantages: torch.Tensor  # [B] float32
     varied: torch.Tensor  # [B] bool, true if the group's rewards are not all equal
@@ -32,6 +37,8 @@ class MicroBatch:
     stored: dict[str, torch.Tensor]  # name -> [B, T] float32, logprobs stored beside the rollouts
     layout: Layout  # how the model computes them
     prompts: torch.Tensor | None  # [B] int64, each response's prompt number; None if not shared
+    # [B, T] int64, the index in its response of each sampled token; None if these are 0, 1, 2, ...
+    steps: torch.Tensor | None = None
 
 
 def collate(
@@ -44,13 +51,14 @@ def collate(
     chosen = [responses.rollouts[place] for place in places]
     prompts = np.array([len(r.prompt_ids) for r in chosen])
     lengths = np.array([len(r.response_ids) for r in chosen])
+    sampled = np.array([r.sampled_tokens for r in chosen])
     ids_BL = np.full((len(places), (prompts + lengths).max()), pad_id, np.int64)
     for b, r in enumerate(chosen):
         ids_BL[b, : prompts[b]] = r.prompt_ids
         ids_BL[b, prompts[b] : prompts[b] + lengths[b]] = r.response_ids
     stored = {
-        name: _padded([logprobs[place] for place in places]).to(device)
-        for name, logprobs in responses.stored.items()
+        name: _padded([values[p][r.sampled] for p, r in zip(places, chosen, strict=True)])
+        for name, values in responses.stored.items()
     }
     cheapest = layout(chosen, share=share)
     numbers = {prompt: u for u, prompt in enumerate(dict.fromkeys(map(prompt_of, chosen)))}
@@ -59,14 +67,15 @@ def collate(
         places=places,
         ids=torch.from_numpy(ids_BL).to(device),
         prompt_lengths=torch.from_numpy(prompts).to(device),
-        mask=torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).to(device),
-        behavior_logprobs=_padded([r.behavior_logprobs for r in chosen]).to(device),
+        mask=torch.from_numpy(np.arange(sampled.max()) < sampled[:, None]).to(device),
+        behavior_logprobs=_padded([r.behavior_logprobs[r.sampled] for r in chosen]).to(device),
         advantages=responses.advantages[places].to(device, torch.float32),
         varied=responses.varied[places].to(device),
         groups=responses.groups[places].to(device),
-        stored=stored,
+        stored={name: values.to(device) for name, values in stored.items()},
         layout=cheapest,
         prompts=prompts_B if cheapest.shared else None,
+        steps=_steps(chosen, device),
     )
 
 
@@ -79,7 +88,10 @@ def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
     """
     computed = sum(batch.layout.computed for batch in batches)
     padded = sum(batch.layout.padded for batch in batches)
-    alone = sum(int(batch.prompt_lengths.sum() + batch.mask.sum()) for batch in batches)
+    alone = sum(
+        int((batch.prompt_lengths + response_lengths(batch.mask, batch.steps)).sum())
+        for batch in batches
+    )
     return {
         "computed_tokens": computed,
         "padding_share": 1 - computed / padded if padded else 0.0,
@@ -87,8 +99,14 @@ def cost(batches: Sequence[MicroBatch]) -> dict[str, Any]:
     }
 
 
-def _padded(rows: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-    padded = np.zeros((len(rows), max(map(len, rows))), np.float32)
+def _steps(rollouts: Sequence[Rollout], device: torch.device) -> torch.Tensor | None:
+    if all(rollout.loss_mask is None for rollout in rollouts):
+        return None
+    return _padded([np.arange(len(r.response_ids))[r.sampled] for r in rollouts]).to(device)
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> torch.Tensor:
+    padded = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
     for b, values in enumerate(rows):
         padded[b, : len(values)] = values
     return torch.from_numpy(padded)

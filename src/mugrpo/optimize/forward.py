@@ -24,7 +24,7 @@ from mugrpo.optimize.fsdp import release
 def batch_logprobs(
     policy: Policy, batch: MicroBatch, config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs and entropy of the batch's response tokens under `policy`, both [B, T].
+    """Return logprobs and entropy of the batch's sampled tokens under `policy`, both [B, T].
 
     Both are in nats, of softmax(logits / temperature) with the config's temperature, and 0 where
     the batch's mask is false. Only logprobs have a gradient.
@@ -38,6 +38,7 @@ def batch_logprobs(
         temperature=config.rollouts.temperature,
         chunk=config.optimizer.logprob_chunk_tokens,
         kernel=policy.kernel,
+        steps_BT=batch.steps,
     )
 
 
@@ -67,7 +68,9 @@ def rollout_logprobs(
     budget: TokenBudget | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> list[NDArray[np.float32]]:
-    """Return the logprobs of each rollout's response under `policy`, in the order of `rollouts`.
+    """Return the logprobs [T] of each rollout's response under `policy`, in order.
+
+    Those of tokens that the policy did not sample are 0.
 
     The ranks that share a policy all make the same call, and share the work. `check` is called
     before each micro-batch. Without a `budget`, micro-batches have the configured size. Raises
@@ -90,7 +93,9 @@ def rollout_logprobs(
                 logprobs_BT, _ = batch_logprobs(policy, batch, config)
             for place, logprobs_T in zip(places, logprobs_BT.float().cpu().numpy(), strict=True):
                 if counts:
-                    own[place] = logprobs_T[: len(rollouts[place].response_ids)].copy()
+                    rollout = rollouts[place]
+                    own[place] = np.zeros(len(rollout.response_ids), np.float32)
+                    own[place][rollout.sampled] = logprobs_T[: rollout.sampled_tokens]
         release(policy)
         by_place = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
         return [by_place[place] for place in range(len(rollouts))]

@@ -2,7 +2,7 @@
 
     responses with a gradient -> micro-batches -> for each: logprobs -> loss -> backward
 
-Suffixes: B responses of a micro-batch, T response tokens.
+Suffixes: B responses of a micro-batch, T sampled tokens of a response.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def leave_gradient(
     objective gives them none) are not computed. Return the loss and what was computed; with
     `watched`, also what a `Watch` is called with. Raises MicroBatchTooLarge if memory runs out.
     """
-    tokens = sum(len(rollout.response_ids) for rollout in responses.rollouts)
+    tokens = sum(rollout.sampled_tokens for rollout in responses.rollouts)
     divisor = denominator(
         config.reduction,
         tokens=tokens,

@@ -107,8 +107,10 @@ def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDAr
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
     """Return a rollout's fields, with the lists from JSON converted back to arrays."""
-    arrays = {name: np.array(row[name], np.int32) for name in ("prompt_ids", "response_ids")}
-    return row | arrays | {"behavior_logprobs": np.array(row["behavior_logprobs"], np.float32)}
+    types = {"behavior_logprobs": np.float32, "loss_mask": np.bool_}
+    names = ("prompt_ids", "response_ids", "turns", *types)
+    arrays = {n: np.array(row[n], types.get(n, np.int32)) for n in names if row[n] is not None}
+    return row | arrays
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ def denominator(reduction: Reduction, *, tokens: int, responses: int, max_new_to
 
     It counts every response of the update, even if masked, vetoed or not computed. Therefore
     neither a mask nor the cut into micro-batches changes the weight of the other tokens. `tokens`
-    and `responses` are those of the update, prompts not counted; `max_new_tokens` is the config's.
+    and `responses` are those of the update, and only tokens that the policy sampled are counted;
+    `max_new_tokens` is the config's.
     """
     return {
         "token_mean": tokens,

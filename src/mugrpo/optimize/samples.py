@@ -1,6 +1,6 @@
 """A few of an update's rollouts for people to read, with the objective's effect on each token.
 
-Suffixes: B responses of a micro-batch, T response tokens.
+Suffixes: B responses of a micro-batch, T sampled tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from mugrpo.disk.records import GroupKey, Rollout, Score
@@ -29,6 +30,8 @@ def response(rollout: Rollout, score: Score, tokenizer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Seen:
+    """What an update computed for a response with T sampled tokens."""
+
     advantage: float
     logprobs: list[float]  # [T], of the policy before the update
     entropies: list[float]  # [T], nats, of the same policy
@@ -94,6 +97,14 @@ class SampleCollector:
     def _described(
         self, rollout: Rollout, score: Score, seen: _Seen, tokenizer: Any
     ) -> dict[str, Any]:
+        places = np.arange(len(rollout.response_ids))[rollout.sampled]
+        turns = {} if rollout.loss_mask is None else {"sampled": rollout.loss_mask.tolist()}
+
+        def spread(values: list[float]) -> list[float]:
+            every = np.zeros(len(rollout.response_ids))
+            every[places] = values
+            return every.tolist()
+
         return response(rollout, score, tokenizer) | {
             "problem_id": rollout.problem_id,
             "occurrence": rollout.occurrence,
@@ -101,7 +112,8 @@ class SampleCollector:
             "advantage": seen.advantage,
             "tokens": [tokenizer.decode([int(token)]) for token in rollout.response_ids],
             "behavior_logprobs": rollout.behavior_logprobs.tolist(),
-            "logprobs": seen.logprobs,
-            "entropies": seen.entropies,
-            "marks": seen.marks,
+            "logprobs": spread(seen.logprobs),
+            "entropies": spread(seen.entropies),
+            "marks": {name: places[marked].tolist() for name, marked in seen.marks.items()},
+            **turns,
         }

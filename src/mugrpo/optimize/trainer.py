@@ -224,7 +224,7 @@ class Trainer:
     ) -> dict[str, Any]:
         statuses = [score.status for score in experience.scores]
         rewards = [score.reward for score in experience.scores if score.reward is not None]
-        tokens = sum(len(rollout.response_ids) for rollout in experience.rollouts)
+        tokens = sum(rollout.sampled_tokens for rollout in experience.rollouts)
         lowered = {"micro_batch_tokens": self.budget.tokens} if self.budget.lowered else {}
         return {
             "loss": gradient.loss,

@@ -30,7 +30,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ROLLOUT_SCHEMA, SCORE_SCHEMA, RowReader, ShardSet
 from mugrpo.model.pretrained import model_path
 from mugrpo.report.read import read_samples, sample_files, stored_config
-from mugrpo.report.samples import Sample, Token, finite, probability, read_sample_file
+from mugrpo.report.samples import Sample, Token, finite, probability, read_sample_file, said
 
 UNREADABLE = (RunStopped, UsageError, OSError, pa.ArrowException, LookupError, ValueError)
 NOT_SCORED = "not_scored"
@@ -166,6 +166,8 @@ class Rollouts:
         kept = self._kept(row.key, len(texts))
         seen = kept.tokens if kept else [Token("", None, None)] * len(texts)
         behavior = [probability(finite(value)) for value in stored["behavior_logprobs"].tolist()]
+        both = zip(seen, texts, behavior, strict=True)
+        tokens = [replace(token, text=text, behavior=chance) for token, text, chance in both]
         return Sample(
             problem_id=row.problem_id,
             occurrence=row.occurrence,
@@ -175,10 +177,7 @@ class Rollouts:
             reward=finite(row.reward),
             advantage=kept.advantage if kept else None,
             finish_reason=row.finish_reason,
-            tokens=[
-                replace(token, text=text, behavior=chance)
-                for token, text, chance in zip(seen, texts, behavior, strict=True)
-            ],
+            tokens=said(tokens, stored.get("loss_mask")),
             reference=self.references.get(row.problem_id),
         )
 

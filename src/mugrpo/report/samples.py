@@ -17,6 +17,7 @@ COLORINGS = {  # what tokens can be colored by, and what its strong colors say
 }
 RATIOS = (1.05, 1.25, 1.6, 2.5, 5.0, 20.0)  # where the color changes; below 1 downward
 NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
+SAID = "environment"  # the mark of tokens that the model did not sample
 _LETTERS = {"behavior": "p", "entropy": "e"}
 _LONGEST_EXACT = 2000  # tokens; differences of longer texts overlook some common tokens
 
@@ -212,6 +213,12 @@ def _sample(entry: Any) -> Sample:
     for mark, places in dict(entry.get("marks") or {}).items():
         for place in places:
             marks.setdefault(int(place), []).append(str(mark))
+    tokens = [
+        Token(text, _ratio(new, old), probability(old), tuple(marks.get(place, ())), entropy)
+        for place, (text, new, old, entropy) in enumerate(
+            zip(texts, policy, behavior, entropies, strict=True)
+        )
+    ]
     return Sample(
         problem_id=str(entry["problem_id"]),
         occurrence=int(entry["occurrence"]),
@@ -221,15 +228,22 @@ def _sample(entry: Any) -> Sample:
         reward=finite(entry.get("reward")),
         advantage=finite(entry.get("advantage")),
         finish_reason=str(entry.get("finish_reason") or "unknown"),
-        tokens=[
-            Token(text, _ratio(new, old), probability(old), tuple(marks.get(place, ())), entropy)
-            for place, (text, new, old, entropy) in enumerate(
-                zip(texts, policy, behavior, entropies, strict=True)
-            )
-        ],
+        tokens=said(tokens, entry.get("sampled")),
         reference=_reference(entry),
         group=_responses(entry),
     )
+
+
+def said(tokens: Sequence[Token], sampled: Sequence[bool] | None) -> list[Token]:
+    """Return `tokens`, with those marked that an environment said: they have no probabilities.
+
+    `sampled` is false for these, or None if there are none.
+    """
+    every = [True] * len(tokens) if sampled is None else sampled
+    return [
+        token if own else Token(token.text, None, None, (SAID,))
+        for token, own in zip(tokens, every, strict=True)
+    ]
 
 
 def _ratio(logprob: float | None, behavior: float | None) -> float | None:

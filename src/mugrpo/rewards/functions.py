@@ -46,7 +46,7 @@ class CallLog:
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number, as TRL's `log_metric` does. The metric is the mean of all logged values."""
-        number = _number(value, largest=math.inf)
+        number = usable_number(value, largest=math.inf)
         if number is None or not math.isfinite(number):
             raise BrokenContractError(
                 f"log_metric({name!r:.60}) got {printable(repr(value), 60)}, not a finite number"
@@ -74,20 +74,23 @@ def place_of(function: str) -> tuple[str, str, bool]:
     return place, name, place.endswith(".py")
 
 
-def load_function(function: str) -> Callable[..., Any]:
-    """Return the function that `function` names. Raises UsageError if it cannot be loaded."""
+def load_function(function: str, what: str = "reward") -> Callable[..., Any]:
+    """Return the function or class that `function` names, `what` for error messages.
+
+    Raises UsageError if it cannot be loaded.
+    """
     place, name, in_file = place_of(function)
     try:
         module = _file_module(Path(place).resolve()) if in_file else _named_module(place)
     except BaseException as error:
         text = printable(f"{type(error).__name__}: {error}")
-        raise UsageError(f"the reward {function}: {place} cannot be imported: {text}") from None
+        raise UsageError(f"the {what} {function}: {place} cannot be imported: {text}") from None
     loaded = getattr(module, name, None)
     if loaded is None:
-        raise UsageError(f"the reward {function}: {place} has no {name}")
+        raise UsageError(f"the {what} {function}: {place} has no {name}")
     if not callable(loaded):
         raise UsageError(
-            f"the reward {function}: {name} is of type {type(loaded).__name__}, not a function"
+            f"the {what} {function}: {name} is of type {type(loaded).__name__}, not a function"
         )
     return loaded  # type: ignore[no-any-return]
 
@@ -119,7 +122,7 @@ class RewardFunction:
         self.label = label
         self._function = function
         self._runner = runner
-        self._parameters = _parameters(function)
+        self._parameters = parameters_of(function)
 
     def __call__(self, items: Sequence[Mapping[str, Any]], log: CallLog) -> list[float | None]:
         """Return a reward, or None for no reward, for each of `items`, and note in `log` what the
@@ -157,7 +160,7 @@ class RewardFunction:
             )
         checked: list[float | None] = []
         for index, (reward, item) in enumerate(zip(rewards, items, strict=True)):
-            number = None if reward is None else _number(reward)
+            number = None if reward is None else usable_number(reward)
             if reward is not None and number is None:
                 raise BrokenContractError(
                     f"`{self.label}` returned {printable(repr(reward), 60)} as reward {index} of "
@@ -168,7 +171,7 @@ class RewardFunction:
         return checked
 
 
-def _number(reward: Any, largest: float = _LARGEST) -> float | None:
+def usable_number(reward: Any, largest: float = _LARGEST) -> float | None:
     """Return `reward` as a float, or None if it is not a number of at most `largest`.
 
     Numbers are int, float, and scalars of numpy and torch, but not bool.
@@ -202,7 +205,7 @@ def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names if name not in _NOT_COLUMNS}
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """Return the names of the arguments that `function` takes.
 
     Return None if it takes any keyword, or if its signature is not known.
@@ -218,7 +221,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
 
 def _shown(value: Any) -> float | str:
     """Return a logged value as a number if it is one, else as text of limited length."""
-    number = _number(value)
+    number = usable_number(value)
     return printable(str(value), _LONGEST_EXTRA) if number is None else number
 
 

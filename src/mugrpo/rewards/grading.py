@@ -33,7 +33,7 @@ class Grader:
     "answer/NAME" the one that the verifier NAME read, if there are several. A verifier after the
     first with weight 0 has the value None if it cannot read the reference.
 
-    If all rewards are functions, the status is RIGHT for a reward of at least `right_at`, otherwise
+    If no reward is a verifier, the status is RIGHT for a reward of at least `right_at`, otherwise
     WRONG. It is SKIPPED if no reward is a number. If only this process has one of the functions, in
     `held`, all rewards judge here instead. Raises UsageError if `rewards` is empty or one of them
     is not available: its file does not exist, or math-verify is not installed.
@@ -78,7 +78,7 @@ class Grader:
         The value of each is the reason. Without these rewards there is none. They do not count if
         neither status nor reward depends on them.
         """
-        verifiers = [r for r in self._rewards if not isinstance(r, FunctionOptions)]
+        verifiers = [r for r in self._rewards if r.verifies]
         asked = [r for r in verifiers if isinstance(r, MathOptions | PlainOptions)]
         asked = [r for r in asked if r.weight or r is verifiers[0]]
         if not asked:
@@ -121,6 +121,7 @@ class Grader:
     def _item(self, answer: Answer) -> str:
         problem = answer.problem
         item: dict[str, Any] = {"text": answer.text, "answer": problem.answer}
+        item["environment"] = answer.environment_reward
         if self._with_prompts:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}
             item["ids"] = [int(token) for token in answer.ids]

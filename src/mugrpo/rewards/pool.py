@@ -10,9 +10,6 @@ take with all its waiting. Verifiers other than "code" wait for nothing, and hav
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +18,10 @@ from typing import Any
 
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
-from mugrpo.processes.messages import printable, to_json
-from mugrpo.processes.peer import TICK, Peer, PeerLost, audible
-from mugrpo.processes.warden import OUT_OF_MEMORY
+from mugrpo.processes.messages import printable
+from mugrpo.processes.peer import TICK, PeerLost, audible
+from mugrpo.processes.workers import STARTING_SECONDS, Limits, Worker
 
-STARTING_SECONDS = 120.0  # for the imports of reward functions, which may include torch
 _WAITING = ("function", "code")  # rewards that may wait for something
 LOOK_AHEAD = 512  # most calls held at once: waiting, in progress, or done but not yet yielded
 
@@ -57,20 +53,10 @@ class Call:
         ]
 
 
-class Worker(Peer):
-    """A process that judges answers. While idle, it may stay silent for as long as it likes."""
+class _Worker(Worker):
+    """A process that judges answers."""
 
-    def __init__(self, setup: str, megabytes: int, silence: float | None, log: Path | None) -> None:
-        command = [sys.executable, "-P", "-m", "mugrpo.rewards.worker", str(megabytes)]
-        environment = {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            "PYTHONHASHSEED": "0",  # so that a verdict does not depend on the order of a set
-        }
-        super().__init__(
-            command, setup, silence=silence, environment=environment, log=log, guarded=True
-        )
-        self.ready = False
-        self.call: Call | None = None
+    call: Call | None = None
 
     @property
     def idle(self) -> bool:
@@ -81,15 +67,15 @@ class Pool:
     """Workers that judge items by `rewards`, given by their options as JSON values."""
 
     def __init__(self, rewards: Sequence[dict[str, Any]], options: WorkerOptions) -> None:
-        limits = {"memory_mb": options.memory_mb, "timeout": options.timeout}
-        self._setup = to_json({"rewards": rewards, **limits})
+        self._setup = {"rewards": list(rewards)}
+        self._limits = Limits(options.patience, options.timeout, options.memory_mb)
         self._options = options
         self.log: Path | None = None  # where the workers' output goes; to stderr without it
         waits = options.patience > 0 and any(reward["name"] in _WAITING for reward in rewards)
         self._patience = options.patience if waits else None  # longest call in seconds
         self._starting = STARTING_SECONDS if options.patience else None
         self.said: list[str] = []  # sentences for the user, from a worker that is ready
-        self._workers: list[Worker] = []
+        self._workers: list[_Worker] = []
         self._proven = False  # whether any worker has ever been ready
         self._running = False
 
@@ -156,7 +142,14 @@ class Pool:
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._options.processes:
-            worker = Worker(self._setup, self._options.memory_mb, self._starting, self.log)
+            worker = _Worker(
+                "mugrpo.rewards.worker",
+                self._setup,
+                self._limits,
+                kind="reward worker",
+                starting=self._starting,
+                log=self.log,
+            )
             self._workers.append(worker)
 
     def _dispatch(self, waiting: deque[Call]) -> None:
@@ -186,11 +179,12 @@ class Pool:
                 if message is not None:
                     self._take(worker, message, waiting)
 
-    def _take(self, worker: Worker, message: dict[str, Any], waiting: deque[Call]) -> None:
+    def _take(self, worker: _Worker, message: dict[str, Any], waiting: deque[Call]) -> None:
         call, worker.call = worker.call, None
         worker.silence = None
         if "refused" in message:
-            self._stop(message["refused"])
+            self.close()
+            raise (RunStopped if self._proven else UsageError)(message["refused"])
         elif "broken" in message:
             raise BrokenReward(f"{message['broken']}; fix it (--force accepts the changed reward)")
         elif "ready" in message:
@@ -203,48 +197,31 @@ class Pool:
             if "results" in message:
                 call.record(message["results"])
             else:
-                self._fail(call, message["failure"], waiting, message["unfinished"])
+                self._fail(call, message["failure"], message["unfinished"], waiting)
 
-    def _lose(self, worker: Worker, lost: PeerLost, waiting: deque[Call]) -> None:
+    def _lose(self, worker: _Worker, lost: PeerLost, waiting: deque[Call]) -> None:
         """Handle a worker that died or reached a deadline."""
         self._retire(worker)
-        call, late = worker.call, lost.ended is None
-        if call is not None and late:
-            reason = f"not finished within {self._options.patience:g} seconds"
-            self._fail(call, reason, waiting, unfinished=True)
-        elif call is not None and lost.ended == signal.SIGPROF.name:
-            reason = f"not finished after {self._options.timeout:g} seconds of computing"
-            self._fail(call, reason, waiting, unfinished=True)
-        elif call is not None and lost.ended == f"status {OUT_OF_MEMORY}":
-            reason = f"took more than {self._options.memory_mb} MiB of memory"
-            self._fail(call, reason, waiting, unfinished=True)
+        call = worker.call
+        if call is not None and (taken := worker.loss(lost)):
+            self._fail(call, *taken, waiting)
         elif call is not None:
             call.deaths += len(call.items) == 1
             if call.deaths == 1:  # perhaps not because of the item: it gets a second worker
                 waiting.appendleft(call)
             else:
-                self._fail(call, f"the worker died ({lost.ended})", waiting, unfinished=False)
-        elif not worker.ready and late:
-            self._stop(f"a reward worker was not ready after {STARTING_SECONDS:g} seconds")
+                self._fail(call, f"the worker died ({lost.ended})", False, waiting)
         elif not worker.ready:
-            reason = f"a reward worker died while it was loading ({lost.ended})"
-            self._stop(reason, killed=lost.ended == "SIGKILL")
+            self.close()
+            raise worker.never_ready(lost, self._proven)
 
-    def _fail(self, call: Call, reason: str, waiting: deque[Call], unfinished: bool) -> None:
+    def _fail(self, call: Call, reason: str, unfinished: bool, waiting: deque[Call]) -> None:
         if len(call.items) > 1:
             waiting.extendleft(reversed(call.one_by_one()))
         else:
             call.record([{"failure": printable(reason), "unfinished": unfinished}])
 
-    def _stop(self, reason: str, *, killed: bool = False) -> None:
-        """Raise UsageError, or RunStopped if the rewards can be loaded or may be.
-
-        Nothing says that they cannot if something else has `killed` the worker.
-        """
-        self.close()
-        raise RunStopped(reason) if self._proven or killed else UsageError(reason)
-
-    def _retire(self, worker: Worker) -> None:
+    def _retire(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         worker.end()
 

@@ -1,26 +1,19 @@
 """The program of a reward worker: loads the rewards, then judges the items that it receives.
 
-    python -P -m mugrpo.rewards.worker MEGABYTES SOCKET LIFELINE
-
-It communicates only through the socket. It ends when the run that started it ends, even during a
-busy loop (`processes.child`), and all that it started ends with it (`processes.warden`). Its memory
-and the time that it computes on a call are limited; the run limits the time that a call waits.
+python -P -m mugrpo.rewards.worker MEGABYTES SOCKET LIFELINE
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from mugrpo.config.rewards import FunctionOptions, RewardOption, Rewards
-from mugrpo.disk.errors import UsageError
-from mugrpo.processes.child import Channel, cpu_deadline, limit_memory
+from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, RewardOption, Rewards
 from mugrpo.processes.messages import printable
-from mugrpo.processes.warden import guard
+from mugrpo.processes.workers import Answer, failure, serve
 from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.functions import (
     NONE_HELD,
@@ -34,22 +27,9 @@ from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
 from mugrpo.rewards.verifiers import make_verifier
 
 
-def main() -> None:
-    guard(int(sys.argv[-3]))
-    channel = Channel()
-    setup = channel.receive()
-    limit_memory(setup["memory_mb"])
-    try:
-        judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
-    except UsageError as error:
-        channel.send({"refused": str(error)})
-        return
-    channel.send({"ready": True, "said": judge.said})
-    while True:
-        items = channel.receive()
-        with cpu_deadline(setup["timeout"]):
-            answer = judge.answer(items)
-        channel.send(answer)
+def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+    judge = Judge(TypeAdapter(Rewards).validate_python(setup["rewards"]))
+    return {"said": judge.said}, judge.answer
 
 
 class Judge:
@@ -57,21 +37,19 @@ class Judge:
 
     def __init__(self, options: Sequence[RewardOption], held: Held = NONE_HELD) -> None:
         runner = asyncio.Runner()
-        judges: dict[str, Verifier | RewardFunction] = {}
+        judges: dict[str, Verifier | RewardFunction | EnvironmentReward] = {}
         for option in sorted(options, key=_place):
-            judges[option.label] = (
-                RewardFunction(
-                    option.label,
-                    held.get(option.function) or load_function(option.function),
-                    runner,
-                )
-                if isinstance(option, FunctionOptions)
-                else make_verifier(option)
-            )
+            if isinstance(option, FunctionOptions):
+                function = held.get(option.function) or load_function(option.function)
+                judges[option.label] = RewardFunction(option.label, function, runner)
+            elif isinstance(option, EnvironmentReward):
+                judges[option.label] = option
+            else:
+                judges[option.label] = make_verifier(option)
         made = judges.values()  # what the user is told
         self.said = [f"programs run in {one.sandbox.name}" for one in made if isinstance(one, Code)]
         self._judges = [(option.label, judges[option.label]) for option in options]
-        verifiers = [option for option in options if not isinstance(option, FunctionOptions)]
+        verifiers = [option for option in options if option.verifies]
         # Neither the status nor the reward depends on these.
         self._observers = {option.label for option in verifiers[1:] if not option.weight}
 
@@ -89,13 +67,16 @@ class Judge:
                 if isinstance(judge, RewardFunction):
                     for result, value in zip(results, judge(items, log), strict=True):
                         result["values"][label] = value
+                elif isinstance(judge, EnvironmentReward):
+                    for result, item in zip(results, items, strict=True):
+                        result["values"][label] = item["environment"]
                 else:
                     for result, item in zip(results, items, strict=True):
                         self._verify(result, label, judge, item)
             except BrokenContractError as error:
                 return {"broken": str(error)}
             except BaseException as error:
-                return _failure(label, error)
+                return failure(label, error, (MemoryError, RecursionError, Unfinished))
         results[0]["metrics"] = log.metrics
         for index, result in enumerate(results):
             logged = {column: values[index] for column, values in log.extra.items()}
@@ -132,24 +113,5 @@ def _note(result: dict[str, Any], label: str, verdict: Verdict) -> None:
         result["extra"] = {label: printable(verdict.detail)}
 
 
-def _failure(label: str, error: BaseException) -> dict[str, Any]:
-    """Return the answer for a call that failed.
-
-    "unfinished" means that the call ran out of memory, stack or time; "spent" that the process must
-    not be used again.
-    """
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    reason = printable(f"{label}: {type(error).__name__}: {text}".removesuffix(": "))
-    spent = isinstance(error, MemoryError)
-    return {
-        "failure": reason,
-        "unfinished": spent or isinstance(error, RecursionError | Unfinished),
-        "spent": spent,
-    }
-
-
 if __name__ == "__main__":
-    main()
+    serve(_load)

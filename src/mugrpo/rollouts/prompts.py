@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,19 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, options: PromptOptions, limit: int | None = None
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        options: PromptOptions,
+        limit: int | None = None,
+        tools: Callable[[], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
+        """Prepare an encoder. `tools` returns the schemas that the chat template gets."""
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.options = options
         self.limit = limit
+        self._tools = tools
         self.template: str | None = None
         if options.form == "chat":
             file = options.chat_template
@@ -48,10 +55,19 @@ class PromptEncoder:
         ids = self._ids(problem, self.text(problem))
         if self.options.overlong == "truncate" and self.limit is not None:
             ids = ids[-self.limit :]
-        if max(ids) >= self.vocab_size:
+        return self.checked(ids, f"problem {problem.id!r}")
+
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The schemas of the tools that a chat template tells the model about."""
+        return self._tools() if self._tools and self.options.form == "chat" else ()
+
+    def checked(self, ids: Sequence[int], source: str) -> NDArray[np.int32]:
+        """Return `ids` as an array. Raises UsageError if one is outside the model's vocabulary."""
+        if ids and max(ids) >= self.vocab_size:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
             raise UsageError(
-                f"problem {problem.id!r} has token {token!r} with id {max(ids)}, but the model "
+                f"{source} has token {token!r} with id {max(ids)}, but the model "
                 f"has {self.vocab_size} embeddings: resize them, or use the model's own tokenizer"
             )
         return np.array(ids, np.int32)
@@ -106,6 +122,8 @@ class PromptEncoder:
         if self.options.form == "plain":
             return [self.text(problem) for problem in problems]
 
+        _ = self.tools  # before the process: a worker tells them
+
         def written() -> list[str] | str:
             try:
                 return [self.text(problem) for problem in problems]
@@ -140,15 +158,33 @@ class PromptEncoder:
     def _chat_text(self, problem: Problem) -> str:
         turns = problem.prompt
         messages = [{"role": "user", "content": turns}] if isinstance(turns, str) else list(turns)
+        return self.rendered(messages, prompting=True, about=f"problem {problem.id!r}")
+
+    def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompting: bool,
+        about: str = "an environment's message",
+    ) -> str:
+        """Return what the chat template writes for `messages`.
+
+        If `prompting`, the beginning of the model's next turn is added. Raises UsageError, naming
+        what the messages are `about`, if the template fails.
+        """
         try:
             text: str = self.tokenizer.apply_chat_template(
-                messages, chat_template=self.template, add_generation_prompt=True, tokenize=False
+                list(messages),
+                tools=list(self.tools) or None,
+                chat_template=self.template,
+                add_generation_prompt=prompting,
+                tokenize=False,
             )
-        except MemoryError:
+        except (MemoryError, UsageError):
             raise
         except Exception as error:  # a template may raise anything
             raise UsageError(
-                f"the chat template fails on problem {problem.id!r} ({error}); fix it, or name "
+                f"the chat template fails on {about} ({error}); fix it, or name "
                 "another with --prompt.chat_template"
             ) from None
         return text

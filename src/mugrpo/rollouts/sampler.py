@@ -84,24 +84,26 @@ class Sampler:
         """Yield (name, sampled shard) for each piece that `take` returns, until it returns None.
 
         An engine that takes requests while it works gets those of the next piece as soon as it has
-        room, so that it does not idle while the last responses of the piece before run.
+        room, so that it does not idle while the last responses of the piece before run. An exact
+        one gets one piece at a time, so that a piece's bits do not depend on the others.
         """
-        if not (isinstance(self.engine, StreamingEngine) and self.engine.streams):
+        engine = self.engine
+        if not (isinstance(engine, StreamingEngine) and engine.streams and not engine.exact):
             while (piece := take()) is not None:
                 yield piece[0], self.sample_shard(piece[1], on_decoded)
             return
         running: list[_Running] = []
 
-        def more() -> Sequence[Request]:
+        def more() -> Sequence[Request] | None:
             if (piece := take()) is None:
-                return ()
+                return None
             first = running[-1].end if running else ended
             running.append(_Running(piece[0], self._asked(piece[1], self.group_size), first))
             return running[-1].asked.requests
 
         ended, began = 0, time.monotonic()
-        decodings = self.engine.generate(
-            more(),
+        decodings = engine.generate(
+            more() or (),
             temperature=self.temperature,
             max_new_tokens=self.max_new_tokens,
             top_p=self.top_p,

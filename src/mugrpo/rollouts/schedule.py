@@ -192,5 +192,14 @@ def rollout_seed(run_seed: int, stage: str, problem_id: str, occurrence: int, sa
     It depends only on which rollout this is, not on shards, batches or workers. `stage` is the
     stage's number, or "evaluation".
     """
-    key = "\0".join((str(run_seed), stage, problem_id, str(occurrence), str(sample)))
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+    return _seed_of(str(run_seed), stage, problem_id, str(occurrence), str(sample))
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Return the 64-bit seed of a turn, from 0, of the rollout with this `seed`, the first's."""
+    return _seed_of(str(seed), str(turn)) if turn else seed
+
+
+def _seed_of(*key: str) -> int:
+    digest = hashlib.blake2b("\0".join(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,8 @@ class Scorer:
         reasons: Counter[str] = Counter()
         for rollout, score in zip(responses, self._scores(responses), strict=True):
             self.check()
-            verdicts.append(self._with_source(self._penalized(score, rollout), rollout))
+            score = _with_logged(self._penalized(score, rollout), rollout)
+            verdicts.append(self._with_source(score, rollout))
             if score.status.failed:
                 reasons[f"{score.status.value}: {score.parts.get('reason', _NONE)}"] += 1
                 self._stop_at_limit(reasons, len(responses))
@@ -86,10 +88,16 @@ class Scorer:
     def _scores(self, rollouts: Sequence[Rollout]) -> Iterator[Score]:
         """Yield a score for every rollout, in order. The task judges only those that need it."""
         everything = self.options.truncated == "scored"
-        judged = [everything or r.finish_reason is FinishReason.STOP for r in rollouts]
+        judged = [
+            not _failed(r) and (everything or r.finish_reason is FinishReason.STOP)
+            for r in rollouts
+        ]
         verdicts = self.task.score(self._answer(r) for r in compress(rollouts, judged))
-        for is_judged in judged:
-            yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
+        for rollout, is_judged in zip(rollouts, judged, strict=True):
+            if failed := _failed(rollout):
+                yield failed
+            else:
+                yield next(verdicts) if is_judged else Score(Status.TRUNCATED, 0.0)
 
     def _penalized(self, score: Score, rollout: Rollout) -> Score:
         """Return the score of a rollout, less the penalty on its length."""
@@ -115,7 +123,14 @@ class Scorer:
         text = response_text(rollout, self.tokenizer)
         problem = self.problems[rollout.problem_id]
         state = self.state and replace(self.state, global_step=rollout.policy_step)
-        return Answer(problem, text, rollout.response_ids.tolist(), rollout.finish_reason, state)
+        return Answer(
+            problem,
+            text,
+            rollout.response_ids.tolist(),
+            rollout.finish_reason,
+            state,
+            _outcome(rollout).get("reward"),
+        )
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:
         failed = sum(reasons.values())
@@ -127,6 +142,29 @@ class Scorer:
                 f"{reason}. Fix the reward, or raise --rewards.failure_limit; a stage's "
                 "rollouts are kept (add --force if a reward's file or options change)"
             )
+
+
+def _outcome(rollout: Rollout) -> dict[str, Any]:
+    """Return what its environment has said about a rollout, {} without turns."""
+    outcome: dict[str, Any] = json.loads(rollout.environment or "{}")
+    return outcome
+
+
+def _failed(rollout: Rollout) -> Score | None:
+    """Return the score of a rollout whose environment has failed, or None."""
+    outcome = _outcome(rollout)
+    if not (reason := outcome.get("failure")):
+        return None
+    parts = {"reason": f"the environment: {reason}"}
+    if outcome.get("unfinished"):
+        return Score(Status.UNFINISHED, 0.0, parts)
+    return Score(Status.ERROR, None, parts)
+
+
+def _with_logged(score: Score, rollout: Rollout) -> Score:
+    """Return `score` with what the rollout's environment has logged."""
+    logged = {f"logged/{k}": [v] for k, v in _outcome(rollout).get("logged", {}).items()}
+    return replace(score, logged={**score.logged, **logged}) if logged else score
 
 
 def publish_scores(
@@ -159,9 +197,13 @@ def publish_scores(
 
 
 def response_text(rollout: Rollout, tokenizer: Any) -> str:
-    """Return a response as text, without special tokens and without the id that only ends it."""
+    """Return a response as text, without special tokens and without the id that only ends it.
+
+    Of a response with turns, return the last one.
+    """
     stopped = rollout.finish_reason is FinishReason.STOP
-    ids = rollout.response_ids[:-1] if stopped else rollout.response_ids
+    begin = 0 if rollout.turns is None else int(rollout.turns[-1])
+    ids = rollout.response_ids[begin : -1 if stopped else None]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text
 

@@ -54,6 +54,7 @@ def _code(config: RunConfig) -> Iterator[Named]:
     template = config.prompt.chat_template
     if template and Path(template).is_file():
         yield _of("prompt.chat_template", template, [Path(template)])
+    yield from _imported_code("environment", config.environment.code)
     for data_set in datasets_in(config.task):
         yield from _rewards(data_set)
     for use in config.evaluation.suites:
@@ -72,24 +73,28 @@ def _suite(name: str) -> Iterator[Named]:
 
 def _rewards(options: DatasetOptions) -> Iterator[Named]:
     functions = [reward for reward in options.rewards if isinstance(reward, FunctionOptions)]
-    files = [reward.file for reward in functions if reward.file and reward.file.is_file()]
-    modules = [reward for reward in functions if reward.file is None and not reward.held]
+    yield from _imported_code("task.rewards", [reward.function for reward in functions])
+
+
+def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
+    """Yield files and modules among `code`, each "file.py:name" or "module:name"."""
+    places = [(one, one.rpartition(":")[0]) for one in code if not one.startswith("<")]
+    files = list(dict.fromkeys(Path(place) for _, place in places if place.endswith(".py")))
+    files = [file for file in files if file.is_file()]
+    modules = [(one, place) for one, place in places if not place.endswith(".py")]
     # One worker loads all of them, so that each can import from the folders of all.
     folders = [*(file.resolve().parent for file in files), *([Path.cwd()] if modules else [])]
     for file in files:
-        yield _of("task.rewards", str(file), _with_imports(file.resolve(), folders))
-    for reward in modules:
-        module = reward.function.rpartition(":")[0]
-        yield _of("task.rewards", reward.function, _module_files(module, folders))
+        yield _of(option, str(file), _with_imports(file.resolve(), folders))
+    for one, module in modules:
+        yield _of(option, one, _module_files(module, folders))
 
 
 def _commands(config: RunConfig) -> Iterator[Named]:
     engine, backend = config.engine, config.backend
     if isinstance(engine, VLLMOptions):
         if engine.python:
-            python = Path(shutil.which(engine.python) or engine.python)
-            files = [python, python.parents[1] / "pyvenv.cfg"]
-            yield _of("engine.python", str(python), [file for file in files if file.is_file()])
+            yield _interpreter("engine.python", engine.python)
         if engine.arguments:  # some of them name classes, which vLLM imports
             text = json.dumps(engine.arguments, sort_keys=True, default=str)
             yield _of("engine.arguments", text, [])
@@ -99,8 +104,21 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
         files = [Path(word) for word in words if os.path.isfile(word)]
         yield _of("engine.hand_over", shlex.join(words), files)
+    environment = config.environment
+    if environment.verifiers and environment.python:
+        yield _interpreter("environment.python", environment.python)
+        yield _of("environment.name", f"{environment.name}", [])
+        if environment.kwargs:  # verifiers' config may name functions, which it imports
+            text = json.dumps(environment.kwargs, sort_keys=True, default=str)
+            yield _of("environment.kwargs", text, [])
     if isinstance(backend, RayBackend) and backend.address:  # Ray unpickles what a cluster sends
         yield Named("backend.address", backend.address, "")
+
+
+def _interpreter(option: str, python: str) -> Named:
+    file = Path(shutil.which(python) or python)
+    files = [file, file.parents[1] / "pyvenv.cfg"]
+    return _of(option, str(file), [one for one in files if one.is_file()])
 
 
 def _of(option: str, text: str, files: Sequence[Path]) -> Named:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
 from mugrpo.disk.records import Problem, TrainerState
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.environments.base import Environments
+from mugrpo.environments.make import environments_of
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.report.plan_file import read_plan
+from mugrpo.rewards.functions import Held
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
@@ -39,6 +42,7 @@ class OpenRun:
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
+    held: Held = field(default_factory=dict)  # code that only this process has
 
     def schedule(self) -> Schedule:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""
@@ -69,6 +73,14 @@ class OpenRun:
             state=self.state(0, stage),
             check=self.stop.check,
         )
+
+    def environments(self, number: int) -> Environments:
+        """Return the environments of the engine `number`, which the caller closes.
+
+        The config must have some.
+        """
+        log = self.folder.log(f"environment-{number}")
+        return environments_of(self.config, held=self.held, log=log)
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""

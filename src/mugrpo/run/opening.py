@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.environments.make import tools_of
 from mugrpo.model.adapter import require_packages
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
@@ -70,7 +72,7 @@ def open_run(
     if not ranks.driven or ranks.by_hand:
         require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
     require_packages(config.lora)
-    task, prompts = make_task(config.task, held), prompt_encoder(config)
+    task, prompts = make_task(config.task, held), prompt_encoder(config, held)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
     starts = folder.stage_starts(newest)
@@ -94,6 +96,7 @@ def open_run(
                 progress,
                 stop or StopFlag(),
                 ranks,
+                held,
             )
         finally:
             progress.stop()
@@ -253,9 +256,10 @@ def _settled_precision(folder: RunDir, config: RunConfig, progress: Progress) ->
     return config
 
 
-def prompt_encoder(config: RunConfig) -> PromptEncoder:
+def prompt_encoder(config: RunConfig, held: Held = NONE_HELD) -> PromptEncoder:
     """Return the prompt encoder of `config`, which leaves room for a response in the context.
 
+    `held` has code that only this process has, such as tools that a prompt tells about.
     Raises UsageError if `max_new_tokens` leaves no room for a prompt.
     """
     vocab_size, context = model_sizes(config.model)
@@ -268,7 +272,8 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
             f"context of {context} tokens; lower it"
         )
     limit = None if context is None else context - longest
-    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit)
+    tools = partial(tools_of, config, held) if config.environment.given else None
+    return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit, tools)
 
 
 def _fitting(

@@ -33,6 +33,7 @@ _MUST_AGREE = {
     "model_sha256": "the model",
     "template_sha256": "the chat template",
     "rewards_sha256": "a reward function's file",
+    "environment_sha256": "the environment's file",
     "objective_sha256": "the objective's file",
     "code_sha256": "mugrpo's code",
 }
@@ -43,6 +44,7 @@ _DECIDES = (
     "config",
     "disk",
     "engines",
+    "environments",
     "model",
     "optimize",
     "pipeline.py",
@@ -129,6 +131,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "model_sha256": model_fingerprint(config.model),
         "template_sha256": _only(_sums(config, "prompt.chat_template")),
         "rewards_sha256": _sums(config, "task.rewards"),
+        "environment_sha256": _sums(config, "environment") or None,
         "objective_sha256": _only(_sums(config, "objective.path")),
         "code_sha256": code_sha256(HOME),
         **{name: metadata.version(name) for name in packages},

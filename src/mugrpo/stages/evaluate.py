@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from mugrpo.engines.base import Engine
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.samples import response
 from mugrpo.rollouts.accuracy import accuracy, accuracy_by_source
+from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Draw, SampledShard, Sampler
 from mugrpo.rollouts.side_by_side import sampled_shards
 from mugrpo.rollouts.statistics import logged_means
+from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.generate import counted
 from mugrpo.stages.refresh import refreshed
@@ -56,7 +59,7 @@ def evaluate(run: OpenRun, sampling: Sampling, update: int) -> dict[str, Any]:
         scores = ShardSet(folder / "scores", "scores")
         for shard, (prefix, k, temperature) in enumerate(passes):
             with run.progress.aside():
-                sampled = _sample(run, engines, draws, update, k, temperature)
+                sampled = _sample(run, engines, sampling, draws, update, k, temperature)
             sampled.publish(rollouts, shard)
             passing("half an evaluation")
             run.scorer(run.eval_problems, None).make_shard(rollouts, scores, shard)
@@ -99,19 +102,22 @@ def _shown(run: OpenRun, rollouts: Sequence[Rollout], scores: ShardSet) -> list[
 
 def _entropy(rollouts: Sequence[Rollout]) -> float:
     """Return the mean of -log p over the sampled tokens."""
-    return -float(np.concatenate([r.behavior_logprobs for r in rollouts]).mean(dtype=np.float64))
+    sampled = [r.behavior_logprobs[r.sampled] for r in rollouts]
+    return -float(np.concatenate(sampled).mean(dtype=np.float64))
 
 
 def _sample(
     run: OpenRun,
     engines: Sequence[Engine],
+    sampling: Sampling,
     draws: Sequence[Draw],
     update: int,
     k: int,
     temperature: float,
 ) -> SampledShard:
     """Return `k` rollouts of each of `draws` as one shard. Each engine samples a part of it."""
-    samplers = samplers_of(run, engines, _STAGE, k, temperature, update)
+    dialogues = sampling.dialogues()
+    samplers = samplers_of(run, engines, _STAGE, k, temperature, update, dialogues=dialogues)
     run.progress.begin(f"update {update}  evaluate", "rollouts", len(draws) * k)
     with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
         ((_, sampled),) = sampled_shards(samplers, [(0, draws)], counted(run), pieces=len(engines))
@@ -127,15 +133,18 @@ def samplers_of(
     temperature: float,
     update: int,
     top_p: float = 1.0,
+    dialogues: Sequence[Dialogue | None] = (),
 ) -> list[Sampler]:
     """Return samplers of `size` responses to each problem, seeded as those of `stage`.
 
-    The engines have the policy after `update` updates.
+    The engines have the policy after `update` updates. With `dialogues`, one for each engine that
+    is not None, responses have turns.
     """
     return [
-        Sampler(
+        make_sampler(
             engine,
             run.prompts,
+            dialogue,
             seed=run.config.seed,
             stage=stage,
             group_size=size,
@@ -144,7 +153,7 @@ def samplers_of(
             max_new_tokens=run.config.rollouts.max_new_tokens,
             policy_step=update,
         )
-        for engine in engines
+        for engine, dialogue in zip_longest(engines, dialogues)
     ]
 
 

@@ -12,6 +12,7 @@ from mugrpo.disk.places import passing
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.rollouts.conversing import make_sampler
 from mugrpo.rollouts.sampler import Sampler
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.side_by_side import Wanted, sampled_shards
@@ -110,9 +111,10 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
     expected = sampling.expected_lengths(stage.number)
     refresh = Refresh(run, sampling, stage.first_update, groups[0], str(stage.number))
     samplers = [
-        Sampler(
+        make_sampler(
             engine,
             run.prompts,
+            dialogue,
             seed=run.config.seed,
             stage=str(stage.number),
             group_size=run.config.schedule.group_size,
@@ -121,7 +123,7 @@ def begin_generation(run: OpenRun, stage: Stage, sampling: Sampling) -> Generati
             policy_step=stage.first_update,
             expected=expected,
         )
-        for engine in refresh.engines
+        for engine, dialogue in zip(refresh.engines, sampling.dialogues(), strict=True)
     ]
     if finished := len(parts) - len(missing):
         run.progress.say(f"stage {stage.number}: {finished}/{len(parts)} shards done, continuing")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from mugrpo.config.rewards import FunctionOptions, MathOptions
+from mugrpo.config.rewards import MathOptions
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
@@ -134,7 +134,7 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float 
     """
     task = run.config.task
     assert isinstance(task, DatasetOptions)
-    verifiers = [reward for reward in task.rewards if not isinstance(reward, FunctionOptions)]
+    verifiers = [reward for reward in task.rewards if reward.verifies]
     if not verifiers or not any(score.status.rewarded for score in scores):
         return None
     asks = len(verifiers) == len(task.rewards) and isinstance(verifiers[0], MathOptions)
@@ -164,7 +164,7 @@ class _Graders:
     """How the first two verifiers of a suite agree, problem by problem."""
 
     def __init__(self, task: DatasetOptions) -> None:
-        verifiers = [r.label for r in task.rewards if not isinstance(r, FunctionOptions)]
+        verifiers = [r.label for r in task.rewards if r.verifies]
         self._names = verifiers[:2]
         self._total = Agreement()
         self._shares: list[float] = []  # of the problems with a verdict of both

@@ -21,6 +21,8 @@ from mugrpo.engines.process import RemoteEngine
 from mugrpo.model.memory import give_back_memory
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.rollouts.lengths import ExpectedLengths
+from mugrpo.rollouts.messages import MessageEncoder
+from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
 from mugrpo.stages.background import Background
@@ -40,6 +42,7 @@ class Sampling:
         self._weights = weights
         self.compute: Compute = self.computed_elsewhere
         self._engines: list[Engine] = []
+        self._dialogues: list[Dialogue | None] = []
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
         self._restarts = False  # whether every refresh starts the engines again
@@ -58,6 +61,17 @@ class Sampling:
                 check=run.stop.check,
             )
         return self._engines
+
+    def dialogues(self) -> Sequence[Dialogue | None]:
+        """Return what lets the rollouts of each engine have turns, None if they have none."""
+        config = self._run.config
+        if not config.environment.given:
+            return [None] * len(self.start())
+        for number in range(len(self._dialogues), len(self.start())):
+            environments = self._run.environments(number)
+            encoder = MessageEncoder(self._run.prompts)
+            self._dialogues.append(Dialogue(environments, encoder, config.environment.max_turns))
+        return self._dialogues
 
     def refresh(self, update: int) -> list[Engine]:
         """Return the engines, sampling from the policy after `update` updates.
@@ -161,6 +175,9 @@ class Sampling:
 
     def close(self) -> None:
         """Close the engines and release all that they hold. The next use starts them again."""
+        while self._dialogues:
+            if dialogue := self._dialogues.pop():
+                dialogue.environments.close()
         while self._engines:
             self._engines.pop().close()
 

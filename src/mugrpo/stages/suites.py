@@ -51,8 +51,9 @@ Engines = Callable[[], Sequence[Engine]]
 def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
     """Return `config` with the suite's problems, prompts, sampling and judge in place of its own.
 
-    Model, engine and seed stay. A truncated response is judged like any other. Raises UsageError
-    if an option of the suite does not go with the model or the engine.
+    Model, engine and seed stay. A truncated response is judged like any other. Responses have one
+    turn and no tools. Raises UsageError if an option of the suite does not go with the model or the
+    engine.
     """
     options, raw = suite.options, config.model_dump(mode="json")
     prompt = options.prompt.model_dump(mode="json")
@@ -64,6 +65,7 @@ def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
         "prompt": prompt,
         "rewards": {"truncated": "scored", "failure_limit": 1.0},
         "rollouts": raw["rollouts"] | sampled,
+        "environment": {},
     }
     return build_config(raw, f"the suite {suite.name}")
 

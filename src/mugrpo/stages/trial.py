@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from mugrpo.config.mixture import asks_environment
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
@@ -96,8 +97,9 @@ def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
     """
     newest = run.folder.newest_update()
     state = run.state(newest, run.schedule().stage_of(newest))
+    own = 1.0 if asks_environment(run.config.task) else None
     answers = (
-        Answer(p, p.answer, run.prompts.ids_of(p.answer), FinishReason.STOP, state)
+        Answer(p, p.answer, run.prompts.ids_of(p.answer), FinishReason.STOP, state, own)
         for p in problems
     )
     try:

@@ -76,6 +76,12 @@ def _logprobs(value: Any) -> list[float]:
     return values
 
 
+def _mask(value: Any) -> list[bool]:
+    if not all(one in (0, 1) for one in value):
+        raise ValueError("its loss_mask is not a list of true and false")
+    return [bool(one) for one in value]
+
+
 def _parts(value: Any) -> dict[str, Any]:
     parts = json.loads(value if isinstance(value, str) else json.dumps(value))
     if not isinstance(parts, dict):
@@ -113,4 +119,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _whole(64),
     "policy_step": _whole(63),
     "sample": str,
+    "loss_mask": _mask,
+    "turns": _ids,
+    "environment": lambda value: json.dumps(_parts(value)),
 }

@@ -13,10 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.records import Message, Problem, Rollout, Status
-from mugrpo.disk.shards import ROLLOUT_SCHEMA, SCORE_SCHEMA, ShardSet, read_rollouts
+from mugrpo.disk.shards import SCORE_SCHEMA, TURN_SCHEMA, ShardSet, read_rollouts
 from mugrpo.rollouts.score import response_text, scored
 from mugrpo.run.opened import OpenRun
 
@@ -39,6 +40,11 @@ _MEANINGS = {
     "temperature": "the temperature that it was sampled at, and that the logprobs are for",
     "seed": "the seed of the response",
     "policy_step": "updates that the policy had received",
+}
+_TURN_MEANINGS = {
+    "loss_mask": "for each response id, whether the model sampled it; an environment said the rest",
+    "turns": "the indices in the response at which the model's turns begin",
+    "environment": "the environment's own reward, failure and logged values (JSON)",
 }
 _FAILED = (Status.ERROR, Status.UNFINISHED, Status.SKIPPED)  # parts["reason"] says why
 _CARD = """\
@@ -117,7 +123,9 @@ def export_rollouts(
             temperature=run.config.rollouts.temperature,
             model=model or Path(run.config.model.path).name,
             version=version("mugrpo"),
-            columns="\n".join(f"| `{name}` | {text} |" for name, text in _MEANINGS.items()),
+            columns="\n".join(
+                f"| `{name}` | {text} |" for name, text in _meanings(run.config).items()
+            ),
         )
         (folder / "README.md").write_text(card)
     return f"{rows} rollouts in {out}"
@@ -145,8 +153,9 @@ def _table(
     *,
     chat: bool,
 ) -> pa.Table:
-    """Return a shard as a table with the columns of `_MEANINGS`."""
-    columns = dict(zip(ROLLOUT_SCHEMA.names, rollouts.open(shard).read().columns, strict=True))
+    """Return a shard as a table with the columns of `_meanings`."""
+    stored = rollouts.open(shard).read()
+    columns = dict(zip(stored.column_names, stored.columns, strict=True))
     columns["logprobs"] = columns.pop("behavior_logprobs")
     columns |= zip(SCORE_SCHEMA.names, scores.open(shard).read().columns, strict=True)
     responses = list(read_rollouts(rollouts, shard))
@@ -157,7 +166,15 @@ def _table(
     columns["prompt"] = pa.array(prompts, _MESSAGES if chat else pa.string())
     columns["answer"] = pa.array([problem.answer for problem in asked], pa.string())
     columns["response"] = pa.array(texts, pa.string())
-    return pa.table({name: columns[name] for name in _MEANINGS})
+    if run.config.environment.given:
+        empty = {f.name: pa.nulls(len(asked), f.type) for f in TURN_SCHEMA}
+        columns = {**empty, **columns}
+    return pa.table({name: columns[name] for name in _meanings(run.config)})
+
+
+def _meanings(config: RunConfig) -> dict[str, str]:
+    """Return what each column means."""
+    return _MEANINGS | (_TURN_MEANINGS if config.environment.given else {})
 
 
 def _without_reasons(table: pa.Table) -> pa.Table:

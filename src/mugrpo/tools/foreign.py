@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.cells import CHECKS, number
 
@@ -37,6 +39,9 @@ class Row:
     parts: dict[str, Any] | None = None
     seed: int | None = None
     policy_step: int | None = None
+    loss_mask: list[bool] | None = None  # true for the response ids that the model sampled
+    turns: list[int] | None = None
+    environment: str | None = None  # as JSON
     group: tuple[str, ...] = ()  # tells groups with the same prompt apart
     sample: str | None = None  # tells the rows of a group apart
 
@@ -229,7 +234,26 @@ def _complete(row: Row) -> Row:
             f"it has {len(ids)} response ids with {len(logprobs)} logprobs; each id needs one, or "
             "leave the logprobs out and have them computed with --policy"
         )
+    if row.loss_mask is not None and len(row.loss_mask) != len(ids or ()):
+        raise ValueError(
+            f"it has {len(ids or ())} response ids with {len(row.loss_mask)} entries in loss_mask; "
+            "each id needs one"
+        )
     return row
+
+
+def turns_of(row: Row) -> dict[str, Any]:
+    """Return the fields of a rollout with turns, which begin wherever sampled ids begin."""
+    if row.loss_mask is None:
+        return {}
+    mask = np.array(row.loss_mask, np.bool_)
+    begins = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
+    turns = begins if row.turns is None else np.array(row.turns)
+    return {
+        "loss_mask": mask,
+        "turns": turns.astype(np.int32),
+        "environment": row.environment,
+    }
 
 
 def terms(name: str, column: str) -> list[tuple[float, str]]:

@@ -131,3 +131,18 @@ def _numbered(groups: Sequence[Group]) -> list[Group]:
             ]
         )
     return numbered
+
+
+def meant(found: Sequence[Problem], row: Row) -> Problem:
+    """Return the one of the problems with a row's prompt that has its problem_id or answer."""
+    meant = found
+    if len(found) > 1:
+        meant = [p for p in found if p.id == row.problem_id] or [
+            p for p in found if p.answer == row.answer
+        ]
+    if len(meant) != 1:
+        raise UsageError(
+            f"{row.place}: its prompt is that of {len(found)} problems in task.data, and neither "
+            "its problem_id nor its answer tells which one it is"
+        )
+    return meant[0]

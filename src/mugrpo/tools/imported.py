@@ -22,8 +22,8 @@ from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.tasks.dataset import canonical, prompt_of
 from mugrpo.tasks.rows import read_rows
-from mugrpo.tools.foreign import FORMATS, Cells, Row, rows_of
-from mugrpo.tools.grouping import Group, Imported, grouped
+from mugrpo.tools.foreign import FORMATS, Cells, Row, rows_of, turns_of
+from mugrpo.tools.grouping import Group, Imported, grouped, meant
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -132,7 +132,7 @@ class Importer:
         if self._known:
             for key in map(canonical, texts):
                 if found := self._by_prompt.get(key) or self._by_text.get(key):
-                    return _meant(found, row)
+                    return meant(found, row)
             raise UsageError(f"{row.place}: its prompt is none of those in task.data")
         written = self._form.written or row.prompt is None
         if written and self._encode.options.form == "chat":
@@ -189,6 +189,7 @@ class Importer:
                 f"{row.place}: its response has {len(response_ids)} tokens, more than "
                 f"rollouts.max_new_tokens = {longest}; raise that"
             )
+        turns = turns_of(row)
         rollout = Rollout(
             problem_id=problem.id,
             occurrence=0,
@@ -200,7 +201,10 @@ class Importer:
             finish_reason=finish_reason,
             temperature=temperature,
             policy_step=row.policy_step or 0,
+            **turns,
         )
+        if turns and self._source.policy is None and rollout.fault:
+            raise UsageError(f"{row.place}: {rollout.fault}")
         return Imported(problem, row, rollout, self._score(row))
 
     def _prompt(self, problem: Problem, row: Row) -> NDArray[np.int32]:
@@ -220,11 +224,13 @@ class Importer:
         """Return a response's ids, and whether its last id ends it."""
         ids = self._in_vocabulary(row.response_ids or self._made(row), row)
         stops = np.isin(ids, self._vocabulary.stop_ids)
-        if stops[:-1].any():
+        if row.loss_mask is None and stops[:-1].any():
             raise UsageError(
                 f"{row.place}: its response goes on after the end-of-sequence token "
                 f"{ids[stops.argmax()]}; leave out what follows, such as padding"
             )
+        if row.loss_mask is not None and row.finish_reason in set(FinishReason):
+            return ids, FinishReason(row.finish_reason)  # a whole turn may have been the last
         return ids, FinishReason.STOP if stops[-1] else FinishReason.LENGTH
 
     def _made(self, row: Row) -> list[int]:
@@ -278,21 +284,6 @@ class Importer:
             return Score(status, row.reward, row.parts or {})
         except ValueError as error:
             raise UsageError(f"{row.place}: {error}") from None
-
-
-def _meant(found: Sequence[Problem], row: Row) -> Problem:
-    """Return the one of the problems with a row's prompt that has its problem_id or answer."""
-    meant = found
-    if len(found) > 1:
-        meant = [p for p in found if p.id == row.problem_id] or [
-            p for p in found if p.answer == row.answer
-        ]
-    if len(meant) != 1:
-        raise UsageError(
-            f"{row.place}: its prompt is that of {len(found)} problems in task.data, and neither "
-            "its problem_id nor its answer tells which one it is"
-        )
-    return meant[0]
 
 
 def _is_data(path: Path) -> bool:

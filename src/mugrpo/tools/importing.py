@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.load import apply_overrides, build_config, read_toml
-from mugrpo.config.rewards import FunctionOptions, NumericOptions
+from mugrpo.config.rewards import NumericOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -230,7 +230,7 @@ def _answered(options: DatasetOptions, groups: Sequence[Group]) -> bool:
     Raises UsageError if only some have, or if none has and a reward needs them.
     """
     missing = [group[0].row.place for group in groups if not group[0].problem.answer]
-    compares = [r.name for r in options.rewards if not isinstance(r, FunctionOptions)]
+    compares = [r.name for r in options.rewards if r.verifies]
     if missing and (compares or len(missing) < len(groups)):
         needs = f"the reward {compares[0]} needs one" if compares else "others have one"
         raise UsageError(

@@ -154,20 +154,21 @@ def named_function(function: Callable[..., Any]) -> str | None:
 
 
 def reward_tables(
-    functions: list[Any], weights: list[float] | None
+    functions: list[Any], weights: list[float] | None, *, environment: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Callable[..., Any]]]:
     """Return `task.rewards`, and by name the functions that only this process has.
 
-    The name of such a function contains a hash of its source, so a resumed run notices a change.
-    Raises UsageError if one of `functions` is not callable, or if the weights are not as many.
+    With `environment`, its own reward is one of them, of weight 1. The name of a function that only
+    this process has contains a hash of its source, so a resumed run notices a change. Raises
+    UsageError if one of `functions` is not callable, or if the weights are not as many.
     """
-    if not functions:
+    if not functions and not environment:
         raise UsageError("reward_funcs is empty; give at least one function")
     if weights is not None and len(weights) != len(functions):
         raise UsageError(f"{len(weights)} reward_weights for {len(functions)} reward_funcs")
     tables: list[dict[str, Any]] = []
     held: dict[str, Callable[..., Any]] = {}
-    labels = {"answer"}  # what two parts of a score cannot share
+    labels = {"answer", "environment"}  # what two parts of a score cannot share
     for number, function in enumerate(functions):
         if not callable(function) or hasattr(function, "forward"):
             raise UsageError(
@@ -184,7 +185,7 @@ def reward_tables(
             held[place] = function
         weight = {} if weights is None else {"weight": float(weights[number])}
         tables.append({"function": place, **weight})
-    return tables, held
+    return tables + [{"name": "environment"}] * environment, held
 
 
 def _label(function: Any) -> str:

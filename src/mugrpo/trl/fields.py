@@ -35,6 +35,7 @@ _TYPES = {  # of fields whose default does not tell
     **dict.fromkeys(("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"), "float"),
     **dict.fromkeys(("steps_per_generation", "generation_batch_size", "data_seed"), "int"),
     **dict.fromkeys(("num_generations_eval", "save_total_limit", "vllm_max_model_length"), "int"),
+    "max_tool_calling_iterations": "int",
     "bf16": "bool",
     "model_init_kwargs": "dict",
     "reward_weights": "list[float]",
@@ -75,6 +76,7 @@ _TAKEN: dict[str, tuple[Any, str]] = {
     "model_init_kwargs": (None, "dtype, attention and device have no effect; others are refused"),
     "seed": (42, "`seed`: every sampled token, and the order of problems"),
     "max_completion_length": (512, "`rollouts.max_new_tokens`"),
+    "max_tool_calling_iterations": (None, "`environment.max_turns`, which is one more"),
     "temperature": (1.0, "`rollouts.temperature`, and that of evaluations"),
     "use_vllm": (False, '`engine.name = "vllm"`, or "vllm_server"'),
     "vllm_mode": ("colocate", '"colocate": a process of its own on the same GPUs; "server"'),
@@ -200,7 +202,6 @@ _OTHERS: list[tuple[Kind, str, dict[str, Any]]] = [
         "the template gets only the conversation; write what it needs into the template",
         {"chat_template_kwargs": None},
     ),
-    ("refused", "a response is one turn without tools", {"max_tool_calling_iterations": None}),
     (
         "refused",
         "no objective of this name is built in; docs/objectives.md says how to add your own",

@@ -35,6 +35,7 @@ from mugrpo.run.opening import open_run
 from mugrpo.trl import data
 from mugrpo.trl.callbacks import Callbacks
 from mugrpo.trl.config import GRPOConfig, changed, is_set, refuse, warn
+from mugrpo.trl.environment import environment_options
 from mugrpo.trl.options import differences, run_options, with_own
 from mugrpo.trl.schedule import generation_of
 
@@ -43,9 +44,7 @@ _NO_ANSWERS = ("--task.answer_column", "none")  # which TOML cannot say
 _NOT_HERE = {
     "reward_processing_classes": "call a reward model in a function of your own",
     "quantization_config": "GRPOConfig(options={'lora.quantization': 'nf4'}) has it in 4 bits",
-    "tools": "a response is one turn without tools",
     "rollout_func": "rollouts made elsewhere are read as shards (docs/api.md)",
-    "environment_factory": "a response is one turn without tools",
 }
 
 
@@ -53,8 +52,9 @@ class GRPOTrainer:
     """A trainer with the arguments of TRL's GRPOTrainer.
 
     `model` is a path, a hub id or a loaded model, `reward_funcs` one function or several, sync or
-    async, and a data set is a `datasets.Dataset` or any iterable of dicts with a "prompt". Raises
-    UsageError if an argument has no meaning here.
+    async, and a data set is a `datasets.Dataset` or any iterable of dicts with a "prompt". An
+    `environment_factory` with `get_reward` needs no functions. Raises UsageError if an argument has
+    no meaning here.
     """
 
     def __init__(
@@ -98,8 +98,15 @@ class GRPOTrainer:
         self.folder = RunDir(self.output_dir / "run")
         self.callbacks = Callbacks(callbacks or (), self.args)
         self._model, self._processing_class, self._peft = model, processing_class, peft_config
+        self._environment, held, rewards = environment_options(
+            environment_factory, tools, self.args
+        )
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        self._rewards, self._held = data.reward_tables(functions, self.args.reward_weights)
+        functions = [] if rewards and reward_funcs is None else functions
+        self._rewards, self._held = data.reward_tables(
+            functions, self.args.reward_weights, environment=rewards
+        )
+        self._held |= held
         self._train, self._eval = train_dataset, eval_dataset
         self._raw = self._options()
         self._is_trained, self._loaded = False, None
@@ -163,9 +170,8 @@ class GRPOTrainer:
             ) as run,
         ):
             if self._held:
-                run.progress.say(
-                    f"rewards run in this process, without limits: {', '.join(self._held)}"
-                )
+                what = "code runs" if self._environment else "rewards run"
+                run.progress.say(f"{what} in this process, without limits: {', '.join(self._held)}")
             self.callbacks.begin(run, stop)
             try:
                 pipeline.train(run, self.callbacks.on_metrics)
@@ -231,6 +237,8 @@ class GRPOTrainer:
         if data.is_chat(chain(train, held_out)):
             raw["prompt"] = {"form": "chat", **({"chat_template": template} if template else {})}
         raw["model"] = {**model, **raw["model"]}
+        if self._environment:
+            raw["environment"] = self._environment
         if self._peft is not None:
             raw["lora"] = data.lora_options(self._peft, model["path"])
         size = generation_of(args).rollouts

@@ -1,0 +1,113 @@
+"""The options of the environment that answers the model between its turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Code, Options, PathOrName
+
+
+class EnvironmentOptions(Options):
+    """What answers the model between its turns, in worker processes. By default, nothing does."""
+
+    name: Code | None = Field(None, json_schema_extra=PLACE)
+    """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
+    (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
+    (docs/environments.md). "<...>:name" is one that only the process of a script has,
+    "verifiers:NAME" an environment of the package verifiers (docs/verifiers.md)."""
+    python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
+    """The interpreter of another environment, in which verifiers and its environment are
+    installed."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, of the function beside the messages, or of verifiers'
+    config of its environment."""
+    tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
+    """Functions that the model may call, named as the environment is. Their signatures and
+    docstrings are what the chat template tells the model."""
+    max_turns: int = Field(16, ge=1)
+    """Turns that the model has at most."""
+    timeout: float = Field(60.0, gt=0)
+    """Seconds that an environment may take for an answer, whatever it waits for. Then its worker
+    process is killed."""
+    workers: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    """Worker processes, each with the environments of many rollouts. 0 starts one per core."""
+    memory_mb: int = Field(2048, ge=0)
+    """Memory in MiB that a worker process may take with all that it starts. 0 sets no limit."""
+
+    @property
+    def given(self) -> bool:
+        """Return whether responses have turns."""
+        return self.name is not None or bool(self.tools)
+
+    @property
+    def held(self) -> list[str]:
+        """Return the code that only the process that began the run has."""
+        return [code for code in self.code if code.startswith("<")]
+
+    @property
+    def verifiers(self) -> str | None:
+        """Return the name of an environment of verifiers, or None if it is another one."""
+        place, _, name = (self.name or "").rpartition(":")
+        return name if place == "verifiers" else None
+
+    @property
+    def code(self) -> list[str]:
+        """Return all code that the options name and this interpreter imports."""
+        here = self.name is not None and self.verifiers is None
+        return [*([self.name] if here and self.name else []), *self.tools]
+
+    @property
+    def processes(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+    def faults(self, form: str, own_reward: bool) -> Iterator[str]:
+        """Yield a message for each combination that does not work, with the way out.
+
+        `form` is prompt.form, and `own_reward` whether the environment's own reward is asked for.
+        """
+        if own_reward and self.name is None:
+            yield (
+                "the reward environment is the one that an environment gives; name one with "
+                "environment.name"
+            )
+        if self.kwargs and self.name is None:
+            yield "environment.kwargs has no effect without environment.name, which takes them"
+        if self.tools and form != "chat":
+            yield (
+                "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
+                "about tools"
+            )
+        yield from self._faults_with_verifiers(form)
+        names = [tool.rpartition(":")[2] for tool in self.tools]
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"environment.tools has {min(twice)} twice; a model calls tools by their names"
+        if not self.given and self.max_turns != type(self).model_fields["max_turns"].default:
+            yield (
+                "environment.max_turns has no effect without environment.name or "
+                "environment.tools; name one of them"
+            )
+
+    def _faults_with_verifiers(self, form: str) -> Iterator[str]:
+        if self.verifiers is None:
+            if self.python is not None:
+                yield (
+                    "environment.python is the interpreter of environment.name = "
+                    "'verifiers:NAME'; other environments run in mugrpo's own"
+                )
+            return
+        if self.python is None:
+            yield (
+                f"environment.name = {self.name!r} needs environment.python, an interpreter that "
+                "has verifiers installed (docs/verifiers.md)"
+            )
+        if form != "chat":
+            yield f"environment.name = {self.name!r} needs prompt.form = 'chat'"
+        if self.tools:
+            yield (
+                f"environment.tools does not go with environment.name = {self.name!r}, which has "
+                "tools of its own"
+            )

@@ -1,0 +1,62 @@
+"""The environments of a run, built from their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.mixture import asks_environment
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.records import Problem
+from mugrpo.environments.base import Environments
+from mugrpo.environments.held import HeldEnvironments
+from mugrpo.environments.pool import EnvironmentPool
+from mugrpo.environments.verifiers.pool import VerifiersEnvironments
+from mugrpo.rewards.functions import NONE_HELD, Held
+
+
+def environments_for(
+    options: EnvironmentOptions,
+    *,
+    own_reward: bool = False,
+    log: Path | None = None,
+    held: Held = NONE_HELD,
+) -> Environments:
+    """Return the environments that `options` describe, which must name some.
+
+    They are loaded when they are first asked for anything, and raise UsageError then if that fails,
+    or if `own_reward` is set and they give no reward. `held` has code that only this process has;
+    if `options` name such code, the environments are in this process. What others print goes to
+    `log`, up to a limit, or to stderr.
+    """
+    assert options.given, "no environment is named"
+    if options.held:
+        return HeldEnvironments(options, held, own_reward=own_reward)
+    if options.verifiers is not None:
+        return VerifiersEnvironments(options, own_reward=own_reward, log=log)
+    return EnvironmentPool(options, own_reward=own_reward, log=log)
+
+
+def environments_of(
+    config: RunConfig, *, held: Held = NONE_HELD, log: Path | None = None
+) -> Environments:
+    """Return the environments of a run's config, which must name some."""
+    own_reward = asks_environment(config.task)
+    return environments_for(config.environment, own_reward=own_reward, log=log, held=held)
+
+
+def tools_of(config: RunConfig, held: Held = NONE_HELD) -> Sequence[Mapping[str, Any]]:
+    """Return the schemas of the tools of a run's environment."""
+    environments = environments_of(config, held=held)
+    try:
+        return environments.tools
+    finally:
+        environments.close()
+
+
+def row_of(problem: Problem) -> dict[str, Any]:
+    """Return what `reset` gets of a problem: the columns, "prompt" and "answer"."""
+    prompt = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
+    return {"answer": problem.answer, **problem.columns, "prompt": prompt}

@@ -1,0 +1,64 @@
+"""The problems of an environment of verifiers as a data set: `mugrpo problems`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import UsageError
+
+Say = Callable[[object], None]
+
+
+def add_problems(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    problems = add("problems", "write the problems of a config's environment of verifiers")
+    config = "the config; its task.data names the file to write, which must not exist yet"
+    problems.add_argument("target", type=Path, metavar="CONFIG", help=config)
+    most = "write the first N problems at most (default: %(default)s)"
+    problems.add_argument("--count", type=int, default=1024, metavar="N", help=most)
+    trust = "approve the code and commands that a config of someone else's names"
+    problems.add_argument("--trust", action="store_true", help=trust)
+
+
+def run_problems(options: argparse.Namespace, say: Say) -> None:
+    """Write one row for each problem: its "id", first messages ("prompt"), "answer" and "task".
+
+    Raises UsageError if the config names no environment of verifiers, if the environment cannot be
+    loaded, or if the file is no .jsonl or exists.
+    """
+    from mugrpo.config.load import load_config
+    from mugrpo.environments.verifiers.pool import VerifiersEnvironments
+    from mugrpo.run.trust import require_trusted, theirs_in
+
+    config = load_config(options.target)
+    if config.environment.verifiers is None:
+        raise UsageError(
+            f"{options.target} names no environment of verifiers; set environment.name = "
+            "'verifiers:NAME' and environment.python"
+        )
+    if not isinstance(config.task, DatasetOptions) or not config.task.data.endswith(".jsonl"):
+        raise UsageError(
+            f"{options.target} names no file for the problems; set task.name = 'dataset' and "
+            "task.data = 'FILE.jsonl'"
+        )
+    require_trusted(config, theirs_in(options.target, config), trust=options.trust, say=say)
+    out = Path(config.task.data)
+    if out.exists():
+        raise UsageError(f"{out} exists already; remove it to write it again")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    environments, written = VerifiersEnvironments(config.environment), 0
+    part = out.with_name(f"{out.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for row in environments.problems(options.count):
+                file.write(json.dumps(row) + "\n")
+                written += 1
+        part.rename(out)
+    finally:
+        environments.close()
+        part.unlink(missing_ok=True)
+    say(f"{out}: {written} problems of {config.environment.name}")

@@ -1,0 +1,200 @@
+"""Environments hang, die and lie: that costs their rollout, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.disk.errors import BrokenReward, UsageError
+from mugrpo.environments.base import Environments, Reply
+from mugrpo.environments.make import environments_for
+from tests.waiting import alive, soon
+
+GAMES = Path(__file__).parent / "games.py"
+
+
+@contextmanager
+def environments(name: str = "Misbehaving", **options: Any) -> Iterator[Environments]:
+    name = name if ":" in name else f"{GAMES}:{name}"
+    own = {"name": name, "workers": 1, "timeout": 30.0, "memory_mb": 1024, **options}
+    found = environments_for(EnvironmentOptions.model_validate(own))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def say(content: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def do(*whats: str) -> dict[str, Any]:
+    return {**say(""), "tool_calls": [call("do", what=what) for what in whats]}
+
+
+def replies(found: Environments, count: int) -> dict[int, Reply]:
+    """Return the next `count` replies by rollout."""
+    heard: dict[int, Reply] = {}
+    while len(heard) < count:
+        some = found.replies(300.0)
+        assert some, f"only {heard} came"
+        heard |= dict(some)
+    return heard
+
+
+def told(found: Environments, rollout: int, message: dict[str, Any]) -> Reply:
+    found.step(rollout, message)
+    return replies(found, 1)[rollout]
+
+
+def contents(reply: Reply) -> list[str]:
+    return [message["content"] for message in reply.messages]
+
+
+def test_calls_of_many_rollouts_do_not_mix():
+    with environments("Counter", workers=2) as found:
+        for rollout in range(20):
+            found.begin(rollout, rollout, {"start": 100 * rollout})
+        assert all(not reply.done for reply in replies(found, 20).values())
+        for rollout in range(20):
+            found.step(rollout, {**say(""), "tool_calls": [call("add", number=rollout)]})
+        for rollout, reply in replies(found, 20).items():
+            assert contents(reply) == [str(101 * rollout)]
+        for rollout in range(20):
+            found.step(rollout, say("done"))
+        for rollout, reply in replies(found, 20).items():
+            assert reply.done and reply.reward == pytest.approx(10.1 * rollout)
+        assert found.replies(60.0) == []  # nothing is asked: it does not wait
+
+
+@pytest.mark.parametrize(
+    ("what", "failure", "unfinished"),
+    [
+        ("hang", "not finished within 2 seconds", True),
+        ("spin", "not finished within 2 seconds", True),
+        ("memory", "Misbehaving: MemoryError", True),
+        ("die", "the worker died (SIGKILL)", False),
+        ("exit", "Misbehaving: SystemExit: enough", False),
+    ],
+)
+def test_a_failure_costs_one_rollout_and_its_neighbours_go_on(what, failure, unfinished):
+    with environments(timeout=2.0) as found:
+        for rollout in range(3):
+            found.begin(rollout, 7, {})
+        replies(found, 3)
+        assert [contents(told(found, n, do("first")))[0] for n in range(3)] == ["first"] * 3
+        reply = told(found, 1, do(what))
+        assert reply.done and reply.reward is None and not reply.messages
+        assert (reply.failure, reply.unfinished) == (failure, unfinished)
+        assert contents(told(found, 0, do("second"))) == ["first,second"]
+        assert contents(told(found, 2, do("second", "third"))) == [
+            "first,second",
+            "first,second,third",
+        ]
+        found.end(0)
+        assert replies(found, 1)[0].reward == 2.0
+
+
+def test_a_death_that_is_not_repeated_costs_nothing(tmp_path: Path):
+    with environments() as found:
+        found.begin(0, 7, {})
+        replies(found, 1)
+        assert contents(told(found, 0, do("first"))) == ["first"]
+        assert contents(told(found, 0, do(f"die_once {tmp_path / 'dead'}"))) == ["first,die_once"]
+
+
+def test_a_neighbour_that_replies_differently_when_repeated_fails_at_its_next_call():
+    with environments(timeout=2.0) as found:
+        for rollout in range(3):
+            found.begin(rollout, 7, {})
+        replies(found, 3)
+        told(found, 0, do("clock"))
+        assert told(found, 1, do("hang")).unfinished
+        assert contents(told(found, 2, do("still here"))) == ["still"]
+        reply = told(found, 0, do("second"))
+        assert reply.done and "replied differently when its calls were repeated" in reply.failure
+
+
+def test_a_message_of_another_form_ends_the_worker_and_not_the_run():
+    with environments("Forger") as found:
+        found.begin(0, 7, {})
+        assert replies(found, 1)[0].failure == "the worker died (SIGKILL)"
+
+
+def test_random_numbers_depend_on_the_seed_and_the_call_alone():
+    drawn = {"tool_calls": [call("draw")], **say("")}
+
+    def draws(found: Environments, rollout: int, seed: int) -> list[str]:
+        found.begin(rollout, seed, {})
+        first = contents(replies(found, 1)[rollout])
+        return [*first, *(contents(told(found, rollout, drawn))[0] for _ in range(2))]
+
+    with environments("Seeded") as found:
+        alone = draws(found, 0, 2**63 + 5)
+        for rollout in (1, 2):  # interleaved
+            found.begin(rollout, 2**63 + 5, {})
+        mixed = replies(found, 2)
+        assert contents(mixed[1]) == contents(mixed[2]) == alone[:1]
+        found.step(1, drawn)
+        found.step(2, drawn)
+        mixed = replies(found, 2)
+        assert contents(mixed[1]) == contents(mixed[2]) == alone[1:2]
+        assert len({*alone, *draws(found, 3, 5)}) == 6  # all differ, and with the seed, too
+        found.end(0)
+        logged = replies(found, 1)[0].logged
+        assert logged == {
+            "drawn": 5.5 + (2**63 % 2**32) % 10,
+            "tools/calls": 2,
+            "tools/failures": 0,
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Missing", "has no Missing"),
+        ("NUMBER", "NUMBER is of type int, not a function"),
+        ("Resetless", "has no method `reset`, with which a rollout begins"),
+        ("Bare", "has no method that a model could call as a tool, and no `get_reward`"),
+        ("Undescribed", "the tool add cannot be described to a model: "),
+        ("Unmade", "the environment .*Unmade cannot be made: ValueError: no size 3"),
+    ],
+)
+def test_what_is_no_environment_is_refused(name: str, sentence: str):
+    kwargs = {"size": 3} if name == "Unmade" else {}
+    with environments(name, kwargs=kwargs) as found, pytest.raises(UsageError, match=sentence):
+        assert found.tools is None
+
+
+def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    name = f"{tmp_path / 'broken.py'}:Game"
+    with environments(name) as found, pytest.raises(UsageError, match="no_such_module"):
+        assert found.tools is None
+
+
+@pytest.mark.parametrize("what", ["text", "nan"])
+def test_a_reward_that_is_no_number_stops_the_run(what: str):
+    with environments() as found:
+        found.begin(0, 7, {"answer": what})
+        replies(found, 1)
+        found.end(0)
+        with pytest.raises(BrokenReward, match=r"get_reward returned .*must be a number"):
+            replies(found, 1)
+
+
+def test_workers_end_with_what_they_started():
+    with environments() as found:
+        found.begin(0, 7, {"answer": "process"})
+        pid = int(contents(replies(found, 1)[0])[0])
+        assert alive(pid)
+    assert soon(lambda: not alive(pid))

@@ -1,0 +1,195 @@
+"""TRL's contract and functions of messages, in this process. Messages are written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.disk.errors import BrokenReward, UsageError
+from mugrpo.disk.records import Problem
+from mugrpo.environments.base import Environments, Reply
+from mugrpo.environments.make import environments_for, row_of
+from tests.environments import games
+from tests.environments.test_pool import GAMES, call, say, told
+
+
+def held(code: Any, **options: Any) -> Environments:
+    """Return environments of a class or function that is only here."""
+    given = EnvironmentOptions.model_validate({"name": "<test>:code", **options})
+    return environments_for(given, held={"<test>:code": code})
+
+
+def begun(code: Any, row: dict[str, Any] | None = None, **options: Any) -> Environments:
+    found = held(code, **options)
+    found.begin(0, 7, {"prompt": "3", **(row or {})})
+    return found
+
+
+def test_a_conversation_with_trls_contract():
+    found = begun(games.Counter, {"start": 3, "answer": "x"})
+    [(rollout, began)] = found.replies(0)
+    assert rollout == 0 and began.messages == [{"role": "user", "content": " It is 3."}]
+    calls = [call("add", number=4), call("later", number=1), call("add", number=2)]
+    reply = told(found, 0, {**say("thinking"), "tool_calls": calls})
+    assert reply.messages == [
+        {"role": "tool", "name": "add", "content": "7"},
+        {"role": "tool", "name": "later", "content": "10"},  # coroutines run after the others
+        {"role": "tool", "name": "add", "content": "9"},
+    ]
+    last = told(found, 0, say("It is 10."))
+    assert last == Reply(done=True, reward=1.0, logged={"tools/calls": 3, "tools/failures": 0})
+
+
+def test_bad_calls_are_told_to_the_model_in_trls_words():
+    found = begun(games.Misbehaving)
+    assert found.replies(0)[0][1].messages == ()
+    calls = [
+        call("undo"),
+        call("do"),
+        call("do", what="raise no such thing"),
+        call("reset"),
+        call("_hidden"),
+        {"type": "code", "name": "do"},
+        {"type": "function"},
+        call("do", what="surrogate"),
+        call("do", what="last"),
+    ]
+    reply = told(found, 0, {**say(""), "tool_calls": calls})
+    missing = "Misbehaving.do() missing 1 required positional argument: 'what'"
+    assert [(m["name"], m["content"]) for m in reply.messages] == [
+        ("undo", "{'error': 'Tool undo not found.'}"),
+        ("do", f"{{'error': \"{missing}\"}}"),
+        ("do", "{'error': 'no such thing'}"),
+        ("reset", "{'error': 'Tool reset not found.'}"),
+        ("_hidden", "{'error': 'Tool _hidden not found.'}"),
+        ("do", "{'error': 'Unsupported tool call type: code'}"),
+        ("unknown", "{'error': 'The tool call has no function with a name.'}"),
+        ("do", "?!"),  # half a character, which no tokenizer reads
+        ("do", "raise,surrogate,last"),
+    ]
+    found.end(0)
+    [(_, last)] = found.replies(0)
+    assert (last.reward, last.logged) == (3.0, {"tools/calls": 9, "tools/failures": 7})
+
+
+@pytest.mark.parametrize(("last", "reward"), [("none", None), ("true", 1.0), ("four", 1.0)])
+def test_rewards_may_be_none_or_a_bool(last: str, reward: float | None):
+    found = begun(games.Misbehaving, {"answer": last})
+    found.end(0)
+    assert found.replies(0)[1][1].reward == reward
+
+
+def test_an_object_is_made_once_and_reset_often():
+    made: list[games.Counter] = []
+
+    def make() -> games.Counter:
+        made.append(games.Counter())
+        return made[-1]
+
+    found = held(make)
+    for rollout in range(3):
+        found.begin(rollout, 7, {"start": rollout})
+        found.end(rollout)
+    assert [reply.reward for _, reply in found.replies(0) if reply.done] == [0.0, 0.1, 0.2]
+    assert len(made) == 1
+    for rollout in range(3):
+        found.begin(rollout, 7, {})
+    assert len(made) == 3  # as many as there are rollouts at once
+
+
+def test_a_reset_that_raises_costs_its_rollout():
+    found = begun(games.Misbehaving, {"answer": "raise no such game"})
+    [(_, reply)] = found.replies(0)
+    assert reply.done and reply.failure == "code: ValueError: no such game"
+
+
+def test_a_game_by_a_function_of_messages():
+    """Each guess after the first costs a quarter; the third that is wrong ends it."""
+    found = begun(games.higher, {"answer": "5"})
+    assert found.replies(0) == [(0, Reply())]
+    assert told(found, 0, say("3")).messages == [{"role": "user", "content": "higher"}]
+    assert told(found, 0, say("7")).messages == [{"role": "user", "content": "lower"}]
+    assert told(found, 0, say("5")) == Reply(done=True, reward=0.5)
+    found.begin(1, 7, {"prompt": [{"role": "user", "content": "?"}], "answer": "9"})
+    found.replies(0)
+    assert [told(found, 1, say(guess)).done for guess in "1234"] == [False, False, False, True]
+    found.begin(2, 7, {"prompt": "?", "answer": "9"})
+    found.end(2)
+    assert found.replies(0)[-1] == (2, Reply(done=True, reward=0.0))  # it has not ended by itself
+
+
+def test_kwargs_go_to_the_class_or_the_function():
+    found = begun(games.higher, {"answer": "9"}, kwargs={"limit": 1})
+    found.replies(0)
+    assert not told(found, 0, say("1")).done
+    assert told(found, 0, say("2")) == Reply(done=True, reward=None)
+
+
+@pytest.mark.parametrize("answer", ["list", "role", "set"])
+def test_a_function_that_returns_something_else_stops_the_run(answer: str):
+    found = begun(games.nonsense, {"answer": answer})
+    with pytest.raises(BrokenReward, match=r"code returned .*it must be the text of the next"):
+        found.step(0, say("x"))
+
+
+def test_tools_alone():
+    options = EnvironmentOptions(tools=(f"{GAMES}:double", "<test>:halve"))
+
+    def halve(number: int) -> float:
+        """Halve a number.
+
+        Args:
+            number: The number.
+        """
+        return number / 2
+
+    found = environments_for(options, held={"<test>:halve": halve})
+    assert [tool["function"]["name"] for tool in found.tools] == ["double", "halve"]
+    assert found.tools[0]["function"]["parameters"]["properties"] == {
+        "number": {"type": "integer", "description": "The number."}
+    }
+    found.begin(0, 7, {"prompt": "x"})
+    found.replies(0)
+    calls = [call("double", number=4), call("halve", number=3)]
+    reply = told(found, 0, {**say(""), "tool_calls": calls})
+    assert [message["content"] for message in reply.messages] == ["8", "1.5"]
+    assert told(found, 0, say("8")).reward is None
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "own_reward", "sentence"),
+    [
+        (lambda: None, {}, False, "has no method `reset`"),
+        (games.higher, {"kwargs": {"size": 1}}, False, "cannot be called with messages and"),
+        (
+            games.higher,
+            {"tools": (f"{GAMES}:double",)},
+            False,
+            "does not go with",
+        ),
+        (games.Seeded, {}, True, "has no `get_reward`, which the reward environment asks for"),
+        (games.Counter, {"tools": (f"{GAMES}:add",)}, False, "has a method add beside the tool"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
+    given = EnvironmentOptions.model_validate({"name": "<test>:code", **options})
+    found = environments_for(given, held={"<test>:code": code}, own_reward=own_reward)
+    with pytest.raises(UsageError, match=sentence):
+        found.begin(0, 7, {"prompt": "x"})
+
+
+def test_code_of_a_script_is_refused_without_it():
+    found = environments_for(EnvironmentOptions(name="<script>:Game"))
+    with pytest.raises(UsageError, match="exists only in the script that began this run"):
+        found.begin(0, 7, {})
+
+
+def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():
+    problem = Problem("p", "3+9?", "12", {"answer": "#### 12", "unit": "kg"})
+    assert row_of(problem) == {"prompt": "3+9?", "answer": "#### 12", "unit": "kg"}
+    assert row_of(Problem("p", ({"role": "user", "content": "?"},), "12")) == {
+        "prompt": [{"role": "user", "content": "?"}],
+        "answer": "12",
+    }

@@ -1,0 +1,179 @@
+"""Updates on responses with turns: the loss sees what was sampled, the model all that was said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mugrpo.model.policy import Policy
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.forward import rollout_logprobs
+from mugrpo.optimize.logprobs_process import _arrays
+from mugrpo.optimize.samples import SampleCollector
+from mugrpo.optimize.trainer import Trainer
+from mugrpo.processes.messages import from_json, to_json
+from tests.builders import plain_logprobs, sampled_experience, stale, tiny_policy, with_turns
+from tests.updates import assert_same_gradients, config_of, step
+
+KAPPA = 0.7
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo", "ratio_clip": (0.8, 1.2)},
+    "minpro": {"name": "minpro", "ratio_clip": (0.8, 1.2)},
+    "gspo": {"name": "grpo", "ratio_clip": (0.8, 1.2), "level": "sequence"},
+}
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy("llama")
+
+
+@pytest.fixture(scope="module")
+def turns(policy: Policy) -> Experience:
+    return with_turns(stale(sampled_experience(policy)))
+
+
+def sampled_logprobs(model: Any, rollout: Any) -> list[torch.Tensor]:
+    """Return the logprob of each sampled token, each from a forward pass over what precedes it."""
+    ids = [*rollout.prompt_ids.tolist(), *rollout.response_ids.tolist()]
+    logprobs = []
+    for place, sampled in enumerate(rollout.loss_mask.tolist(), len(rollout.prompt_ids)):
+        if sampled:
+            logits = model(input_ids=torch.tensor([ids[:place]]), use_cache=False).logits
+            logprobs.append(torch.log_softmax(logits[0, -1], -1)[ids[place]])
+    return logprobs
+
+
+def weights(name: str, logprobs: list[torch.Tensor], behavior: list[float]) -> list[torch.Tensor]:
+    """Return the ratio that each objective clips, of each sampled token of a response."""
+    ratios = [(p - b).exp() for p, b in zip(logprobs, behavior, strict=True)]
+    if name == "minpro":
+        least = [min([r.item() for r in ratios[:t]], default=1.0) for t in range(len(ratios))]
+        return [r * m for r, m in zip(ratios, least, strict=True)]
+    if name == "gspo":
+        mean = statistics.mean(r.log().item() for r in ratios)
+        return [torch.tensor(mean).exp() * r / r.detach() for r in ratios]
+    return ratios
+
+
+def expected_loss(
+    model: Any, experience: Experience, name: str, reduction: str, veto: bool
+) -> torch.Tensor:
+    """Return the update's loss token by token, without padding, batches or environment's tokens."""
+    total, rewards = torch.zeros(()), [score.reward for score in experience.scores]
+    tokens = sum(int(r.loss_mask.sum()) for r in experience.rollouts)
+    for i, rollout in enumerate(experience.rollouts):
+        group = rewards[i // 4 * 4 : i // 4 * 4 + 4]
+        spread = statistics.stdev(group)
+        if not spread:
+            continue
+        advantage = (rewards[i] - statistics.mean(group)) / (spread + 1e-4)
+        logprobs = sampled_logprobs(model, rollout)
+        behavior = rollout.behavior_logprobs[rollout.loss_mask].astype(float).tolist()
+        triggered, losses = False, []
+        for t, weight in enumerate(weights(name, logprobs, behavior)):
+            low = (logprobs[t] - behavior[t]).exp().item() < KAPPA
+            if veto and advantage < 0 and triggered and not low:
+                continue
+            triggered = triggered or low
+            losses.append(-min(weight * advantage, weight.clamp(0.8, 1.2) * advantage))
+        share = len(rewards) * len(logprobs) if reduction == "sequence_mean" else tokens
+        total = total + sum(losses) / share
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "veto"),
+    [
+        ("grpo", "token_mean", False),
+        ("grpo", "sequence_mean", True),
+        ("minpro", "token_mean", False),
+        ("gspo", "sequence_mean", False),
+    ],
+)
+@pytest.mark.parametrize("share", [True, False])
+def test_gradients_are_those_of_single_tokens(policy, turns, name, reduction, veto, share):
+    """Each sampled token by a forward pass of its own, in fp64; the trainer's is in fp32."""
+    config = config_of(
+        OBJECTIVES[name],
+        reduction=reduction,
+        veto={"name": "negative_advantage", "kappa": KAPPA} if veto else {"name": "off"},
+        optimizer={"share_prompts": share, "micro_batch_tokens": 150},
+    )
+    exact = copy.deepcopy(policy.model).double().eval()
+    expected = expected_loss(exact, turns, name, reduction, veto)
+    expected.backward()
+    metrics, gradients = step(turns, config, copy.deepcopy(policy))
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert (metrics["shared_prompt_share"] > 0) == share
+    wanted = {n: p.grad.float() for n, p in exact.named_parameters() if n in gradients}
+    assert_same_gradients(gradients, wanted, rtol=1e-5)
+    if veto:
+        assert metrics["vetoed_fraction"] > 0
+
+
+def test_the_metrics_count_sampled_tokens(policy, turns):
+    metrics, _ = step(turns, config_of(OBJECTIVES["grpo"]), copy.deepcopy(policy))
+    assert metrics["tokens"] == sum(r.loss_mask.sum() for r in turns.rollouts)
+    assert metrics["tokens"] < sum(len(r.response_ids) for r in turns.rollouts)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_logprobs_are_the_plain_models_and_0_where_nothing_was_sampled(policy, turns, share):
+    config = config_of(optimizer={"share_prompts": share, "micro_batch_tokens": 150})
+    for rollout, logprobs in zip(
+        turns.rollouts, rollout_logprobs(policy, turns.rollouts, config), strict=True
+    ):
+        plain = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids).detach().numpy()
+        np.testing.assert_allclose(logprobs, plain * rollout.loss_mask, atol=2e-5)
+
+
+def test_a_response_whose_tokens_were_all_sampled_has_the_same_bits_with_a_mask(policy):
+    """The mask is also allowed to be all true. The numbers are those of no mask."""
+    plain = stale(sampled_experience(policy))
+    masked = [
+        replace(r, loss_mask=np.ones(len(r.response_ids), bool), turns=np.array([0], np.int32))
+        for r in plain.rollouts
+    ]
+    config = config_of(OBJECTIVES["grpo"])
+    _, expected = step(plain, config, copy.deepcopy(policy))
+    _, gradients = step(replace(plain, rollouts=masked), config, copy.deepcopy(policy))
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, expected[name])
+
+
+def test_a_sample_shows_what_was_not_sampled(policy, turns):
+    """Its marks and logprobs are at the places of their tokens in the whole response."""
+    collector = SampleCollector()
+    trained = Trainer(copy.deepcopy(policy), config_of(OBJECTIVES["grpo"]))
+    trained.step(turns, collector)
+    described = collector.chosen(turns.rollouts, turns.scores, 4, policy.tokenizer)
+    assert described
+    for one in described:
+        (rollout,) = (
+            r
+            for r in turns.rollouts
+            if (r.problem_id, r.sample) == (one["problem_id"], one["sample"])
+        )
+        assert one["sampled"] == rollout.loss_mask.tolist()
+        plain = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids).detach().numpy()
+        np.testing.assert_allclose(one["logprobs"], plain * rollout.loss_mask, atol=2e-5)
+        assert len(one["tokens"]) == len(one["entropies"]) == len(rollout.response_ids)
+        assert rollout.loss_mask[one["marks"]["clipped"]].all()
+    assert any(one["marks"]["clipped"] for one in described)
+
+
+def test_turns_survive_the_way_to_another_process(turns):
+    for rollout in turns.rollouts[:2]:
+        row = _arrays(from_json(to_json(asdict(rollout))))
+        assert json.dumps(row["finish_reason"]) == json.dumps(rollout.finish_reason)
+        for name in ("response_ids", "behavior_logprobs", "loss_mask", "turns"):
+            np.testing.assert_array_equal(row[name], getattr(rollout, name))
+            assert row[name].dtype == getattr(rollout, name).dtype

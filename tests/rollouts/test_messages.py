@@ -1,0 +1,246 @@
+"""Messages as tokens: beside what TRL makes of them, and beside the template of the whole."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOTrainer
+
+from mugrpo.config.run import PromptOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import FinishReason, Problem
+from mugrpo.engines.base import Completion
+from mugrpo.environments.base import Reply
+from mugrpo.rollouts.messages import BadCallError, MessageEncoder
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.turns import Dialogue, Turns
+from tests.rollouts.games import Games
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        },
+    },
+}
+ASKED = Problem("p", "What is 2 + 3?", "5")
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+def template_of(name: str) -> str:
+    return (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes whose turns end with <|im_end|>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>", "<|endoftext|>"],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def prompts_of(template: str, *tools: Any, limit: int | None = None) -> PromptEncoder:
+    tokenizer, options = tokenizer_of(template), PromptOptions(form="chat")
+    return PromptEncoder(tokenizer, len(tokenizer), options, limit, lambda: tools)
+
+
+@pytest.fixture
+def prompts() -> PromptEncoder:
+    return prompts_of(template_of("qwen3_training"), TOOL)
+
+
+def encoded(prompts: PromptEncoder, text: str) -> np.ndarray:
+    return np.array(prompts.ids_of(text), np.int32)
+
+
+@pytest.mark.parametrize(
+    "template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"]
+)
+@pytest.mark.parametrize("contents", [["5"], ["{'error': 'no'}", "several\nlines"]])
+def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
+    prompts = prompts_of(template_of(template), TOOL)
+    messages = [{"role": "tool", "name": "add", "content": content} for content in contents]
+    theirs = SimpleNamespace(
+        processing_class=prompts.tokenizer,
+        _tokenizer=prompts.tokenizer,
+        chat_template=prompts.tokenizer.chat_template,
+        chat_template_kwargs={"tools": [TOOL]},
+        _is_vlm=False,
+    )
+    expected = GRPOTrainer._get_tool_suffix_ids(theirs, messages)
+    encoder = MessageEncoder(prompts)
+    assert encoder.suffix(prompts.tokenizer.eos_token_id, messages).tolist() == expected
+
+
+def test_a_conversation_is_what_the_template_writes_for_the_whole():
+    """The prompt, turns as they are sampled, and suffixes, end to end."""
+    prompts = prompts_of(template_of("qwen2_5_training"), TOOL)
+    encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
+    said = [
+        {"role": "assistant", "content": "Four."},
+        {"role": "user", "content": "No.\nAgain!"},
+        {"role": "assistant", "content": "Five."},
+        {"role": "user", "content": "Yes."},
+    ]
+    ids = encoder.prompt(ASKED, [{"role": "user", "content": " Think."}]).tolist()
+    for answer, told in zip(said[::2], said[1::2], strict=True):
+        ids += [*prompts.ids_of(answer["content"]), eos]
+        ids += encoder.suffix(eos, [told]).tolist()
+    asked = {"role": "user", "content": "What is 2 + 3? Think."}
+    assert prompts.tokenizer.decode(ids) == prompts.rendered([asked, *said], prompting=True)
+
+
+def test_a_turn_that_ends_with_another_token_is_ended_as_the_template_does(prompts):
+    encoder, tokenizer = MessageEncoder(prompts), prompts.tokenizer
+    other = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    told = [{"role": "user", "content": "Go on."}]
+    ours, own = (encoder.suffix(last, told).tolist() for last in (other, tokenizer.eos_token_id))
+    assert ours == [tokenizer.eos_token_id, *own]
+    assert tokenizer.decode(own) == (
+        "\n<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_template_is_told_about_tools(prompts):
+    assert '"name": "add"' in prompts.tokenizer.decode(prompts(ASKED))
+
+
+def test_a_call_is_read_from_the_models_tokens(prompts):
+    encoder, eos = MessageEncoder(prompts), prompts.tokenizer.eos_token_id
+    before = prompts(ASKED)
+    read = partial(encoder.message, before)
+    message = read(np.append(encoded(prompts, f"So: {CALL}"), eos))
+    assert message["role"] == "assistant" and message["content"].strip() == "So:"
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
+    plain = read(np.append(encoded(prompts, "It is 5."), eos))
+    assert plain == {"role": "assistant", "content": "It is 5."}
+    two = read(np.append(encoded(prompts, f"{CALL}\n{CALL}"), eos))
+    assert len(two["tool_calls"]) == 2
+
+
+def test_the_tokenizers_own_response_template_comes_first(prompts):
+    """One in which calls are in brackets."""
+    call = {"open": "[", "close": "]", "content": "json", "repeats": True}
+    own = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {"tool_calls": call, "content": {"content": "text"}},
+    }
+    prompts.tokenizer.response_template = own
+    ids = np.append(encoded(prompts, '[{"name": "add"}]'), prompts.tokenizer.eos_token_id)
+    message = MessageEncoder(prompts).message(prompts(ASKED), ids)
+    assert message["tool_calls"] == [{"name": "add"}]
+
+
+@pytest.mark.parametrize("text", ["<tool_call>\n{oops\n</tool_call>", "<tool_call>[1</tool_call>"])
+def test_a_call_that_cannot_be_read_is_answered(prompts, text: str):
+    ids = np.append(encoded(prompts, text), prompts.tokenizer.eos_token_id)
+    encoder = MessageEncoder(prompts)
+    with pytest.raises(BadCallError) as bad:
+        encoder.message(prompts(ASKED), ids)
+    answer = bad.value.answer
+    assert answer["role"] == "tool" and "cannot be read" in answer["content"]
+    assert len(answer["content"]) < 250
+    assert answer["content"] in prompts.tokenizer.decode(
+        encoder.suffix(prompts.tokenizer.eos_token_id, [answer])
+    )
+
+
+def test_a_template_that_leaves_tools_out_is_refused():
+    template = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    with pytest.raises(UsageError, match="does not tell the model about tools such as add"):
+        MessageEncoder(prompts_of(template, TOOL))
+    MessageEncoder(prompts_of(template))  # without tools it is fine
+
+
+def test_a_tokenizer_that_cannot_read_calls_is_refused():
+    template = "{{ tools }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    with pytest.raises(UsageError, match="no response_template"):
+        MessageEncoder(prompts_of(template, TOOL))
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused():
+    template = (
+        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+    )
+    encoder = MessageEncoder(prompts_of(template))
+    with pytest.raises(UsageError, match="writes earlier messages differently"):
+        encoder.suffix(0, [{"role": "user", "content": "x"}])
+
+
+def test_a_prompt_that_its_environment_makes_too_long_is_refused():
+    prompts = prompts_of(template_of("qwen3_training"), limit=60)
+    encoder = MessageEncoder(prompts)
+    encoder.prompt(ASKED, [])
+    with pytest.raises(UsageError, match="more than the 60 that"):
+        encoder.prompt(ASKED, [{"role": "user", "content": "x" * 40}])
+
+
+def test_in_the_plain_form_a_message_is_its_content():
+    tokenizer = tokenizer_of("")
+    encoder = MessageEncoder(PromptEncoder(tokenizer, len(tokenizer), PromptOptions()))
+    assert tokenizer.decode(encoder.prompt(ASKED, [{"content": " x"}])) == "What is 2 + 3? x"
+    suffix = encoder.suffix(tokenizer.eos_token_id, [{"content": "a"}, {"content": "b"}])
+    assert tokenizer.decode(suffix) == "ab"
+    ids = np.append(tokenizer("It is 5.")["input_ids"], tokenizer.eos_token_id)
+    assert encoder.message(suffix, ids) == {"role": "assistant", "content": "It is 5."}
+
+
+def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts):
+    """A call that cannot be read, one that can, and the answer, by a scripted model.
+
+    The environment sees the last two. The model reads why the first was not read, then the result.
+    """
+    eos, said = prompts.tokenizer.eos_token_id, ["<tool_call>{oops</tool_call>", CALL, "It is 5."]
+
+    def answer(seed: int, call: int, message: Any) -> Reply:
+        if call == 0:
+            return Reply()
+        if "tool_calls" not in message:
+            return Reply(done=True, reward=1.0)
+        return Reply([{"role": "tool", "name": "add", "content": "5"}])
+
+    games = Games(answer, tools=[TOOL])
+    turns = Turns(Dialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True)
+    turns.begin(0, ASKED, 7)
+    for index, text in enumerate(said):
+        (request,) = turns.requests()
+        ids = np.append(encoded(prompts, text), eos).astype(np.int32)
+        logprobs = np.full(len(ids), -1.0 - index, np.float32)
+        assert request.max_new_tokens == 999 - (len(request.prompt_ids) - len(prompts(ASKED)))
+        turns.take([(index, Completion(ids, logprobs, FinishReason.STOP))])
+    assert turns.requests() == [] and turns.going == 0
+    ((_, conversation),) = turns.ended()
+    rollout = conversation.rollout(("p", 0, 0), 1.0, 0)
+    assert rollout.fault is None
+    text = prompts.tokenizer.decode(rollout.response_ids)
+    before, between, after = (text.index(one) for one in said)
+    assert "cannot be read" in text[before:between]
+    assert "<tool_response>\n5\n</tool_response>" in text[between:after]
+    steps = [told for name, _, told in games.log if name == "step"]
+    assert [("tool_calls" in message, message["content"]) for message in steps] == [
+        (True, ""),
+        (False, "It is 5."),
+    ]
+    for turn, begin in enumerate(rollout.turns):
+        assert rollout.behavior_logprobs[begin] == -1.0 - turn
+    sampled = prompts.tokenizer.decode(rollout.response_ids[rollout.loss_mask])
+    assert sampled == "".join(f"{one}<|im_end|>" for one in said)

@@ -1,0 +1,303 @@
+"""Rollouts with turns: their records, their tokens, and that waiting changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mugrpo.config.engines import ContinuousOptions, HFOptions
+from mugrpo.config.run import PromptOptions
+from mugrpo.disk.records import FinishReason, Problem, Rollout
+from mugrpo.disk.shards import ShardSet, read_rollouts
+from mugrpo.engines.base import Decoded, Request
+from mugrpo.engines.continuous import ContinuousEngine
+from mugrpo.engines.hf import HFEngine
+from mugrpo.environments.base import Reply
+from mugrpo.model.policy import Policy
+from mugrpo.rollouts.conversing import make_sampler
+from mugrpo.rollouts.messages import MessageEncoder
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Piece
+from mugrpo.rollouts.schedule import turn_seed
+from mugrpo.rollouts.score import response_text
+from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.rollouts.turns import Dialogue
+from tests.builders import tiny_policy
+from tests.rollouts.games import Answer, Games, counting
+
+MOST = 60  # tokens of a response
+PROBLEMS = [Problem(f"p{i}", f"{i}+2-", "") for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """A model whose turns have five tokens on average."""
+    policy = tiny_policy("llama")
+    policy.stop_ids = [1, 3, 6, 9, 15]
+    return policy
+
+
+def sampler_of(
+    policy: Policy,
+    games: Games,
+    *,
+    engine: Any = None,
+    max_turns: int = 16,
+    max_new_tokens: int = MOST,
+    limit: int | None = None,
+):
+    encode = PromptEncoder(policy.tokenizer, policy.vocab_size, PromptOptions(), limit)
+    engine = engine or ContinuousEngine(policy, ContinuousOptions(slots=6))
+    return make_sampler(
+        engine,
+        encode,
+        Dialogue(games, MessageEncoder(encode), max_turns),
+        seed=7,
+        stage="0",
+        group_size=3,
+        temperature=1.0,
+        max_new_tokens=max_new_tokens,
+        policy_step=0,
+    )
+
+
+def sampled(policy: Policy, answer: Answer = counting, late: int | None = None, **options: Any):
+    """Return the rollouts of PROBLEMS, in groups of three."""
+    draws = [(problem, 0) for problem in PROBLEMS]
+    games = Games(answer, late=late)
+    return sampler_of(policy, games, **options).sample_shard(draws, lambda _: None).rollouts
+
+
+def encoded(policy: Policy, text: str) -> list[int]:
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def assert_same(ours: Sequence[Rollout], theirs: Sequence[Rollout], tokens_only: bool = False):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.group, a.sample, a.seed, a.environment) == (
+            b.group,
+            b.sample,
+            b.seed,
+            b.environment,
+        )
+        for name in ("prompt_ids", "response_ids", "loss_mask", "turns"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        if not tokens_only:
+            np.testing.assert_array_equal(a.behavior_logprobs, b.behavior_logprobs)
+
+
+def test_a_record_holds_what_was_sampled_and_what_was_said(policy):
+    """Each turn is the engine's response to all that precedes it, with the turn's own seed."""
+    rollouts = sampled(policy)
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=1))
+    lengths = set()
+    for place, r in enumerate(rollouts):
+        assert (r.problem_id, r.sample) == (f"p{place // 3}", place % 3)
+        asked = encoded(policy, PROBLEMS[place // 3].prompt + f"{r.seed % 3}+")
+        assert r.prompt_ids.tolist() == asked
+        sampled_ids, said, at = [], 0, 0
+        for turn, begin in enumerate(r.turns.tolist()):
+            if turn:
+                words = encoded(policy, f"{turn}-{r.seed % 4}=")
+                assert r.response_ids[at:begin].tolist() == words
+                assert not r.loss_mask[at:begin].any()
+                assert not r.behavior_logprobs[at:begin].any()
+                said += len(words)
+            before = np.concatenate([r.prompt_ids, r.response_ids[:begin]])
+            request = Request(before, turn_seed(r.seed, turn), MOST - begin)
+            ((_, expected),) = (
+                answer
+                for decoded in engine.generate([request], temperature=1.0, max_new_tokens=MOST)
+                for answer in decoded.completions
+            )
+            at = begin + len(expected.ids)
+            np.testing.assert_array_equal(r.response_ids[begin:at], expected.ids)
+            np.testing.assert_allclose(r.behavior_logprobs[begin:at], expected.logprobs, atol=1e-5)
+            assert r.loss_mask[begin:at].all()
+            sampled_ids.append(expected.ids)
+        assert at == len(r.response_ids) == r.sampled_tokens + said
+        assert response_text(r, policy.tokenizer) == policy.tokenizer.decode(
+            sampled_ids[-1][: -1 if r.finish_reason is FinishReason.STOP else None],
+            skip_special_tokens=True,
+        )
+        lengths.add(len(r.turns))
+        if r.finish_reason is FinishReason.STOP:
+            assert len(r.turns) == r.seed % 5 + 1
+            assert json.loads(r.environment) == {
+                "reward": len(r.turns) / 8,
+                "failure": None,
+                "unfinished": False,
+                "logged": {"calls": len(r.turns)},
+            }
+    assert len(lengths) > 2
+
+
+def test_turn_seeds_begin_with_the_rollouts_and_differ():
+    assert turn_seed(5, 0) == 5
+    seeds = {turn_seed(seed, turn) for seed in (5, 6, 7) for turn in range(9)}
+    assert len(seeds) == 27 and all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_the_bits_do_not_depend_on_when_environments_reply(policy, late):
+    """Replies at once, or one at a time, in another order, after a while."""
+    assert_same(sampled(policy, late=late), sampled(policy))
+
+
+def test_an_engine_that_does_not_stream_samples_the_same_tokens(policy):
+    plain = HFEngine(policy, HFOptions(batch_size=64))
+    assert_same(sampled(policy, engine=plain, late=3), sampled(policy), tokens_only=True)
+
+
+class Steps(ContinuousEngine):
+    """Counts, at every step of an engine, the requests in its slots."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, ContinuousOptions(slots=64))
+        self.calls = 0
+
+    def generate(self, requests, **options):
+        self.calls += 1
+        yield from super().generate(requests, **options)
+
+
+def test_others_go_on_while_some_wait_for_their_environment(policy):
+    """One call of the engine serves all turns of all rollouts, and turns begin beside longer ones.
+
+    In waves, a turn begins only after all that began with the one before have ended.
+    """
+    engine, games = Steps(policy), Games(counting)
+    sampler = sampler_of(policy, games, engine=engine)
+    sampler.sample_shard([(problem, 0) for problem in PROBLEMS], lambda _: None)
+    assert engine.calls == 1
+    calls = {}
+    begun = []
+    for name, rollout, _ in games.log:
+        calls[rollout] = calls.get(rollout, -1) + (name == "step") + (name == "begin")
+        begun.append(calls[rollout])
+    assert begun != sorted(begun)
+
+
+def test_no_tokens_are_left(policy):
+    """The environment is told the end, and what it says then is kept. The rollout is truncated.
+
+    A whole turn may also leave no room for what the environment says.
+    """
+    long = Reply([{"role": "user", "content": "1+2+3+1+2+3="}])
+    rollouts = sampled(policy, lambda *_: long, max_new_tokens=24)
+    assert {r.finish_reason for r in rollouts} == {FinishReason.LENGTH}
+    for r in rollouts:
+        assert json.loads(r.environment)["reward"] == 0.25
+        assert r.loss_mask[-1] and len(r.response_ids) <= 24
+    assert {len(r.response_ids) == 24 for r in rollouts} == {True, False}
+
+
+def test_no_turns_are_left(policy):
+    """The last turn is given to the environment, which would go on."""
+    games = Games(lambda *_: Reply([{"role": "user", "content": "1="}]))
+    sampler = sampler_of(policy, games, max_turns=2, max_new_tokens=400)
+    rollouts = sampler.sample_shard([(PROBLEMS[0], 0)], lambda _: None).rollouts
+    assert [len(r.turns) for r in rollouts] == [2, 2, 2]
+    assert {r.finish_reason for r in rollouts} == {FinishReason.STOP}
+    names = [name for name, rollout, _ in games.log if rollout == 0]
+    assert names == ["begin", "step", "step", "end"]
+
+
+def test_an_environment_that_fails_costs_its_rollout_alone(policy):
+    """One fails when it is reset and one after the first turn. Both have sampled tokens."""
+
+    def answer(seed, call, message):
+        if seed % 3 == 0 and call == 0:
+            return Reply(done=True, failure="it hangs", unfinished=True)
+        if seed % 3 == 1 and call == 1:
+            return Reply(done=True, failure="it died")
+        return counting(seed, call, message)
+
+    rollouts = sampled(policy, answer)
+    outcomes = {json.loads(r.environment)["failure"]: r for r in rollouts}
+    assert outcomes.keys() == {None, "it hangs", "it died"}
+    for reason in ("it hangs", "it died"):
+        assert len(outcomes[reason].turns) == 1 and outcomes[reason].loss_mask.all()
+    assert json.loads(outcomes["it hangs"].environment)["unfinished"]
+    good = {r.seed: r for r in sampled(policy)}
+    for r in rollouts:
+        if json.loads(r.environment)["failure"] is None:
+            np.testing.assert_array_equal(r.response_ids, good[r.seed].response_ids)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_run_that_is_killed_between_shards_has_the_same_bits(policy, tmp_path):
+    """Three shards at once, and after a kill in the second, with another timing, the rest."""
+    wanted = [(n, [(PROBLEMS[n], 0), (PROBLEMS[n + 1], 0)]) for n in range(3)]
+
+    def publish(folder, missing, late, kill_after=10**9):
+        shards, decoded = ShardSet(folder, "rollouts"), 0
+
+        def on_decoded(some: Decoded) -> None:
+            nonlocal decoded
+            decoded += len(some.completions)
+            if decoded > kill_after:
+                raise Killed
+
+        sampler = sampler_of(policy, Games(counting, late=late))
+        for number, shard in sampled_shards([sampler], missing, on_decoded):
+            shard.publish(shards, number)
+        return shards
+
+    whole = publish(tmp_path / "whole", wanted, None)
+    with pytest.raises(Killed):
+        publish(tmp_path / "killed", wanted, None, kill_after=9)
+    kept = ShardSet(tmp_path / "killed", "rollouts")
+    assert kept.numbers() == [0]
+    resumed = publish(tmp_path / "killed", wanted[1:], 5)
+    for number in range(3):
+        assert_same(list(read_rollouts(resumed, number)), list(read_rollouts(whole, number)))
+        assert resumed.entry(number)["sha256"] == whole.entry(number)["sha256"]
+
+
+class Mixing(ContinuousEngine):
+    """An engine that counts as one whose bits depend on what else it does, such as vLLM."""
+
+    exact = False
+
+
+def test_an_engine_that_is_not_exact_works_on_several_pieces(policy):
+    """Their rollouts are each piece's own, with the tokens that it would have alone."""
+    pieces: list[Piece] = [((n, 0), [(PROBLEMS[n], 0)]) for n in range(4)]
+    left = iter(pieces)
+    engine = Mixing(policy, ContinuousOptions(slots=8))
+    sampler = sampler_of(policy, Games(counting, late=8), engine=engine)
+    taken: list[int] = []
+
+    def take() -> Piece | None:
+        taken.append(len(done))
+        return next(left, None)
+
+    done: dict[Any, Any] = {}
+    for name, shard in sampler.sample_pieces(take, lambda _: None):
+        done[name] = shard
+    assert list(done) == [name for name, _ in pieces]
+    assert taken[1] == 0  # the second piece was begun before the first was done
+    rollouts = [r for shard in done.values() for r in shard.rollouts]
+    assert_same(rollouts, sampled(policy), tokens_only=True)
+
+
+def test_what_a_kill_leaves_in_environments_is_forgotten(policy):
+    games = Games(counting)
+    sampler = sampler_of(policy, games)
+
+    def stop(_: Decoded) -> None:
+        raise Killed
+
+    draws = [(PROBLEMS[0], 0)]
+    with pytest.raises(Killed):
+        sampler.sample_shard(draws, stop)
+    assert len(sampler.sample_shard(draws, lambda _: None).rollouts) == 3
