@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mugrpo.config.run import RewardOptions
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Rollout, Score, Status
 from mugrpo.disk.shards import RowReader, ShardSet, score_from_row, write_rollouts
 from mugrpo.engines.base import Completion

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.config.load import build_config
-from mugrpo.config.run import RewardOptions
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.rollouts.score import overlong_penalty
 from mugrpo.rollouts.selection import correctness_varies

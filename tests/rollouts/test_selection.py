@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mugrpo.config.run import RewardOptions
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups

@@ -1,4 +1,4 @@
-"""The options of each reward, and of the worker processes that judge answers."""
+"""The options of each reward, of the workers that judge answers, and of how scores are used."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mugrpo.config.options import (
     PathOrName,
     choices,
 )
+from mugrpo.disk.records import Status
 
 
 def _compiles(pattern: str) -> str:
@@ -238,3 +239,28 @@ Rewards = Annotated[
     BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
     AfterValidator(_sensible),
 ]
+
+
+class RewardOptions(Options):
+    """How the optimizer uses scores."""
+
+    truncated: Literal["zero", "masked", "scored"] = "zero"
+    """Give a truncated response reward 0 without judging it, leave it out of its group and of the
+    loss, or judge it like any other."""
+    unfinished: Literal["zero", "masked"] = "zero"
+    """Give a response on which the judge runs out of time, memory or stack reward 0, or leave it
+    out of its group and of the loss."""
+    overlong_buffer: float = Field(0.0, ge=0, le=1)
+    """Final share of max_new_tokens, over which a penalty on the reward grows from 0 to 1 (DAPO's
+    soft overlong punishment). 0 turns it off."""
+    failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
+    """Stop if a larger share of a shard's responses has no verdict: errors, unfinished ones, and
+    those that no reward function gave a number."""
+
+    def counts(self, status: Status) -> bool:
+        """Return whether a response counts in its group's statistics and in the loss."""
+        masked = {
+            Status.TRUNCATED: self.truncated == "masked",
+            Status.UNFINISHED: self.unfinished == "masked",
+        }
+        return status.rewarded and not masked.get(status, False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from mugrpo.config import backends, engines, mixture, objectives, parts, stages, tasks
-from mugrpo.config.combinations import faults
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
@@ -16,7 +16,7 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
 from mugrpo.config.options import FIXED, HARMLESS, PLACE, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
-from mugrpo.disk.records import Status
+from mugrpo.config.rewards import RewardOptions
 
 EMBEDDED_MODELS = ("chain", "letters")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
@@ -87,31 +87,6 @@ class RolloutOptions(Options):
     """Longest response in tokens, including its end-of-sequence token."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
     """Rollouts per shard, the unit that is published and resumed; rounded up to whole groups."""
-
-
-class RewardOptions(Options):
-    """How the optimizer uses scores."""
-
-    truncated: Literal["zero", "masked", "scored"] = "zero"
-    """Give a truncated response reward 0 without judging it, leave it out of its group and of the
-    loss, or judge it like any other."""
-    unfinished: Literal["zero", "masked"] = "zero"
-    """Give a response on which the judge runs out of time, memory or stack reward 0, or leave it
-    out of its group and of the loss."""
-    overlong_buffer: float = Field(0.0, ge=0, le=1)
-    """Final share of max_new_tokens, over which a penalty on the reward grows from 0 to 1 (DAPO's
-    soft overlong punishment). 0 turns it off."""
-    failure_limit: float = Field(0.1, ge=0, le=1, json_schema_extra=HARMLESS)
-    """Stop if a larger share of a shard's responses has no verdict: errors, unfinished ones, and
-    those that no reward function gave a number."""
-
-    def counts(self, status: Status) -> bool:
-        """Return whether a response counts in its group's statistics and in the loss."""
-        masked = {
-            Status.TRUNCATED: self.truncated == "masked",
-            Status.UNFINISHED: self.unfinished == "masked",
-        }
-        return status.rewarded and not masked.get(status, False)
 
 
 class RunConfig(Options):
@@ -209,9 +184,63 @@ class RunConfig(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if found := list(faults(self)):
+        if found := list(self._faults()):
             raise ValueError("; ".join(found))
         return self
+
+    def _faults(self) -> Iterator[str]:
+        """Yield a message for each combination of options that does not work, with the way out."""
+        yield from self.engine.faults(
+            temperatures=(self.rollouts.temperature, self.evaluation.temperature),
+            lora=self.lora,
+            precision=self.model.precision,
+            corrected=self.correction.name != "off",
+        )
+        yield from self._faults_with_ranks()
+        if self.model.compile and self.model.gradient_checkpointing:
+            yield "model.compile needs model.gradient_checkpointing = false, which rules it out"
+        yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
+        yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
+        if self.reference_period and not self.checkpoint.stage_end:
+            yield (
+                "reference.period takes the reference from the checkpoint at a stage's end, so it "
+                "needs checkpoint.stage_end"
+            )
+        names = [use.label for use in self.evaluation.suites]
+        if self.checkpoint.best is not None and self.checkpoint.best not in names:
+            yield (
+                f"checkpoint.best = {self.checkpoint.best!r} is not among evaluation.suites; "
+                f"name one of them ({', '.join(names) or 'there is none'})"
+            )
+        if twice := {name for name in names if names.count(name) > 1}:
+            yield f"evaluation.suites has {min(twice)} twice; results are kept by name"
+        if self.overlap and self.engine_in_process:
+            yield (
+                "overlap = true needs an engine outside this process (engine.processes = 1 or "
+                "more, or vLLM)"
+            )
+        if self.overlap and not isinstance(self.sampling, stages.EveryGroup):
+            yield "overlap = true needs sampling.name = 'every'"
+        if self.overlap and not self.checkpoint.stage_end:
+            yield "overlap = true needs checkpoint.stage_end"
+        if self.overlap and self.needs and self.distributed.ranks > 1:
+            yield (
+                "overlap = true needs distributed.processes = 1 with an objective or reference "
+                "that needs logprobs of other policies"
+            )
+
+    def _faults_with_ranks(self) -> Iterator[str]:
+        if self.distributed.machines > 1 and self.backend.name == "ray":
+            yield "distributed.machines needs backend.name = 'local': Ray chooses its machines"
+        if self.proximal_period > 1 and self.distributed.ranks > 1:
+            yield "objective.proximal_period > 1 needs distributed.processes = 1"
+        if self.lora.quantized and self.distributed.ranks > 1:
+            yield (
+                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
+                "in 4 bits"
+            )
+        if self.model.compile and self.distributed.ranks > 1:
+            yield "model.compile needs distributed.processes = 1, as ranks do not compile"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import compress, groupby
 from typing import Any
 
-from mugrpo.config.run import RewardOptions
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import (

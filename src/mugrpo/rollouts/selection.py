@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mugrpo.config.run import RewardOptions
+from mugrpo.config.rewards import RewardOptions
 from mugrpo.disk.plans import Place
 from mugrpo.disk.records import Status
 
