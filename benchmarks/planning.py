@@ -211,8 +211,10 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     file = options.output / "live.json"
     if options.live:
         options.output.mkdir(parents=True, exist_ok=True)
-        made = list(rows(options.live, options.vllm))
-        file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
+        made: list[Row] = []
+        for row in rows(options.live, options.vllm):
+            made.append(row)
+            file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
     trained_for_it = live(stored(file))
     found = [one for study in options.studies.split(",") for one in compared(study)]
     options.output.mkdir(parents=True, exist_ok=True)
