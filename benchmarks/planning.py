@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ STUDIES = (
     *("wall_clock", "few_stages", "few_stages_letters", "four_stages_smollm2", "refresh_cost"),
 )
 SHOWN = ("refresh", "generate", "optimize", "training")
+SPEED = "same work"  # the evaluations' seconds, of the run that a plan is from and of the planned
 WHOLE, PART, SMALL = 0.15, 0.25, 0.05  # limits of the whole and of a part; parts below SMALL of it
 
 Row = dict[str, Any]
@@ -135,7 +136,8 @@ def compared(study: str) -> Iterator[Compared]:
             key = (", ".join(axes), str(base["axis/method"]), study)
             seconds = planned(replace(setting, config=config_of(row), measured=measured))
             seconds.pop("evaluate")
-            parts = found.setdefault(key, {part: [] for part in SHOWN})
+            parts = found.setdefault(key, {part: [] for part in (*SHOWN, SPEED)})
+            parts[SPEED].append((base["seconds/evaluate"], row["seconds/evaluate"]))
             for part in SHOWN[:-1]:
                 parts[part].append((seconds[part], row[f"seconds/{part}"]))
             parts["training"].append((sum(seconds.values()), row["training_seconds"]))
@@ -159,7 +161,8 @@ def live(rows: Sequence[Row]) -> list[Compared]:
 
 def table(found: Sequence[Compared]) -> str:
     """Return a row for each method: mean seconds over its runs, and how far the plan is off."""
-    head = ["runs", "planned", "from", "runs", *SHOWN, "within the limits"]
+    speed = [SPEED] if any(SPEED in one.seconds for one in found) else []
+    head = ["runs", "planned", "from", "runs", *SHOWN, *speed, "within the limits"]
     return markdown(head, [_row(one) for one in found])
 
 
@@ -169,10 +172,10 @@ def kept(found: Sequence[Compared]) -> str:
     return f"{good} of {len(found)} rows are within the limits."
 
 
-def put(file: Path, name: str, text: str) -> None:
+def put(file: Path, name: str, text: str, writer: str = "planning.py") -> None:
     """Write `text` between the two comments of a page that bear the name."""
     page = file.read_text()
-    begin, end = f"<!-- {name}: written by benchmarks/planning.py -->", f"<!-- {name}: end -->"
+    begin, end = f"<!-- {name}: written by benchmarks/{writer} -->", f"<!-- {name}: end -->"
     assert page.count(begin) == page.count(end) == 1, name
     before, after = page.split(begin)[0], page.split(end)[1]
     file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
@@ -188,6 +191,8 @@ def _row(one: Compared) -> list[str]:
         if abs(off) > (WHOLE if part == "training" else PART) and taken > SMALL * whole:
             far.append(part)
     verdict = f"no: {', '.join(far)}" if far else "yes"
+    times = [taken / base for base, taken in one.seconds.get(SPEED, ()) if base]
+    cells += [f"{median(times):.2f}"] if times else []
     return [one.study, one.name, one.base, str(len(one.seconds["training"])), *cells, verdict]
 
 
@@ -206,8 +211,10 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     file = options.output / "live.json"
     if options.live:
         options.output.mkdir(parents=True, exist_ok=True)
-        made = list(rows(options.live, options.vllm))
-        file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
+        made: list[Row] = []
+        for row in rows(options.live, options.vllm):
+            made.append(row)
+            file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
     trained_for_it = live(stored(file))
     found = [one for study in options.studies.split(",") for one in compared(study)]
     options.output.mkdir(parents=True, exist_ok=True)

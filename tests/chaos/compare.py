@@ -12,11 +12,11 @@ from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.journal import Journal
 from tests.runs import read_metrics
 
-# Logs, what engines and ranks were handed, tables and pages with seconds; config.json has the
-# threads and paths of the process that wrote it; a journal tells what was done again.
+# Logs, what engines and ranks were handed; tables, pages and plans with seconds; config.json has
+# the threads and paths of the process that wrote it; a journal tells what was done again.
 _APART = re.compile(
     r"(^|/)(logs|ranks|handed_over)/"
-    r"|(^|/)(config\.json|journal\.jsonl|lock|table\.md|\w+\.html)$"
+    r"|(^|/)(config\.json|plan\.json|journal\.jsonl|lock|table\.md|\w+\.html)$"
 )
 _METRICS, _MANIFEST = "metrics.jsonl", "manifest.json"  # a manifest has seconds
 _CHECKPOINT = re.compile(r"(^|/)checkpoints/update-(\d+)/")

@@ -9,7 +9,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.costs import PHASES, Span, spans
 from mugrpo.report.markup import Markup, join, table, tag
 from mugrpo.report.plan_file import RunPlan, read_plan
-from mugrpo.report.read import KINDS, RunData, lines_by_kind
+from mugrpo.report.read import RunData, lines_by_kind
 from mugrpo.report.readable import MINUS, duration
 
 
@@ -73,7 +73,7 @@ def sentence(plan: RunPlan, found: Sequence[Compared]) -> str:
 def in_words(folder: RunDir) -> str:
     """Return lines of text that compare a run's plan with what it took, "" if nothing can be."""
     plan, lines = read_plan(folder), lines_by_kind(folder, [])
-    run = RunData("", {}, {}, *(lines[kind] for kind in KINDS))
+    run = RunData("", {}, {}, lines["refresh"], lines["update"], lines["evaluation"])
     if plan is None or not (found := compared(plan, run))[-1].taken:
         return ""
     text = [f"plan        {sentence(plan, found)}"]

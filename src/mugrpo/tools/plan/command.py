@@ -26,8 +26,6 @@ def add_plan(add: Callable[..., argparse.ArgumentParser], parent: argparse.Argum
     plan = add("plan", "tell what a run will cost, and which schedule pays", parents=[parent])
     target = "a config file (TOML), or a run's directory: then from what it has measured"
     plan.add_argument("target", type=Path, help=target)
-    machine = "a known machine, such as 8xH100 or 64xH100, or a TOML file of your own"
-    plan.add_argument("--machine", metavar="NAME", help=machine)
     measure = "measure this machine with the config's model, about two minutes, and write FILE"
     plan.add_argument("--measure", type=Path, metavar="FILE", help=measure)
     schedules = f"updates after each refresh to compare (default: {_SCHEDULES})"
@@ -94,11 +92,11 @@ def _setting(options: argparse.Namespace, say: Say) -> Setting:
         return Setting(config, shape, machine, _lengths(options, config), _share(options))
     [run] = read_runs([target])
     config = build_config(run.config, str(target))
-    machine = _machine(options, config, say, default="1xCPU")
+    changed = build_config(apply_overrides(run.config, options.overrides), str(target))
+    machine = _machine(options, changed, say, default="1xCPU")
     shape, stored = shape_of(config, options.form), from_run(target)
     as_run = Setting(config, shape, machine, stored)
     measured = measured_by(run, as_run)
-    changed = build_config(apply_overrides(run.config, options.overrides), str(target))
     changed = machine.settled(changed)
     lengths = _lengths(options, changed) if options.lengths or options.median_tokens else stored
     if options.gradient_share is not None:
@@ -117,7 +115,7 @@ def _machine(
         say(f"measuring this machine with the model of {options.target}, about two minutes")
         say(measure(config, options.form, options.measure))
         return load_machine(str(options.measure))
-    name = options.machine or default
+    name = config.machine or default
     if name is None:
         raise UsageError(
             f"name a machine: --machine NAME, with NAME one of {', '.join(names())} or a TOML "

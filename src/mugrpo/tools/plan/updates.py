@@ -106,8 +106,8 @@ class UpdatePrices:
             return 0.0
         each = 2 if self.config.model.precision == "bf16" else FLOAT
         gathers = 2 if self.config.distributed.reshard_after_forward else 1
-        size = gathers * each * self.shape.parameters + FLOAT * self.trained
-        size *= (shards - 1) / shards
+        whole = gathers * each * self.shape.parameters + FLOAT * self.trained
+        size = whole * (shards - 1) / shards
         link = rates.link if shards <= self.machine.per_machine else rates.network
         return size / (link * self.machine.shares.link)
 
