@@ -12,6 +12,7 @@ from mugrpo.report.samples import (
     differences,
     facts,
     read_sample_file,
+    said,
     scale,
     shade,
     stored_colorings,
@@ -43,6 +44,12 @@ def test_a_shade_follows_from_the_value_and_there_is_none_if_it_is_not_stored(
 ):
     assert shade(token, coloring) == expected
     assert (coloring in stored_colorings([token])) == (expected is not None)
+
+
+def test_what_an_environment_said_is_marked_and_has_no_probabilities():
+    own, other = Token("a", 1.0, 0.5, ("clipped",), 0.1), Token("b", 1.0, 1.0, (), 0.0)
+    assert said([own, other], [True, False]) == [own, Token("b", None, None, ("environment",))]
+    assert said([own, other], None) == [own, other]
 
 
 def test_a_scale_has_a_bound_between_any_two_shades():

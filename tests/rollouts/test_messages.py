@@ -15,9 +15,13 @@ from trl import GRPOTrainer
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import FinishReason, Problem
+from mugrpo.engines.base import Completion
+from mugrpo.environments.base import Reply
 from mugrpo.rollouts.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.turns import Dialogue, Turns
+from tests.rollouts.games import Games
 
 TOOL = {
     "type": "function",
@@ -198,3 +202,45 @@ def test_in_the_plain_form_a_message_is_its_content():
     assert tokenizer.decode(suffix) == "ab"
     ids = np.append(tokenizer("It is 5.")["input_ids"], tokenizer.eos_token_id)
     assert encoder.message(suffix, ids) == {"role": "assistant", "content": "It is 5."}
+
+
+def test_tools_are_called_over_turns_and_a_bad_call_costs_only_its_turn(prompts):
+    """A call that cannot be read, one that can, and the answer, by a scripted model.
+
+    The environment sees the last two. The model reads why the first was not read, then the result.
+    """
+    eos, said = prompts.tokenizer.eos_token_id, ["<tool_call>{oops</tool_call>", CALL, "It is 5."]
+
+    def answer(seed: int, call: int, message: Any) -> Reply:
+        if call == 0:
+            return Reply()
+        if "tool_calls" not in message:
+            return Reply(done=True, reward=1.0)
+        return Reply([{"role": "tool", "name": "add", "content": "5"}])
+
+    games = Games(answer, tools=[TOOL])
+    turns = Turns(Dialogue(games, MessageEncoder(prompts), 8), max_new_tokens=999, exact=True)
+    turns.begin(0, ASKED, 7)
+    for index, text in enumerate(said):
+        (request,) = turns.requests()
+        ids = np.append(encoded(prompts, text), eos).astype(np.int32)
+        logprobs = np.full(len(ids), -1.0 - index, np.float32)
+        assert request.max_new_tokens == 999 - (len(request.prompt_ids) - len(prompts(ASKED)))
+        turns.take([(index, Completion(ids, logprobs, FinishReason.STOP))])
+    assert turns.requests() == [] and turns.going == 0
+    ((_, conversation),) = turns.ended()
+    rollout = conversation.rollout(("p", 0, 0), 1.0, 0)
+    assert rollout.fault is None
+    text = prompts.tokenizer.decode(rollout.response_ids)
+    before, between, after = (text.index(one) for one in said)
+    assert "cannot be read" in text[before:between]
+    assert "<tool_response>\n5\n</tool_response>" in text[between:after]
+    steps = [told for name, _, told in games.log if name == "step"]
+    assert [("tool_calls" in message, message["content"]) for message in steps] == [
+        (True, ""),
+        (False, "It is 5."),
+    ]
+    for turn, begin in enumerate(rollout.turns):
+        assert rollout.behavior_logprobs[begin] == -1.0 - turn
+    sampled = prompts.tokenizer.decode(rollout.response_ids[rollout.loss_mask])
+    assert sampled == "".join(f"{one}<|im_end|>" for one in said)

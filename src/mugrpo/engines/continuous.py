@@ -190,8 +190,7 @@ class _Sequences:
         Return the number of requests that were started.
         """
         first = self.active
-        while self.active < self.slots and self.waiting:
-            key = self._next_prompt()
+        while self.active < self.slots and (key := self._next_prompt()):
             if key not in self.ready:
                 self._prefill()
             begun: list[tuple[int, Request]] = []

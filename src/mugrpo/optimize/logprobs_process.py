@@ -107,10 +107,10 @@ def _computed(setup: dict[str, Any], heartbeat: Callable[[], None]) -> list[NDAr
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
     """Return a rollout's fields, with the lists from JSON converted back to arrays."""
-    types = {"behavior_logprobs": np.float32, "loss_mask": np.bool_}
-    names = ("prompt_ids", "response_ids", "turns", *types)
-    arrays = {n: np.array(row[n], types.get(n, np.int32)) for n in names if row[n] is not None}
-    return row | arrays
+    types: dict[str, Any] = dict.fromkeys(("prompt_ids", "response_ids", "turns"), np.int32)
+    types |= {"behavior_logprobs": np.float32, "loss_mask": np.bool_}
+    present = {name: kind for name, kind in types.items() if row[name] is not None}
+    return row | {name: np.array(row[name], kind) for name, kind in present.items()}
 
 
 if __name__ == "__main__":

@@ -75,13 +75,12 @@ class MessageEncoder:
         The contents of `messages` are appended to its last message. Raises UsageError if that makes
         it longer than the limit of prompts.
         """
-        added = "".join(message["content"] for message in messages)
-        if added and isinstance(problem.prompt, str):
-            problem = replace(problem, prompt=problem.prompt + added)
-        elif added:
-            *others, last = problem.prompt
-            last = {**last, "content": last["content"] + added}  # type: ignore[dict-item]
-            problem = replace(problem, prompt=(*others, last))  # type: ignore[arg-type]
+        added, prompt = "".join(message["content"] for message in messages), problem.prompt
+        if isinstance(prompt, str):
+            problem = replace(problem, prompt=prompt + added)
+        else:
+            last = {**prompt[-1], "content": prompt[-1]["content"] + added}
+            problem = replace(problem, prompt=(*prompt[:-1], last))
         ids, limit = self._prompts(problem), self._prompts.limit
         if limit is not None and len(ids) > limit:
             raise UsageError(
