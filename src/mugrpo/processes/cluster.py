@@ -76,7 +76,7 @@ def has_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> bool:
     """Return whether the cluster, as it is now, has what ranks and engines reserve at once."""
     cpus, gpus = reserved(options, ranks, engines)
     resources = connected(options).cluster_resources()
-    return cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0)
+    return bool(cpus <= resources.get("CPU", 0) and gpus <= resources.get("GPU", 0))
 
 
 def require_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> None:
