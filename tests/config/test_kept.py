@@ -37,6 +37,7 @@ def test_a_resolved_config_survives_json(preset):
 def test_only_what_changes_no_trained_number_is_harmless():
     names = {o.name for o in describe() if on_resume(o.name) == "harmless"}
     assert names == {
+        "environment.workers",
         "machine",
         "overlap",
         "backend.address",

@@ -40,7 +40,7 @@ def test_rewards_are_chosen_by_table_name_or_place():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("a.py:", 'write "module:function" or "path/to/file.py:function"'),
+        ("a.py:", 'write "module:name" or "path/to/file.py:name"'),
         (("math", "math"), "'math' cannot name two parts"),
         (("a:f", "b:f"), "'f' cannot name two parts"),
         ("a:answer", "'answer' cannot name two parts"),

@@ -70,11 +70,17 @@ def _public(options: Options, prefix: str, notes: list[str]) -> dict[str, Any]:
             entries = (_public(entry, f"{name}[].", notes) for entry in value)
             public[leaf] = [{k: v for k, v in one.items() if v is not None} for one in entries]
         else:
-            public[leaf] = value
-            if mark == "name" and is_absolute(value):
-                public[leaf] = last_part(value)
+            public[leaf] = _without_folder(value) if mark == "name" else value
+            if public[leaf] != value:
                 notes.append(f"without its folder: {name}")
     return public
+
+
+def _without_folder(value: Any) -> Any:
+    """Return a place, or several of them, without their folders."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_folder, value))
+    return last_part(value) if is_absolute(value) else value
 
 
 def is_absolute(text: str | None) -> bool:

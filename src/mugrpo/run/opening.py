@@ -66,7 +66,7 @@ def open_run(
     data, model or code (unless `force`), if it names code or commands the user has neither used nor
     approved here (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
-    progress = progress or Progress(shown=ranks.first)
+    progress = progress or Progress(shown=ranks.shown)
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     config = _settled_precision(folder, config, progress)
     if not ranks.driven or ranks.by_hand:
@@ -75,8 +75,7 @@ def open_run(
     task, prompts = make_task(config.task, held), prompt_encoder(config, held)
     problems, eval_problems = _problems(task, config, prompts, progress)
     newest = _common_update(folder, ranks, progress)
-    starts = folder.stage_starts(newest)
-    schedule = schedule_of(config, problems, starts)
+    schedule = schedule_of(config, problems, folder.stage_starts(newest))
     _refuse_overrun(folder, newest, config.schedule.total_updates)
     locks = ranks.first and not ranks.driven
     with _locked(folder, progress) if locks else nullcontext():

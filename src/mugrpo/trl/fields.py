@@ -261,10 +261,8 @@ _OTHERS: list[tuple[Kind, str, dict[str, Any]]] = [
     (
         "refused",
         "the last checkpoint is the result; metrics.jsonl says which one was best",
-        {
-            **{"load_best_model_at_end": False, "metric_for_best_model": None},
-            **{"greater_is_better": None, "eval_delay": 0},
-        },
+        {"load_best_model_at_end": False, "metric_for_best_model": None}
+        | {"greater_is_better": None, "eval_delay": 0},
     ),
     (
         "refused",
