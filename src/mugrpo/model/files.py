@@ -128,9 +128,10 @@ def write_tensors(path: Path, tensors: Tensors) -> str:
     for name, tensor in ordered:
         header[name] = _entry(tensor.dtype, tensor.shape, offset)
         offset += tensor.nbytes
+    parts: list[bytes | memoryview] = [_framed(header), *(_bytes_of(t) for _, t in ordered)]
     sha256 = hashlib.sha256()
     with open(path, "wb") as file:
-        for part in (_framed(header), *(_bytes_of(tensor) for _, tensor in ordered)):
+        for part in parts:
             file.write(part)
             sha256.update(part)
     return sha256.hexdigest()
