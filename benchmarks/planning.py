@@ -172,6 +172,10 @@ def kept(found: Sequence[Compared]) -> str:
     return f"{good} of {len(found)} rows are within the limits."
 
 
+def _text(found: Sequence[Compared]) -> str:
+    return f"{kept(found)}\n\n{table(found)}" if found else "None has been made yet."
+
+
 def put(file: Path, name: str, text: str, writer: str = "planning.py") -> None:
     """Write `text` between the two comments of a page that bear the name."""
     page = file.read_text()
@@ -204,6 +208,8 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     cli.add_argument("--output", type=Path, default=RESULTS / "planning", help="the results")
     trained = "train the runs in this directory, and compare them with their plans"
     cli.add_argument("--live", type=Path, metavar="WORK", help=trained)
+    only = "train only these runs, by their names in benchmarks/planning_live.py"
+    cli.add_argument("--only", nargs="+", default=(), metavar="NAME", help=only)
     python = "the Python interpreter that has vLLM"
     cli.add_argument("--vllm", default=".venv-vllm/bin/python", metavar="PYTHON", help=python)
     cli.add_argument("--page", type=Path, default=ROOT / "docs" / "planning.md", help="the page")
@@ -212,13 +218,13 @@ def main(argv: Sequence[str] | None = None) -> list[Compared]:
     if options.live:
         options.output.mkdir(parents=True, exist_ok=True)
         made: list[Row] = []
-        for row in rows(options.live, options.vllm):
+        for row in rows(options.live, options.vllm, options.only):
             made.append(row)
             file.write_text(json.dumps({"machine": machine(), "runs": made}, indent=1) + "\n")
     trained_for_it = live(stored(file))
     found = [one for study in options.studies.split(",") for one in compared(study)]
     options.output.mkdir(parents=True, exist_ok=True)
-    texts = [f"{kept(some)}\n\n{table(some)}" for some in (trained_for_it, found)]
+    texts = [_text(trained_for_it), _text(found)]
     content = "\n\n## Earlier studies\n\n".join(texts)
     (options.output / "README.md").write_text(f"# Planned and measured seconds\n\n{content}\n")
     for name, text in zip(("runs", "studies"), texts, strict=True):

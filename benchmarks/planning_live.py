@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,14 @@ RUNS = (
 )
 
 
-def rows(work: Path, python: str) -> Iterator[dict[str, Any]]:
+def rows(work: Path, python: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield a row for each run: its name, what planned it, planned and taken seconds by part.
 
-    vLLM runs in the interpreter `python`.
+    vLLM runs in the interpreter `python`. `names` are those of RUNS, by default all.
     """
     work.mkdir(parents=True, exist_ok=True)
     machines: dict[str, Path] = {}
-    for live in RUNS:
+    for live in [live for live in RUNS if live.name in names or not names]:
         base = live.base
         if not live.measured:
             base = {**base, "engine": {**base["engine"], "python": python}}
