@@ -116,7 +116,7 @@ TINY = Sizes(
     new_tokens=5,
     slots=4,
     prefill_tokens=64,
-    micro_batch_tokens=256,
+    micro_batch_tokens=512,
     square=64,
 )
 
@@ -138,7 +138,7 @@ def run_config(sizes: Sizes, model: Model, *, checkpointing: bool = False) -> Ru
         },
         "optimizer": {
             "lr": 1e-12,  # the weights do not change, so sides stay comparable
-            "micro_batch_tokens": sizes.micro_batch_tokens // (4 if model.rank else 1),
+            "micro_batch_tokens": sizes.micro_batch_tokens // (2 if model.rank else 1),
         },
     }
     return build_config(raw, "benchmark")

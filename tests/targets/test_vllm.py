@@ -330,3 +330,39 @@ def test_a_server_is_asked_and_handed_the_weights(config: Path, tmp_path: Path, 
         (left,) = tmp_path.glob("server.pid.*")
         os.killpg(int(left.read_text()), signal.SIGKILL)
     assert_whole(tmp_path / "run")
+
+
+def test_quantized_weights_are_those_of_each_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In 8 bits, logprobs are near those of the weights handed over last, and of no others."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    policies = [tied_policy(tmp_path / str(seed), seed) for seed in (0, 1)]
+    options = VLLMOptions(
+        python=str(PYTHON),
+        enforce_eager=True,
+        quantization="fp8_per_channel",  # the only one that vLLM 0.32 computes on any CPU
+        arguments={"max_model_len": 128},
+    )
+    config = RunConfig(engine=options, model=ModelOptions(precision="bf16"))
+    (engine,) = make_engines(
+        config,
+        vocabulary=policies[0].vocabulary,
+        policy=None,
+        log=lambda name: tmp_path / name,
+        notify=print,
+        check=lambda: None,
+    )
+    requests = [Request(encoded(policies[0], prompt), 5) for prompt in PROMPTS]
+    for update in range(3):
+        own, other = policies[update % 2], policies[1 - update % 2]
+        engine.refresh(update, lambda: str(tmp_path / str(update % 2)))  # noqa: B023
+        gaps: dict[bool, list[float]] = {True: [], False: []}
+        for decoded in engine.generate(requests, temperature=1.0, max_new_tokens=16):
+            for index, completion in decoded.completions:
+                for policy in (own, other):
+                    prompt = requests[index].prompt_ids
+                    expected = plain_logprobs(policy, prompt, completion.ids).detach().numpy()
+                    gaps[policy is own] += np.abs(completion.logprobs - expected).tolist()
+        assert 1e-3 < np.mean(gaps[True]) < config.canary_tolerance < np.mean(gaps[False]), gaps
+    engine.close()
