@@ -53,11 +53,11 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
     ],
 )
 def test_the_environments_reward_is_summed_with_a_functions(own, right_at, status, reward):
-    rewards = (EnvironmentReward(weight=2.0), function("one"))
+    rewards = (EnvironmentReward(weight=2.0), function("length"))
     found = kept(rewards, ONE, right_at).scores([replace(answer("x"), environment_reward=own)])
     (score,) = found
     assert (score.status, score.reward) == (status, reward)
-    assert score.parts == {"environment": own, "one": 1.0}
+    assert score.parts == {"environment": own, "length": 1.0}
 
 
 def test_no_reward_from_the_environment_alone_is_no_reward():

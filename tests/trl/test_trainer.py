@@ -277,14 +277,13 @@ def test_an_environment_and_its_reward_are_options_of_the_run(tmp_path: Path, ar
     args = GRPOConfig(str(tmp_path / "out"), reward_weights=[0.5], **arguments, **TINY)
     trainer = GRPOTrainer(str(MODEL), length, args, ROWS, environment_factory=Rewards)
     assert trainer._raw["environment"] == {
-        "name": f"{__file__}:Rewards",
+        "name": "<script>:Rewards",  # a module in a package may be found only by this process
         "tools": [],
         "max_turns": turns,
     }
-    assert trainer._raw["task"]["rewards"] == [
-        {"function": f"{__file__}:length", "weight": 0.5},
-        {"name": "environment"},
-    ]
+    function, own = trainer._raw["task"]["rewards"]
+    assert (function["weight"], own) == (0.5, {"name": "environment"})
+    assert trainer._held == {function["function"]: length, "<script>:Rewards": Rewards}
     alone = GRPOConfig(str(tmp_path / "out"), **TINY)
     made = GRPOTrainer(
         str(MODEL), args=alone, train_dataset=ROWS, environment_factory=lambda: Rewards()

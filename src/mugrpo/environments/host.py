@@ -48,9 +48,9 @@ class Host:
         """
         if not self.functions:
             return []
-        from transformers.utils import get_json_schema  # imports torch
+        from transformers.utils.chat_template_utils import get_json_schema  # imports torch
 
-        schemas = []
+        schemas: list[Mapping[str, Any]] = []
         for name, tool in self.functions.items():
             try:
                 schemas.append(get_json_schema(tool))
