@@ -13,7 +13,7 @@ import pytest
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk import metrics
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.engines import process
+from mugrpo.engines import host
 from mugrpo.model import policy as policies
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
@@ -79,9 +79,9 @@ worker.main()
 def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine processes keep the first weights that they got."""
     worker = tmp_path / "forgetful.py"
-    source = str(Path(process.__file__).parents[2])
+    source = str(Path(host.__file__).parents[2])
     worker.write_text(FORGETFUL.replace("SOURCE", repr(source)))
-    monkeypatch.setattr(process, "_WORKER", worker)
+    monkeypatch.setattr(host, "_WORKER", worker)
 
 
 @pytest.mark.long
