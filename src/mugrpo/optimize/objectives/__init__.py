@@ -6,9 +6,9 @@ The file `NAME.py` defines
 
 with logprobs and behavior_logprobs [B, T] float, advantages [B], and mask [B, T] bool, false in
 padding. The T tokens are those that the policy sampled, next to each other: what an environment
-said between them is left out. The token losses are [B, T] and to be minimized. The metrics are a dictionary of
-[B, T] tensors. Their means over the update's response tokens are logged. Advantages, masks,
-reduction and the size of the step are decided elsewhere. The file also defines
+said between them is left out. The token losses are [B, T] and to be minimized. The metrics are a
+dictionary of [B, T] tensors. Their means over the update's sampled tokens are logged. Advantages,
+masks, reduction and the size of the step are decided elsewhere. The file also defines
 
     METRICS = names of the metrics to log; an update that computes nothing logs 0 for them
 
