@@ -14,7 +14,7 @@ class SumsData(vf.TaskData):
     wrong: str = ""
 
 
-class AddToolset(vf.Toolset):
+class AddToolset(vf.Toolset[vf.SharedToolsetConfig, vf.State]):
     TOOL_PREFIX = "sums"
 
     @vf.tool

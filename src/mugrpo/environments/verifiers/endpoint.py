@@ -85,8 +85,7 @@ class Endpoint:
         class Handler(_Handler):
             owner = endpoint
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
@@ -109,6 +108,11 @@ class Endpoint:
             raise Refused(f"there is no model {body['model']!r}, only {self.model!r}", 404)
         _require_plain_sampling(body)
         return completion(self._answer(session, body), self.model, body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024  # all rollouts of a worker may ask at once
 
 
 class _Handler(BaseHTTPRequestHandler):

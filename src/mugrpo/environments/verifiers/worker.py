@@ -46,7 +46,7 @@ class Worker:
 
     def __init__(self, channel: Any, setup: dict[str, Any]) -> None:
         self._channel = channel
-        self._name = setup["name"]
+        self._name, self.ready = setup["name"], False
         self._sending = threading.Lock()
         self._endpoints = _beside("endpoint.py")
         self.environment = load(setup["name"], setup["kwargs"])
@@ -62,6 +62,7 @@ class Worker:
         """Serve until the run hangs up."""
         async with self.environment.serving():
             self.send({"ready": True, "tools": await self._tools()})
+            self.ready = True
             asyncio.get_running_loop().create_task(self._live())
             while True:
                 message = await messages.get()
@@ -128,8 +129,7 @@ class Worker:
             self._probes[session] = self._probes[session] or body
             raise refused(_FULL)
         rollout = self._rollouts.get(session)
-        answers = self._answers.get(rollout) if rollout is not None else None
-        if answers is None:
+        if rollout is None or (answers := self._answers.get(rollout)) is None:
             raise refused(f"there is no rollout with {self._endpoints.SESSION} {session!r}", 404)
         if self._asked.setdefault(rollout, session) != session:
             raise refused("a second agent asks for the policy, but a rollout is one conversation")
@@ -142,13 +142,14 @@ class Worker:
 
     def _task(self, data: dict[str, Any]) -> Any:
         kind = type(self.environment.taskset).task_type()
-        task = kind(kind.data_type().model_validate(data), self.environment.taskset.config.task)
-        return task
+        return kind(kind.data_type().model_validate(data), self.environment.taskset.config.task)
 
     def _context(self) -> Any:
         import verifiers.v1 as vf
 
-        client = vf.EvalClientConfig(base_url=self._endpoint.url, api_key_var=_KEY)
+        patient = {"connect": None}  # a busy machine may take long to accept
+        url = self._endpoint.url
+        client = vf.EvalClientConfig(base_url=url, api_key_var=_KEY, timeout=patient)
         return vf.ModelContext(model=_MODEL, client=client)
 
     async def _tools(self) -> list[Any]:
@@ -199,7 +200,8 @@ def load(name: str, kwargs: dict[str, Any]) -> Any:
     config = {**kwargs, "taskset": {**kwargs.get("taskset", {}), "id": name}}
     kind = vf.env_config_type(name, config.get("id", ""))
     by_default = vf.default_harness_id(name)
-    roles = {n: f.default for n, f in kind.model_fields.items() if _is_role(f.default)}
+    fields = kind.model_fields.items()
+    roles = {n: f.default for n, f in fields if isinstance(f.default, vf.AgentConfig)}
     for role, declared in roles.items():
         seat = {"runtime": {"type": "subprocess"}, **config.get(role, {})}
         chosen = declared.harness.id if declared.harness else by_default
@@ -223,7 +225,8 @@ def outcome(episode: Any, traces: list[Any], asked: str | None) -> dict[str, Any
     errors = list(episode.errors)
     errors += [error for trace in traces if not trace.ok for error in trace.errors]
     if errors:
-        return {"failure": f"{errors[-1].type}: {errors[-1].message}"}
+        last = errors[-1]
+        return {"failure": f"{last.type}: {last.message or f'HTTP status {last.status_code}'}"}
     chosen = next((trace for trace in traces if trace.id == asked), None)
     if chosen is None:
         return {"failure": "the environment has ended without asking the model"}
@@ -240,12 +243,6 @@ def _numbers(*tables: Any) -> Iterator[tuple[str, float]]:
         for name, value in table.items():
             if value is not None and math.isfinite(value):
                 yield name, value
-
-
-def _is_role(default: Any) -> bool:
-    import verifiers.v1 as vf
-
-    return isinstance(default, vf.AgentConfig)
 
 
 def _beside(file: str) -> Any:
@@ -278,14 +275,16 @@ async def _serve(channel: Any, setup: dict[str, Any]) -> None:
         while True:  # ends with the process, when the run hangs up
             loop.call_soon_threadsafe(messages.put_nowait, channel.receive())
 
+    worker = None
     try:
         worker = Worker(channel, setup)
+        threading.Thread(target=read, daemon=True).start()
+        await worker.run(messages)
     except Exception as error:
+        if worker is not None and worker.ready:
+            raise
         text = f"{sys.executable}: {type(error).__name__}: {str(error).strip()}"
         channel.send({"failed": "refused", "text": text})
-        return
-    threading.Thread(target=read, daemon=True).start()
-    await worker.run(messages)
 
 
 def main() -> None:

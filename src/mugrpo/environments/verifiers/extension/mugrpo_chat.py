@@ -24,7 +24,7 @@ _FULL = "maximum context length"  # how vLLM, and the worker, refuse a conversat
 _clients: list[httpx.AsyncClient] = []  # one for all conversations, made in their event loop
 
 
-class ChatHarness(NullHarness):
+class ChatHarness(NullHarness):  # type: ignore[misc]
     """A conversation with the task's tools. The model's first message without a call ends it."""
 
     SUPPORTS_TOOL_INTERCEPTION = False
