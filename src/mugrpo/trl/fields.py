@@ -35,9 +35,7 @@ _TYPES = {  # of fields whose default does not tell
     **dict.fromkeys(("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"), "float"),
     **dict.fromkeys(("steps_per_generation", "generation_batch_size", "data_seed"), "int"),
     **dict.fromkeys(("num_generations_eval", "save_total_limit", "vllm_max_model_length"), "int"),
-    "max_tool_calling_iterations": "int",
-    "bf16": "bool",
-    "model_init_kwargs": "dict",
+    **{"max_tool_calling_iterations": "int", "bf16": "bool", "model_init_kwargs": "dict"},
     "reward_weights": "list[float]",
     "include_for_metrics": "list[str]",
 }
