@@ -95,6 +95,8 @@ class Misbehaving:
             return str(time.time_ns())
         if word == "process":
             return str(os.getpid())
+        if word == "long":
+            return "w" * 50_000
         if word == "surrogate":
             return "\ud800!"
         return ",".join(self.done)

@@ -76,6 +76,17 @@ def test_calls_of_many_rollouts_do_not_mix():
         assert found.replies(60.0) == []  # nothing is asked: it does not wait
 
 
+def test_many_and_large_calls_and_replies_never_wait_for_each_other():
+    """A socket holds about 200 KB, and fewer of many small messages."""
+    with environments(timeout=10.0) as found:
+        for rollout in range(600):
+            found.begin(rollout, 7, {"answer": "x " + "y" * (100_000 if rollout % 50 == 0 else 1)})
+        assert not any(reply.failure for reply in replies(found, 600).values())
+        for rollout in range(600):
+            found.step(rollout, do(*["long"] * (1 + rollout % 2), "z" * (1 + rollout % 3 * 20_000)))
+        assert not any(reply.failure for reply in replies(found, 600).values())
+
+
 @pytest.mark.parametrize(
     ("what", "failure", "unfinished"),
     [

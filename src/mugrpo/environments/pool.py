@@ -23,7 +23,8 @@ from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import TICK, PeerLost, audible
 from mugrpo.processes.workers import STARTING_SECONDS, Limits, Worker
 
-_BATCH = 1 << 15  # bytes sent at once, at most a call more: less than a socket holds
+# What is sent at once, less than a socket holds: a worker that sends does not read.
+_CALLS, _BYTES = 32, 1 << 15
 _DEATHS = 2  # workers that may die in a rollout's calls before it fails: once may be chance
 
 
@@ -166,10 +167,12 @@ class EnvironmentPool:
         for worker in [w for w in self._workers if w.ready and not w.sent]:
             size = 0
             try:
-                while worker.waiting and size < _BATCH:
-                    worker.sent.append(worker.waiting.popleft())
-                    text = self._next_call(worker.sent[-1])
+                while worker.waiting and len(worker.sent) < _CALLS:
+                    text = self._next_call(worker.waiting[0])
                     size += len(text)
+                    if worker.sent and size > _BYTES:
+                        break
+                    worker.sent.append(worker.waiting.popleft())
                     worker.silence = self._options.timeout
                     worker.send(text)
             except PeerLost as lost:

@@ -35,8 +35,7 @@ _TYPES = {  # of fields whose default does not tell
     **dict.fromkeys(("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"), "float"),
     **dict.fromkeys(("steps_per_generation", "generation_batch_size", "data_seed"), "int"),
     **dict.fromkeys(("num_generations_eval", "save_total_limit", "vllm_max_model_length"), "int"),
-    **{"max_tool_calling_iterations": "int", "bf16": "bool"},
-    "model_init_kwargs": "dict",
+    **{"max_tool_calling_iterations": "int", "bf16": "bool", "model_init_kwargs": "dict"},
     "reward_weights": "list[float]",
     "include_for_metrics": "list[str]",
 }
@@ -260,8 +259,10 @@ _OTHERS: list[tuple[Kind, str, dict[str, Any]]] = [
     (
         "refused",
         "the last checkpoint is the result; metrics.jsonl says which one was best",
-        {"load_best_model_at_end": False, "metric_for_best_model": None}
-        | {"greater_is_better": None, "eval_delay": 0},
+        {
+            **{"load_best_model_at_end": False, "metric_for_best_model": None},
+            **{"greater_is_better": None, "eval_delay": 0},
+        },
     ),
     (
         "refused",
