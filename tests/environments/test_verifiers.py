@@ -217,6 +217,8 @@ def test_calls_are_written_as_openai_has_them_and_recognized():
     answer = {"role": "tool", "content": "3", "tool_call_id": call["id"]}
     added = conversation.added([*BEGIN, {**again, "content": None}, answer])
     assert added == [answer]
+    named = [*BEGIN, again, {**answer, "name": "add"}]
+    assert conversation.added(named) == []  # the same message, with the name of its tool
     with pytest.raises(Rewritten, match="message 1"):
         conversation.added([*BEGIN, called('{"a":2,"b":[2]}', call["id"]), answer])
 

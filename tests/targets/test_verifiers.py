@@ -67,7 +67,7 @@ def test_an_episode_in_turns_with_a_call_of_a_tool(environments):
     (answer,) = reply(environments, 3).messages
     assert (answer["role"], answer["content"]) == ("tool", "5")
     environments.step(3, SAY)
-    assert list(reply(environments, 3).messages) == [{"role": "user", "content": "1+1="}]
+    assert reply(environments, 3) == Reply(messages=[{"role": "user", "content": "1+1="}])
     environments.step(3, SAY)
     done = reply(environments, 3)  # two of three messages have a digit, each worth a half
     assert (done.done, done.reward, done.failure) == (True, 1.0, None)

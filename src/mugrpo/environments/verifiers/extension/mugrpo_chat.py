@@ -59,7 +59,8 @@ class ChatHarness(NullHarness):  # type: ignore[misc]
                 calls = message.get("tool_calls") or []
                 for call in calls:
                     said = await _called(call["function"], dispatch, open_servers)
-                    answer = {"role": "tool", "tool_call_id": call["id"], "content": said}
+                    of = {"tool_call_id": call["id"], "name": call["function"]["name"]}
+                    answer = {"role": "tool", **of, "content": said}
                     messages.append(bound_tool_message(answer))
                 if not calls:
                     break
