@@ -35,7 +35,8 @@ OF_EXTRAS = {
     "textual": "view",
     "wasmtime": "wasm",
 }
-ELSEWHERE = {"vllm"}  # in the environment of another interpreter
+# In the environment of another interpreter; httpx comes with verifiers.
+ELSEWHERE = {"vllm", "verifiers", "httpx"}
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package
 # Imported themselves only where they are used; they need this extra.
 LAZY = {

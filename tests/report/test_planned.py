@@ -48,21 +48,14 @@ def test_of_an_unfinished_stage_its_rollouts_and_half_of_its_updates_count(tmp_p
     assert found["generate"] == (84.0, 10.0) and found["optimize"] == (6.0, 6.0)
 
 
-def test_the_last_lines_of_a_run(tmp_path: Path):
+def test_the_last_line_of_a_run(tmp_path: Path):
     timed_run(tmp_path)
     assert in_words(RunDir(tmp_path)) == ""
     write_plan(tmp_path, begins=4)
-    assert in_words(RunDir(tmp_path)).splitlines() == [
+    assert in_words(RunDir(tmp_path)) == (
         "plan        planned after update 4, from what stage 0 took: training would take 1:46 up "
-        "to here, and it took 25.0 s (\u221276 %)",
-        "            part         planned       took",
-        "            refresh        2.0 s      2.0 s     +0 %",
-        "            generate        1:24     10.0 s    \u221288 %",
-        "            score          4.0 s      1.0 s    \u221275 %",
-        "            optimize      12.0 s     12.0 s     +0 %",
-        "            checkpoint     4.0 s        0 s   \u2212100 %",
-        "            evaluate       4.0 s      5.0 s    +25 %",
-    ]
+        "to here, and it took 25.0 s (\u221276 %)"
+    )
 
 
 def test_the_page_has_the_comparison(tmp_path: Path):

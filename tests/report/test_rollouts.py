@@ -243,7 +243,7 @@ def test_a_long_stage_is_listed_without_its_tokens(tmp_path: Path):
     write_config(run)
     many = [rollout(f"{n % 10}+{n // 10 % 10}=", n, "5") for n in range(700)]
     write_shard(RunDir(run).stage(0), 0, many, [RIGHT] * 700)
-    with mock.patch.object(RowReader, "_row", side_effect=AssertionError):
+    with mock.patch.object(RowReader, "row", side_effect=AssertionError):
         rollouts = Rollouts(run)
         assert len(rollouts) == 700 and rollouts.row(699).sample == 699
     with mock.patch.object(

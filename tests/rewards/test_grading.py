@@ -459,7 +459,7 @@ def test_a_function_may_judge_a_batch_with_a_model_of_its_own_and_no_limits(tmp_
 
 def test_an_unknown_reward_is_refused_with_the_names_of_all():
     raw = {"task": {"name": "dataset", "data": "p.jsonl", "rewards": "maths"}}
-    names = "code, exact, function, math, numeric, plain, regex"
+    names = "code, environment, exact, function, math, numeric, plain, regex"
     with pytest.raises(UsageError, match=f"no such reward 'maths': choose among {names}"):
         build_config(raw, "test")
 

@@ -159,7 +159,9 @@ WITH = {  # those that need others
 CASES = [(name, value, {}, *found) for name, (value, *found) in TAKEN.items()]
 CASES += [(name, value, *found) for (name, value), found in WITH.items()]
 # Other tests have these.
-ELSEWHERE = {"output_dir", "optim", "reward_weights", "logging_strategy", "model_init_kwargs"}
+ELSEWHERE = {"output_dir", "optim", "reward_weights", "logging_strategy", "model_init_kwargs"} | {
+    "max_tool_calling_iterations"
+}
 
 
 @pytest.mark.parametrize(("name", "value", "fields", "option", "expected"), CASES)

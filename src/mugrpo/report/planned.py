@@ -71,17 +71,12 @@ def sentence(plan: RunPlan, found: Sequence[Compared]) -> str:
 
 
 def in_words(folder: RunDir) -> str:
-    """Return lines of text that compare a run's plan with what it took, "" if nothing can be."""
+    """Return a line that compares a run's plan with what it took, "" if nothing can be."""
     plan, lines = read_plan(folder), lines_by_kind(folder, [])
     run = RunData("", {}, {}, lines["refresh"], lines["update"], lines["evaluation"])
     if plan is None or not (found := compared(plan, run))[-1].taken:
         return ""
-    text = [f"plan        {sentence(plan, found)}"]
-    for one in found[:-1]:
-        cells = (one.part, duration(one.planned), duration(one.taken), one.off)
-        text.append("            {:<11}{:>9}  {:>9}  {:>7}".format(*cells).rstrip())
-    text.insert(1, "            {:<11}{:>9}  {:>9}".format("part", "planned", "took"))
-    return "\n".join(text)
+    return f"plan        {sentence(plan, found)}"
 
 
 def words(run: RunData) -> Markup | None:
