@@ -12,7 +12,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments, Reply
 from mugrpo.environments.make import environments_for, row_of
 from tests.environments import games
-from tests.environments.test_pool import GAMES, call, say, told
+from tests.environments.test_environment_pool import GAMES, call, say, told
 
 
 def held(code: Any, **options: Any) -> Environments:
