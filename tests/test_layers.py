@@ -35,6 +35,7 @@ WITHOUT_TORCH = {"disk", "config", "arguments"}
 MATHEMATICS = [
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
+    "mugrpo.model.rows",
     "mugrpo.model.shared_prompts",
     "mugrpo.model.varlen",
     "mugrpo.optimize.advantages",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mugrpo.disk.records import GroupKey, Rollout, Score
 from mugrpo.optimize.batching import MicroBatch
@@ -95,23 +96,32 @@ class SampleCollector:
     def _described(
         self, rollout: Rollout, score: Score, seen: _Seen, tokenizer: Any
     ) -> dict[str, Any]:
-        places = np.arange(len(rollout.response_ids))[rollout.sampled]
-        turns = {} if rollout.loss_mask is None else {"sampled": rollout.loss_mask.tolist()}
-
-        def spread(values: list[float]) -> list[float]:
-            every = np.zeros(len(rollout.response_ids))
-            every[places] = values
-            return every.tolist()
-
-        return response(rollout, score, tokenizer) | {
+        described = response(rollout, score, tokenizer) | {
             "problem_id": rollout.problem_id,
             "occurrence": rollout.occurrence,
             "prompt": tokenizer.decode(rollout.prompt_ids),
             "advantage": seen.advantage,
             "tokens": [tokenizer.decode([int(token)]) for token in rollout.response_ids],
             "behavior_logprobs": rollout.behavior_logprobs.tolist(),
-            "logprobs": spread(seen.logprobs),
-            "entropies": spread(seen.entropies),
-            "marks": {name: places[marked].tolist() for name, marked in seen.marks.items()},
-            **turns,
+            "logprobs": seen.logprobs,
+            "entropies": seen.entropies,
+            "marks": seen.marks,
         }
+        if rollout.loss_mask is None:
+            return described
+        return described | _spread(seen, rollout.loss_mask)
+
+
+def _spread(seen: _Seen, mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return what was seen of the sampled tokens at their places in a response, 0 elsewhere.
+
+    `mask` [T] is true for the sampled tokens of the response.
+    """
+    every, places = np.zeros((2, len(mask))), np.flatnonzero(mask)
+    every[:, places] = [seen.logprobs, seen.entropies]
+    return {
+        "sampled": mask.tolist(),
+        "logprobs": every[0].tolist(),
+        "entropies": every[1].tolist(),
+        "marks": {name: places[marked].tolist() for name, marked in seen.marks.items()},
+    }
