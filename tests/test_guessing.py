@@ -34,7 +34,7 @@ def test_the_page_has_the_files_word_for_word():
     lines = (FILES / "games.jsonl").read_text().splitlines()
     assert lines[:2] == TEXTS["games.jsonl"].splitlines()[:2]
     games = [json.loads(line) for line in lines]
-    assert len({(game["prompt"], game["answer"]) for game in games}) == len(games) == 640
+    assert len({(game["prompt"], game["answer"]) for game in games}) == len(games) == 448
 
 
 def test_the_replies_by_hand():
@@ -42,17 +42,17 @@ def test_the_replies_by_hand():
     assert played("0", "9")[1] == "-="
 
 
-def test_four_guesses_find_four_secrets_in_ten_without_the_replies_and_all_with_them():
-    """The page's bound, over all 10^4 ways to guess; and a search by halves."""
-    secrets = "0123456789"
+def test_three_guesses_find_three_secrets_of_seven_without_the_replies_and_all_with_them():
+    """The page's bound, over all 7^3 ways to guess; and a search by halves."""
+    secrets = "1234567"
     best = max(
-        sum(played(secret, "".join(four))[0] for secret in secrets)
-        for four in product(secrets, repeat=4)
+        sum(played(secret, "".join(three))[0] for secret in secrets)
+        for three in product(secrets, repeat=3)
     )
-    assert best == 4.0
+    assert best == 3.0
     for secret in secrets:
-        low, high, guesses = 0, 9, ""
-        for _ in range(4):
+        low, high, guesses = 1, 7, ""
+        for _ in range(3):
             guesses += str((low + high) // 2)
             reward, said = played(secret, guesses)
             if reward:
@@ -61,4 +61,4 @@ def test_four_guesses_find_four_secrets_in_ten_without_the_replies_and_all_with_
                 ((low + high) // 2 + 1, high) if said[-2] == "+" else (low, (low + high) // 2 - 1)
             )
         assert reward == 1.0
-    assert load_config(FILES / "guessing.toml").environment.max_turns == 4
+    assert load_config(FILES / "guessing.toml").environment.max_turns == 3

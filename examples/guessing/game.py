@@ -1,4 +1,4 @@
-"""Guess a digit: the first digit of each message is a guess."""
+"""Guess a digit from 1 to 7: the first digit of each message is a guess."""
 
 
 def reply(messages, answer):
