@@ -1,4 +1,4 @@
-"""Plans made before runs, beside what the runs then took. `benchmarks/planning.py --live` calls it.
+"""Plan runs, make them, and compare. This is what `benchmarks/planning.py --live` does.
 
 For each model, `mugrpo plan --measure` measures the machine, and a pilot, one stage of a few
 updates, gives lengths and the share of groups whose rewards differ. The plan of every other run

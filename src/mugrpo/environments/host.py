@@ -23,9 +23,9 @@ from mugrpo.rewards.functions import NONE_HELD, BrokenContractError, Held, load_
 class Host:
     """Sessions for the rollouts of one process.
 
-    An object with TRL's contract is made once and reset for one rollout after another. Code in
-    `held` is there already. Raises UsageError if the options name code that cannot be loaded, that
-    is no environment, or, with `own_reward`, that gives no reward.
+    If a rollout is done, an object with TRL's contract is reset for the next one, not made again.
+    Code that `held` has is not imported. Raises UsageError if the options name code that cannot be
+    loaded, that is no environment, or, with `own_reward`, that gives no reward.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Host:
         self._free: list[Session] = [first]
 
     def schemas(self) -> list[Mapping[str, Any]]:
-        """Return the JSON schemas of the tools, made of their signatures and docstrings.
+        """Return the JSON schemas of the tools, from their signatures and docstrings.
 
         Raises UsageError for a tool that has none.
         """

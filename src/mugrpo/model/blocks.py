@@ -38,8 +38,8 @@ def refuse_without_compiler(device: str) -> None:
 def compile_blocks(model: nn.Module, backend: Any = "inductor") -> None:
     """Let torch.compile replace the model's blocks, each at its first call.
 
-    Sizes are dynamic, so micro-batches of other shapes compile nothing anew. Packed attention stays
-    as it is: which tokens attend to which is data.
+    Sizes are dynamic, so a micro-batch of another shape is not compiled again. Packed attention is
+    not compiled, because which tokens attend to which differs from batch to batch.
     """
     AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
     for block in blocks_of(model):

@@ -33,7 +33,7 @@ class Limits:
 
 
 class Worker(Peer):
-    """A process that answers calls. While idle, it may stay silent for as long as it likes.
+    """A process that answers calls. Its silence is limited only while it works on one.
 
     It runs `python -P -m MODULE`, or the file `module` if `python` names another interpreter.
     `kind` is what an error message calls it. `starting` limits the seconds of its start, if it is

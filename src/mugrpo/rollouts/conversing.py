@@ -148,7 +148,7 @@ class TurnSampler(Sampler):
 
     @property
     def _mixes_pieces(self) -> bool:
-        """Whether the engine works on several pieces at a time, so that nothing is exact."""
+        """Whether the engine may work on several pieces at once: one that is not exact anyway."""
         engine = self.engine
         return isinstance(engine, StreamingEngine) and engine.streams and not engine.exact
 

@@ -86,7 +86,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call whose arguments are what their JSON says, so that its spaces do not matter."""
+    """Return a call with its arguments parsed, so that spaces in their JSON make no difference."""
     arguments = function["arguments"]
     with suppress(TypeError, ValueError):
         arguments = json.loads(arguments)

@@ -56,7 +56,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Said:
-    """A message of the model, and the tokens that it is made of.
+    """A message of the model, and its tokens.
 
     P prompt tokens, T response tokens.
     """

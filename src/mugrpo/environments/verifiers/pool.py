@@ -116,7 +116,7 @@ class VerifiersEnvironments:
     ) -> None:
         """See `base.Listening`. The endpoint answers with them."""
         tokens = {"prompt_ids": prompt_ids, "ids": ids, "logprobs": logprobs}
-        self._rollouts[rollout].tokens = {name: ids.tolist() for name, ids in tokens.items()}
+        self._rollouts[rollout].tokens = {name: array.tolist() for name, array in tokens.items()}
 
     def step(self, rollout: int, message: Mapping[str, Any]) -> None:
         live = self._rollouts[rollout]
