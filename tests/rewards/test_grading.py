@@ -227,6 +227,21 @@ def test_functions_are_called_as_trl_calls_them(prompt, prompts, completions, tm
         ]
 
 
+def test_functions_get_the_messages_of_all_turns(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 9}}}
+    said = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "12"},
+        {"role": "assistant", "content": "It is 12."},
+    ]
+    file = tmp_path / "calls.py"
+    file.write_text(f"def same(completions): return [float(c == {said!r}) for c in completions]")
+    problem = Problem("p1", tuple(TURNS), "12")
+    said_it = Answer(problem, "It is 12.", [5], FinishReason.STOP, messages=said)
+    [score] = kept((function("same", file=file),), ONE, 1.0).scores([said_it])
+    assert score.reward == 1.0
+
+
 def test_trls_trainer_passes_the_same_keywords():
     """TRL's own call has the same keywords, and `environments` as the only one more."""
     grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")

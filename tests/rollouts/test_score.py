@@ -56,7 +56,7 @@ def test_truncated_responses_are_not_judged_unless_asked_and_every_score_is_in_i
 
 def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(folder):
     said = [
-        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}}',
+        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}, "messages": [{"role": "a"}]}',
         '{"reward": null, "failure": "the worker died", "logged": {}}',
         '{"reward": null, "failure": "not finished", "unfinished": true, "logged": {}}',
         '{"reward": null, "failure": null, "logged": {"tools/calls": 5}}',
@@ -69,6 +69,7 @@ def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(fo
     task = Fixed(RIGHT, WRONG)
     scores = folder.score(task, failure_limit=1.0)
     assert [answer.environment_reward for answer in task.asked] == [0.25, None]
+    assert [answer.messages for answer in task.asked] == [[{"role": "a"}], None]
     assert [(score.status, score.reward) for score in scores] == [
         (Status.RIGHT, 1.0),
         (Status.ERROR, None),

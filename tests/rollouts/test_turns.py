@@ -133,8 +133,20 @@ def test_a_record_holds_what_was_sampled_and_what_was_said(policy):
                 "failure": None,
                 "unfinished": False,
                 "logged": {"calls": len(r.turns)},
+                "messages": conversation(policy, r, sampled_ids),
             }
     assert len(lengths) > 2
+
+
+def conversation(policy: Policy, r: Rollout, turns: Sequence[Any]) -> list[dict[str, str]]:
+    """Return the messages of a rollout of `counting` whose model sampled `turns`, in order."""
+    messages = []
+    for turn, ids in enumerate(turns):
+        if turn:
+            messages.append({"role": "user", "content": f"{turn}-{r.seed % 4}="})
+        text = policy.tokenizer.decode(ids[:-1], skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": text})
+    return messages
 
 
 def test_turn_seeds_begin_with_the_rollouts_and_differ():
@@ -194,6 +206,9 @@ def test_no_tokens_are_left(policy):
     for r in rollouts:
         assert json.loads(r.environment)["reward"] == 0.25
         assert r.loss_mask[-1] and len(r.response_ids) <= 24
+        last = r.response_ids[r.turns[-1] : -1 if len(r.response_ids) < 24 else None]
+        said = {"role": "assistant", "content": policy.tokenizer.decode(last)}
+        assert json.loads(r.environment)["messages"][-1] == said
     assert {len(r.response_ids) == 24 for r in rollouts} == {True, False}
 
 

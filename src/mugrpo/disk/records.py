@@ -58,6 +58,7 @@ class Answer:
     finish_reason: FinishReason
     state: TrainerState | None = None  # None outside of a run
     environment_reward: float | None = None  # its environment's own, if it has one
+    messages: Sequence[Mapping[str, Any]] | None = None  # of all its turns, None without turns
 
 
 class Status(StrEnum):

@@ -189,10 +189,11 @@ def usable_number(reward: Any, largest: float = _LARGEST) -> float | None:
         return None
 
 
-def _completion(item: Mapping[str, Any]) -> str | list[dict[str, str]]:
+def _completion(item: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """Return the text of the last turn, or, after a prompt of messages, those of all turns."""
     if isinstance(item["prompt"], str):
         return str(item["text"])
-    return [{"role": "assistant", "content": item["text"]}]
+    return item["messages"] or [{"role": "assistant", "content": item["text"]}]
 
 
 def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -125,6 +125,7 @@ class Grader:
         if self._with_prompts:
             item |= {"id": problem.id, "prompt": problem.prompt, "columns": dict(problem.columns)}
             item["ids"] = [int(token) for token in answer.ids]
+            item["messages"] = answer.messages
             item["state"] = answer.state and asdict(answer.state)
         try:
             return to_json(item)

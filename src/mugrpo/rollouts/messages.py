@@ -102,14 +102,18 @@ class MessageEncoder:
             text = self._after(self._tokenizer.decode([last]), messages)
         return self._prompts.checked(self._prompts.ids_of(text), "an environment's message")
 
+    def plain(self, ids: Ids) -> Message:
+        """Return what the model has sampled as a message with nothing but text."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return {"role": "assistant", "content": text}
+
     def message(self, before: Ids, ids: Ids) -> Message:
         """Return the message that the model has sampled as `ids`, which end with a stop id.
 
         `before` are all ids before it. Raises BadCallError if a call of a tool cannot be read.
         """
         if not self._prompts.tools:
-            text = self._tokenizer.decode(ids[:-1], skip_special_tokens=True)
-            return {"role": "assistant", "content": text}
+            return self.plain(ids[:-1])
         text, prefix = self._tokenizer.decode(ids[:-1]), self._tokenizer.decode(before)
         try:
             parsed: dict[str, Any] = self._tokenizer.parse_response(

@@ -121,7 +121,7 @@ class Scorer:
     def _answer(self, rollout: Rollout) -> Answer:
         passing("scoring")
         text = response_text(rollout, self.tokenizer)
-        problem = self.problems[rollout.problem_id]
+        problem, outcome = self.problems[rollout.problem_id], _outcome(rollout)
         state = self.state and replace(self.state, global_step=rollout.policy_step)
         return Answer(
             problem,
@@ -129,7 +129,8 @@ class Scorer:
             rollout.response_ids.tolist(),
             rollout.finish_reason,
             state,
-            _outcome(rollout).get("reward"),
+            outcome.get("reward"),
+            outcome.get("messages"),
         )
 
     def _stop_at_limit(self, reasons: Counter[str], rows: int) -> None:

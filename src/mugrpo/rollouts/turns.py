@@ -46,16 +46,19 @@ class Conversation:
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # [T]
     sampled: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [T]
     turns: list[int] = field(default_factory=list)  # the beginnings of the model's turns
+    messages: list[Message] = field(default_factory=list)  # after the prompt, as the model saw them
     cut: bool = False  # whether there was no room for more tokens
     last: Reply | None = None  # the environment's last reply
 
-    def hear(self, completion: Completion) -> None:
-        """Add a turn of the model."""
+    def hear(self, completion: Completion, message: Message) -> None:
+        """Add a turn of the model, which says `message`."""
         self.turns.append(len(self.ids))
+        self.messages.append(message)
         self._add(completion.ids, completion.logprobs, True)
 
-    def tell(self, ids: Ids) -> None:
-        """Add what was said to the model."""
+    def tell(self, ids: Ids, messages: Sequence[Message]) -> None:
+        """Add what was said to the model: `messages`, as `ids`."""
+        self.messages.extend(messages)
         self._add(ids, np.zeros(len(ids), np.float32), False)
 
     def _add(self, ids: Ids, logprobs: NDArray[np.float32], sampled: bool) -> None:
@@ -78,6 +81,7 @@ class Conversation:
             "failure": self.last.failure,
             "unfinished": self.last.unfinished,
             "logged": dict(self.last.logged),
+            "messages": self.messages,
         }
         return Rollout(
             problem_id=problem_id,
@@ -170,30 +174,37 @@ class Turns:
             number = self._asked.pop(index)
             conversation = self._going[number]
             before = conversation.before
-            conversation.hear(completion)
+            message, fault = self._read(before, completion)
+            conversation.hear(completion, message)
             if conversation.last is not None:  # its environment was over before the first turn
                 self._finish(number, conversation.last)
             elif completion.finish_reason is FinishReason.LENGTH:
                 self._cut(number)
+            elif fault is not None:
+                self._tell(number, [fault.answer])
             else:
-                self._say(number, before, completion)
+                self._say(number, before, completion, message)
 
     def ended(self) -> list[tuple[int, Conversation]]:
         """Return the conversations that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def _say(self, number: int, before: Ids, said: Completion) -> None:
-        """Give the environment a whole turn of the model; a call that cannot be read is told."""
+    def _read(self, before: Ids, said: Completion) -> tuple[Message, BadCallError | None]:
+        """Return a turn of the model as a message, and what is wrong with its calls of tools."""
+        if said.finish_reason is FinishReason.LENGTH:
+            return self._encoder.plain(said.ids), None
         try:
-            message = self._encoder.message(before, said.ids)
+            return self._encoder.message(before, said.ids), None
         except BadCallError as error:
-            self._tell(number, [error.answer])
-        else:
-            if isinstance(self._environments, Listening):
-                self._environments.drawn(number, before, said.ids, said.logprobs)
-            self._environments.step(number, message)
-            self._call(number)
+            return self._encoder.plain(said.ids[:-1]), error
+
+    def _say(self, number: int, before: Ids, said: Completion, message: Message) -> None:
+        """Give the environment a whole turn of the model."""
+        if isinstance(self._environments, Listening):
+            self._environments.drawn(number, before, said.ids, said.logprobs)
+        self._environments.step(number, message)
+        self._call(number)
 
     def _take_reply(self, number: int, reply: Reply) -> None:
         conversation = self._going[number]
@@ -216,7 +227,7 @@ class Turns:
         if len(conversation.ids) + len(suffix) >= self._max_new_tokens:
             self._cut(number)
             return
-        conversation.tell(suffix)
+        conversation.tell(suffix, messages)
         self._ask(number)
 
     def _ask(self, number: int) -> None:
