@@ -56,7 +56,8 @@ def test_truncated_responses_are_not_judged_unless_asked_and_every_score_is_in_i
 
 def test_what_an_environment_said_reaches_the_task_and_a_failure_is_no_number(folder):
     said = [
-        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}, "messages": [{"role": "a"}]}',
+        '{"reward": 0.25, "failure": null, "logged": {"tools/calls": 2}, '
+        '"messages": [{"role": "a"}]}',
         '{"reward": null, "failure": "the worker died", "logged": {}}',
         '{"reward": null, "failure": "not finished", "unfinished": true, "logged": {}}',
         '{"reward": null, "failure": null, "logged": {"tools/calls": 5}}',

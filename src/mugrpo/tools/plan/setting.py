@@ -81,6 +81,7 @@ class Setting:
             engines.tensor_parallel,
             self.measured.generate,
             self.update_prices(1).adapter,
+            self.config.engine.quantizes,
         )
 
     def update_prices(self, ranks: int) -> UpdatePrices:
@@ -92,13 +93,10 @@ class Setting:
         batches = -(-updates // schedule.passes_per_batch)
         return batches * schedule.problems_per_update
 
-    @property
-    def update_groups(self) -> int:
-        """Return the groups of an update and those that it replays, which only later stages do."""
-        schedule = self.config.schedule
-        return schedule.problems_per_update + self.config.replay.groups(
-            schedule.problems_per_update
-        )
+    def replayed(self, first: int) -> int:
+        """Return the groups of earlier stages in an update of the stage after `first` updates."""
+        problems = self.config.schedule.problems_per_update
+        return self.config.replay.groups(problems) if first else 0
 
     def sampled(self, first: int, updates: int) -> int:
         """Return the groups that a stage samples: more than it trains on if it chooses among them.

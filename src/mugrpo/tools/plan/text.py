@@ -43,7 +43,9 @@ def batch_lines(setting: Setting) -> list[str]:
     firsts = np.cumsum([0, *stages[:-1]]).tolist()
     groups = sum(map(setting.sampled, firsts, stages))
     rollouts = groups * schedule.group_size
-    prompts, responses = setting.lengths.draw(0, setting.update_groups, schedule.group_size)
+    again = setting.replayed(stages[0])
+    groups_each = schedule.problems_per_update + again
+    prompts, responses = setting.lengths.draw(0, groups_each, schedule.group_size)
     update = setting.update_prices(setting.ranks_on(setting.machine.devices)).update(
         prompts, responses
     )
@@ -77,7 +79,7 @@ def batch_lines(setting: Setting) -> list[str]:
             f"{update.balance:.0%} of the time",
         ),
     ]
-    if again := setting.update_groups - schedule.problems_per_update:
+    if again:
         text = f"{again} groups of earlier stages more for each update, from the second stage on"
         rows.insert(1, ("replay", text))
     return ["batches", *(f"  {name:<14}{text}" for name, text in rows)]
