@@ -21,7 +21,7 @@ def test_other_programs_read_the_files_whatever_the_precision(
 ):
     """Three files. One process has all rows, so it writes what three ranks would."""
     model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), 3, writes=True, dtype=dtype)
+    weights = weights_in_memory(saved_tensors(model), 3, writes=True, copied=False, dtype=dtype)
     write_weights(model, weights, ALONE, tmp_path)
     files = sorted(tmp_path.glob("model-*-of-00003.safetensors"))
     assert len(files) == 3
@@ -43,7 +43,7 @@ def test_a_rank_that_writes_later_keeps_the_rows_of_the_others(
 ):
     """Every second tensor is written, then the others: the files hold both."""
     model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), 2, writes=True)
+    weights = weights_in_memory(saved_tensors(model), 2, writes=True, copied=False)
     for part in range(2):
         names = list(weights.places)[part::2]
         own = type(weights)(

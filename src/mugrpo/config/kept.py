@@ -26,8 +26,8 @@ class CheckpointOptions(Options):
     """Also keep the checkpoint with the highest avg@k on this suite, one of evaluation.suites. The
     policy is then saved whenever the suite is measured."""
     beside_training: bool = Field(True, json_schema_extra=HARMLESS)
-    """Write a checkpoint while training goes on, from a copy in CPU memory, which is kept: 12 bytes
-    per parameter. Otherwise training waits until it is written."""
+    """Write a checkpoint while training goes on, from a copy in CPU memory: 12 bytes per parameter.
+    Otherwise training waits until it is written."""
 
 
 class SuiteUse(Options):

@@ -20,7 +20,6 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from mugrpo.model.copies import Copies
 from mugrpo.model.dtensors import full, local, rows_of, tensors_of
 from mugrpo.processes.ranks import Ranks
 
@@ -52,18 +51,13 @@ class Weights:
 
 
 def weights_in_memory(
-    tensors: Tensors,
-    files: int,
-    *,
-    writes: bool,
-    copies: Copies | None = None,
-    dtype: torch.dtype | None = None,
+    tensors: Tensors, files: int, *, writes: bool, copied: bool, dtype: torch.dtype | None = None
 ) -> Weights:
     """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
     With one file, these are whole tensors, and ranks that split the model must all call this. With
-    several, they are the rank's rows. If they are in `copies`, later updates do not change them.
-    Floating-point numbers are rounded to `dtype`, if it is given.
+    several, they are the rank's rows. If `copied`, later updates do not change them. Floating-point
+    numbers are rounded to `dtype`, if it is given.
     """
 
     def type_of(name: str) -> torch.dtype:
@@ -71,9 +65,7 @@ def weights_in_memory(
         return dtype if dtype and own.is_floating_point else own
 
     def kept(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if copies is not None:
-            return copies.of(name, tensor, type_of(name))
-        return tensor.to("cpu", type_of(name)).contiguous()
+        return tensor.to("cpu", type_of(name), copy=copied).contiguous()
 
     if files == 1:
         whole = ((name, full(tensor)) for name, tensor in tensors.items())

@@ -16,7 +16,6 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import attending
 from mugrpo.model.blocks import compile_blocks, refuse_without_compiler, uncompiled
-from mugrpo.model.copies import Copies
 from mugrpo.model.dtensors import fill, local, tensors_of
 from mugrpo.model.files import (
     Weights,
@@ -131,11 +130,11 @@ class Policy:
                 return str(name)
         return None
 
-    def weights(self, *, copies: Copies | None = None, dtype: torch.dtype | None = None) -> Weights:
+    def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
         writes = self.ranks.first if self.files == 1 else self.shard is not None
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
-        return weights_in_memory(tensors, self.files, writes=writes, copies=copies, dtype=dtype)
+        return weights_in_memory(tensors, self.files, writes=writes, copied=copied, dtype=dtype)
 
     def save(
         self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
@@ -145,7 +144,7 @@ class Policy:
         If ranks split the model, all must call this, and each writes its part: `weights`, by
         default those of now, rounded to `dtype`.
         """
-        weights = self.weights(dtype=dtype) if weights is None else weights
+        weights = self.weights(copied=False, dtype=dtype) if weights is None else weights
         if self.adapter is None:
             write_weights(self.model, weights, self.ranks, folder)
         elif self.ranks.first:

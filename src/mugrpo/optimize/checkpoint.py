@@ -49,22 +49,20 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
     temporary: bool,
-    beside: bool = True,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
     `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. Unless updates go on `beside` the writing, no copy is taken, and no update may be
-    made until it is published. Waits for the checkpoint before. Raises what ended its writing, and
-    RunStopped, naming the last good checkpoint, if a weight is not finite.
+    stages began. Waits for the checkpoint before. Raises what ended its writing, and RunStopped,
+    naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
     require_finite(trainer, run_dir)
     run_dir.pending = Writing(
-        trainer.snapshot(trainer.copies if beside else None),
+        trainer.snapshot(),
         run_dir.checkpoint(trainer.update),
         {"starts": [*starts], "temporary": temporary, "config": run_dir.config_as_stored()},
         first_pid=ranks.from_first(os.getpid()),

@@ -16,7 +16,6 @@ import torch
 from safetensors import safe_open
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.model.copies import Copies
 from mugrpo.model.dtensors import like, local, rows_of
 from mugrpo.model.files import write_tensors
 from mugrpo.processes.ranks import Ranks
@@ -28,21 +27,18 @@ def optimizer_in_memory(
     optimizer: torch.optim.Optimizer,
     names: dict[torch.Tensor, str],
     ranks: Ranks,
-    copies: Copies | None,
+    *,
+    copied: bool,
 ) -> dict[str, torch.Tensor]:
     """Return this rank's part of the state in CPU memory, under the parameters' `names`.
 
-    Rank 0 adds torch's random state. If it is in `copies`, later updates do not change it.
+    Rank 0 adds torch's random state. If `copied`, later updates do not change it.
     """
-    held = {
-        f"{names[parameter]}/{key}": local(value)
+    tensors = {
+        f"{names[parameter]}/{key}": local(value).to("cpu", copy=copied).contiguous()
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
-    if copies is None:
-        tensors = {name: value.to("cpu").contiguous() for name, value in held.items()}
-    else:
-        tensors = {name: copies.of(name, value) for name, value in held.items()}
     if ranks.first:
         tensors[_RNG] = torch.get_rng_state()
     return tensors

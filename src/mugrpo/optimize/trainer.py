@@ -14,7 +14,6 @@ import torch
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Status
-from mugrpo.model.copies import Copies
 from mugrpo.model.dtensors import full
 from mugrpo.model.files import Weights
 from mugrpo.model.memory import give_back_memory, out_of_memory_explained
@@ -76,7 +75,6 @@ class Trainer:
         self.loss = UpdateLoss.of(config)
         self.share = shares_prompts(policy, config)
         choose_kernel(policy, self.budget.notify)
-        self.copies = Copies()  # for checkpoints
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # torch starts each process with a different state
@@ -131,25 +129,22 @@ class Trainer:
             "time/update": time.monotonic() - began,
         }
 
-    def snapshot(self, copies: Copies | None = None) -> Snapshot:
-        """Return this rank's part of the trainer's state. If ranks share it, all must call this.
-
-        If it is in `copies`, later updates do not change it.
-        """
+    def snapshot(self, *, copied: bool = True) -> Snapshot:
+        """Return this rank's part of the trainer's state. If ranks share it, all must call this."""
         policy, moments = self.policy, {}
         if policy.shard is not None:
             names = {p: name for name, p in policy.model.named_parameters()}
-            moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copies)
+            moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
         return Snapshot(
             policy,
-            policy.weights(copies=copies),
+            policy.weights(copied=copied),
             moments,
             {"update": self.update, "nonfinite_in_a_row": self.nonfinite_in_a_row},
         )
 
     def save(self, folder: Path) -> None:
         """Write model, tokenizer, optimizer and state to `folder`, without pickles."""
-        snapshot = self.snapshot()
+        snapshot = self.snapshot(copied=False)
         snapshot.write_model(folder)
         snapshot.write_rest(folder)
 

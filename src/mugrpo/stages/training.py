@@ -113,7 +113,6 @@ class Training:
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
-            beside=run.config.checkpoint.beside_training,
         )
         self.unsaved_seconds = 0.0
         if not run.config.checkpoint.beside_training:
