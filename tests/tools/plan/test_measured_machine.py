@@ -10,9 +10,12 @@ import pytest
 from mugrpo.model.hardware import precision_of
 from mugrpo.tools.plan import measuring, rates
 from mugrpo.tools.plan.generation import EnginePrices
+from mugrpo.tools.plan.lengths import Lengths, Seen
 from mugrpo.tools.plan.machine import load_machine
+from mugrpo.tools.plan.schedules import Planner
+from mugrpo.tools.plan.setting import Setting, shape_of
 from tests.builders import tiny_config
-from tests.tools.plan.cases import config
+from tests.tools.plan.cases import config, machine
 
 
 def test_overheads_and_share_are_found_again():
@@ -51,3 +54,19 @@ def test_a_measured_machine_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mon
     machine = load_machine(str(tmp_path / "here.toml"))
     assert (machine.name, machine.kind, machine.devices) == ("here", "cpu", 1)
     assert machine.sources["rates.link"].startswith("assumed")
+
+
+def test_a_plan_has_the_seconds_of_the_measured_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is counted for responses of its lengths, and the overhead, are what it took."""
+    monkeypatch.setattr(measuring, "best", lambda *_: 500.0)
+    tiny_config("llama").save_pretrained(tmp_path)
+    small = config(engine={"slots": 4, "canary_responses": 4}, model={"device": "cpu"})
+    shape, known = shape_of(small, tmp_path), machine(fp32=1e6)
+    policy = measuring._policy(small, tmp_path)
+    known = machine(fp32=1e6, refresh=measuring._refresh(policy, small, shape, known))
+    lengths = Lengths((Seen(0, np.array([32]), np.array([[16]])),), "the canary's")
+    planner = Planner(Setting(small, shape, known, lengths))
+    assert planner.refresh(1) == pytest.approx(500.0)
+    assert known.overheads.refresh < 500

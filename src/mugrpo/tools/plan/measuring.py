@@ -32,10 +32,13 @@ from mugrpo.model.hardware import with_precision
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
+from mugrpo.tools.plan.counts import Shape
 from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import Machine
 from mugrpo.tools.plan.rates import LONGEST, best, device_gib, host_gib, rates
+from mugrpo.tools.plan.schedules import CANARY_TOKENS
 from mugrpo.tools.plan.setting import shape_of
 from mugrpo.tools.plan.simulate import Requests, Whole, occupancy
 from mugrpo.tools.plan.updates import UpdatePrices, as_rollouts
@@ -81,14 +84,14 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
         ),
         "sources": _sources(config, shape.parameters),
     }
-    found["overheads"] |= {"refresh": 0.0, "start": 60.0, "score": 1e-4}
+    found["overheads"] |= {"start": 60.0, "score": 1e-4}
     rough = Machine.model_validate(found)
     engine = EnginePrices(shape, rough, config.model.precision)
     found["overheads"] |= _engine(policy, config, engine)
     share, overheads = _updates(policy, config, UpdatePrices(shape, rough, config, 1))
     found["shares"]["update"] = share
     found["overheads"] |= overheads
-    Machine.model_validate(found)
+    found["overheads"]["refresh"] = _refresh(policy, config, shape, Machine.model_validate(found))
     found["sources"] = {f'"{name}"': source for name, source in found["sources"].items()}
     with publish_file(file) as out:
         out.write(as_document(found, ["Measured by `mugrpo plan --measure`."]).encode())
@@ -115,7 +118,7 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
     One slot and many are measured with responses of one token, of some, and of many.
     """
     size = config.schedule.group_size
-    many = max(4, min(256, int(getattr(config.engine, "slots", None) or 128)) // size * size)
+    many = _slots(config)
     few = max(1, many // _LONGER)
     engine = ContinuousEngine(policy, ContinuousOptions(slots=many))
     rows, counted, taken = [], [], []
@@ -140,6 +143,33 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
     found = _not_negative(np.array(rows), measured - np.array(counted), measured)
     names = ("step", "sequence", "request", "key")
     return dict(zip(names, (max(_TINY, value) for value in found), strict=True))
+
+
+def _refresh(policy: Policy, config: RunConfig, shape: Shape, machine: Machine) -> float:
+    """Return the seconds of a canary beyond those that are counted: a call of its own, mostly."""
+    count = max(1, config.engine.canary_responses)
+    prompts, responses = np.full(count, _PROMPT), np.full((count, 1), CANARY_TOKENS)
+    rollouts = _experience(as_rollouts(prompts, responses), policy.vocab_size).rollouts
+    asked = [Request(rollout.prompt_ids, rollout.seed) for rollout in rollouts]
+    engine = ContinuousEngine(policy, ContinuousOptions(slots=_slots(config)))
+
+    def call() -> None:
+        for _ in engine.generate(asked, temperature=1.0, max_new_tokens=CANARY_TOKENS):
+            pass
+        rollout_logprobs(policy, rollouts, config)
+
+    call()
+    requests = Requests(prompts, responses[:, 0], np.ones(count, bool))
+    prices = EnginePrices(shape, machine, config.model.precision)
+    counted = float(prices.seconds(occupancy(requests, count)).sum())
+    counted += UpdatePrices(shape, machine, config, 1).logprobs(prompts, responses)
+    return max(0.0, best(call, policy.device) - counted)
+
+
+def _slots(config: RunConfig) -> int:
+    """Return the slots of an engine that is measured."""
+    size = config.schedule.group_size
+    return max(4, min(256, int(getattr(config.engine, "slots", None) or 128)) // size * size)
 
 
 def _request(index: int, size: int, vocabulary: int) -> Request:
@@ -245,7 +275,6 @@ def _sources(config: RunConfig, parameters: int) -> dict[str, str]:
         "rates.network": "assumed",
         "shares": f"measured with {model}; the engine's are in its overheads",
         "overheads": f"measured with {model}, by the project's own engine and trainer",
-        "overheads.refresh": "assumed: nothing beside the canary",
         "overheads.start": "assumed",
         "overheads.score": "assumed",
     }
