@@ -10,6 +10,7 @@ of response tokens, B positions of a block, L positions that attention reads (P 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,15 @@ Places = NDArray[np.int64]
 
 BLOCK = 24  # tokens of one slot in a block
 ATTENTION = "mugrpo_slots"  # transformers knows `attention` by this name
+
+
+def named(cache: Any, model: Any) -> dict[str, Any]:
+    """Return transformers' `cache` by its name in the model's forward pass.
+
+    That is "cache" since transformers 5.24.
+    """
+    names = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in names else "past_key_values": cache}
 
 
 @dataclass

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
-from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache
+from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, named
 from mugrpo.engines.reordered import reordered
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
@@ -80,14 +80,14 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
         ids_UP[row, longest - len(prompt) :] = prompt
         mask_UP[row, longest - len(prompt) :] = 1
     mask = torch.from_numpy(mask_UP).to(policy.device)
-    cache = DynamicCache()
-    logits_UV = policy.working()(
+    cache, model = DynamicCache(), policy.working()
+    logits_UV = model(
         input_ids=torch.from_numpy(ids_UP).to(policy.device),
         attention_mask=mask,
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **named(cache, model),
     ).logits[:, -1]
     cached: Any = cache.layers
     prefilled = []

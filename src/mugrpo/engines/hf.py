@@ -15,6 +15,7 @@ from mugrpo.config.engines import HFOptions
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
+from mugrpo.engines.cache import named
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.policy import Policy
 
@@ -69,14 +70,15 @@ class HFEngine(SharedModel):
         tokens, logprobs = [], []
         with policy.evaluating() as model:
             cache = StaticCache(config=model.config, max_cache_len=longest + max_new_tokens)
+            held = named(cache, model)
             for t in range(max_new_tokens):
                 logits_BV = model(
                     input_ids=step_ids,
                     attention_mask=mask_BL,
                     position_ids=position_ids,
-                    past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
+                    **held,
                 ).logits[:, -1]
                 token_B, logprob_B = sample(logits_BV, temperature, uniforms_BT[:, t], top_p)
                 refuse_nan(logprob_B, policy)
