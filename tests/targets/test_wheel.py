@@ -76,12 +76,14 @@ USES: dict[str, list[str] | str] = {
     "math": ["check", "mine.toml"],
     "qlora": "import bitsandbytes, peft",
     "ray": "import ray.train.torch",
+    "reasoning-gym": "import reasoning_gym; reasoning_gym.create_dataset('chain_sum', size=1)",
     "site": "import material, mkdocs.commands.build",
     "smollm2": ["convert", "smollm2"],
     "tensorboard": ["demo", *TINY, "--sinks.tensorboard=true"],
     "trackio": ["demo", *TINY, "--sinks.trackio=test"],
     "view": "import textual.app",
     "wandb": ["demo", *TINY, "--sinks.wandb=test"],
+    "wasm": "from mugrpo.rewards.code.wasm import Wasm; Wasm(None, 5, 1 << 28)",
 }
 
 
