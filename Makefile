@@ -65,7 +65,7 @@ test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verif
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
 	touch $@
 
-test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about seven minutes)
+test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about ten minutes)
 	$(BIN)/pytest -m ray tests/targets
 
 .venv/installed-wasm: .venv/installed-test
