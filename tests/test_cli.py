@@ -203,6 +203,7 @@ def test_output_into_a_closed_pipe_ends_quietly(command: str):
     assert ended.stderr == "" and len(ended.stdout.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_run_into_a_closed_pipe_ends_quietly_and_can_be_resumed(tmp_path: Path, reference: Path):
     words = f"train {write_config(tmp_path)} --run-dir {tmp_path / 'run'}"
     script = f"{sys.executable} -m mugrpo {words} | head -1"

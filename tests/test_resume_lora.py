@@ -73,6 +73,7 @@ def test_a_killed_run_of_an_adapter_ends_in_the_same_bits(
     assert_same(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 def test_an_engine_in_a_process_of_its_own_gives_the_same_bits(reference: Path, tmp_path: Path):
     finished(tmp_path / "run", *LORA, "--engine.processes", "1", "--engine.threads", "1")
     assert_same(tmp_path / "run", reference)

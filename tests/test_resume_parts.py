@@ -156,6 +156,7 @@ def test_a_run_killed_and_resumed_ends_in_the_same_bits(
     assert_same(run_dir, whole[part])
 
 
+@pytest.mark.long
 def test_a_run_killed_after_every_sixth_publish_ends_in_the_same_bits(
     whole: dict[str, Path], tmp_path: Path
 ):
@@ -335,6 +336,7 @@ def test_a_changed_objective_file_is_refused(tmp_path: Path, command: Command):
     assert ended.status == 2 and "changed" in ended.err
 
 
+@pytest.mark.long
 def test_a_run_with_a_custom_objective_is_resumed_to_the_same_bits(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(OBJECTIVE)

@@ -118,6 +118,7 @@ def test_another_process_samples_the_same_bits(shared: Remote, requests, expecte
     assert shared.said == []
 
 
+@pytest.mark.long
 def test_it_samples_from_the_nucleus_of_the_call(
     shared: Remote, embedded_policy: Policy, requests, expected
 ):
@@ -191,6 +192,7 @@ def test_a_process_that_is_lost_is_restarted_and_makes_the_same_responses_but_no
     assert len(lost.said) == 2
 
 
+@pytest.mark.long
 def test_an_interrupted_generation_ends_the_process(shared: Remote, requests, expected):
     pid = shared.pid
     with pytest.raises(Interrupted):
@@ -208,6 +210,7 @@ def die_in_generation(
     taken(remote.engine, requests, after=lambda done: done and os.kill(os.getpid(), 9))
 
 
+@pytest.mark.long
 @pytest.mark.promise("no orphans")
 def test_a_process_that_generates_ends_with_a_killed_run(
     embedded_policy: Policy, requests, tmp_path: Path

@@ -201,6 +201,7 @@ def test_forcing_more_stages_continues_where_the_run_ended(
     assert final_weights(run_dir) == final_weights(reference)  # update 6 is as it was
 
 
+@pytest.mark.long
 def test_a_forced_change_that_is_killed_and_resumed_gives_the_bits_of_one_that_is_not(
     tmp_path: Path, command: Command
 ):

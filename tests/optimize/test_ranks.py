@@ -65,7 +65,12 @@ def assert_close(ours: Path, theirs: Path) -> None:
     ("model", "last", "config"),
     [
         ("chain", 3, {}),
-        ("chain", 3, {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}),
+        pytest.param(
+            "chain",
+            3,
+            {"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}},
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "chain", 10, {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long
         ),

@@ -118,6 +118,7 @@ def options(tmp_path: Path) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.long
 def test_a_run_logs_the_same_however_often_it_is_killed(tmp_path, options):
     whole, again = tmp_path / "whole", tmp_path / "again"
     finished(whole, *options)

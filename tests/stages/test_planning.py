@@ -227,6 +227,7 @@ def alternating(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
+@pytest.mark.long
 def test_if_all_groups_vary_the_run_is_the_one_that_trains_on_every_group(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):

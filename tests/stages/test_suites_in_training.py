@@ -90,6 +90,7 @@ def test_ranks_hand_the_policy_over_whenever_something_is_measured():
     assert [u for u in range(11) if measuring_due(config, u)] == [0, 3, 4, 6, 8, 9, 10]
 
 
+@pytest.mark.long
 def test_suites_change_nothing_but_what_is_measured(
     reference: Path, measured: Path, tmp_path: Path
 ):
@@ -126,6 +127,7 @@ def test_a_run_that_is_killed_while_it_measures_ends_the_same(
         assert lines_of(run, kind) == lines_of(measured, kind)
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_kept_although_only_the_newest_is(
     suites: tuple[str, ...], tmp_path: Path
 ):

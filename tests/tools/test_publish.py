@@ -91,6 +91,7 @@ def gap(model: Any, run_dir: Path, stage: int) -> float:
     return max(gaps)
 
 
+@pytest.mark.long
 def test_a_published_model_gives_the_runs_own_logprobs(reference: Path, hub: Hub, tmp_path: Path):
     """In a process of its own, which finds the stand-in by the documented variables.
 

@@ -141,6 +141,7 @@ def test_other_options_are_refused_and_say_where_to(suite: Path, tmp_path: Path,
     assert result_in(out / "short" / "update-000000") == before
 
 
+@pytest.mark.long
 def test_an_engine_process_gives_the_responses_of_this_process(
     suite: Path, tmp_path: Path, command: Command
 ):
