@@ -448,11 +448,11 @@ def test_a_file_does_not_bring_others_in_the_place_of_the_modules_that_are_named
     """Nor does it later, when something else imports a module for the first time."""
     monkeypatch.chdir(tmp_path)
     other = "raise SystemExit('not the one that is named')\n"
-    for name in ("plistlib", "here", "sndhdr"):
+    for name in ("plistlib", "here", "sched"):
         (tmp_path / "sub").mkdir(exist_ok=True)
         (tmp_path / "sub" / f"{name}.py").write_text(other)
     judges = "def {}(completions):\n    import {}\n    return [1.0]\n"
-    (tmp_path / "sub" / "ok.py").write_text(judges.format("first", "sndhdr, beside"))
+    (tmp_path / "sub" / "ok.py").write_text(judges.format("first", "sched, beside"))
     (tmp_path / "sub" / "beside.py").write_text("")
     (tmp_path / "here.py").write_text(judges.format("second", "this"))
     rewards = ("sub/ok.py:first", "plistlib:loads", "here:second")
