@@ -29,7 +29,7 @@ BLOCK = 24  # tokens of one slot in a block
 ATTENTION = "mugrpo_slots"  # transformers knows `attention` by this name
 
 
-def named(cache: Any, model: Any) -> dict[str, Any]:
+def cache_argument(cache: Any, model: Any) -> dict[str, Any]:
     """Return transformers' `cache` by its name in the model's forward pass.
 
     That is "cache" since transformers 5.24.

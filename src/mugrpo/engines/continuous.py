@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from mugrpo.config.engines import ContinuousOptions
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, More, Request, SharedModel
-from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, named
+from mugrpo.engines.cache import ATTENTION, KeysValues, SlotCache, cache_argument
 from mugrpo.engines.reordered import reordered
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.attention import attending
@@ -87,7 +87,7 @@ def prefill(policy: Policy, prompts: Sequence[np.ndarray]) -> list[Prefilled]:
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
-        **named(cache, model),
+        **cache_argument(cache, model),
     ).logits[:, -1]
     cached: Any = cache.layers
     prefilled = []

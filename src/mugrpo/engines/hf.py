@@ -15,7 +15,7 @@ from mugrpo.config.engines import HFOptions
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import FinishReason
 from mugrpo.engines.base import Completion, Decoded, Request, SharedModel
-from mugrpo.engines.cache import named
+from mugrpo.engines.cache import cache_argument
 from mugrpo.engines.sampling import refuse_nan, sample, uniforms
 from mugrpo.model.policy import Policy
 
@@ -70,7 +70,7 @@ class HFEngine(SharedModel):
         tokens, logprobs = [], []
         with policy.evaluating() as model:
             cache = StaticCache(config=model.config, max_cache_len=longest + max_new_tokens)
-            held = named(cache, model)
+            held = cache_argument(cache, model)
             for t in range(max_new_tokens):
                 logits_BV = model(
                     input_ids=step_ids,

@@ -23,7 +23,7 @@ from mugrpo.rewards.functions import NONE_HELD, BrokenContractError, Held, load_
 class Host:
     """Sessions for the rollouts of one process.
 
-    If a rollout is done, an object with TRL's contract is reset for the next one, not made again.
+    Objects with TRL's contract serve one rollout after another, and are reset for each.
     Code that `held` has is not imported. Raises UsageError if the options name code that cannot be
     loaded, that is no environment, or, with `own_reward`, that gives no reward.
     """

@@ -86,7 +86,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call with its arguments parsed, so that spaces in their JSON make no difference."""
+    """Return a call with its arguments parsed: spaces in their JSON do not count."""
     arguments = function["arguments"]
     with suppress(TypeError, ValueError):
         arguments = json.loads(arguments)
