@@ -27,7 +27,8 @@ def arm(place: str, nth: int, act: str = "SIGKILL") -> None:
     """Do `act` in this process at the `nth` pass of `place`, counted from 1.
 
     `act` is a signal's name, or several joined by "+"; or "hold PATH": create the file PATH.held
-    and wait for the file PATH.go; or "fill PATH BYTES": fill the disk of PATH except for BYTES.
+    and wait for the file PATH.go; or "sleep SECONDS"; or "fill PATH BYTES": fill the disk of PATH
+    except for BYTES.
     """
     passes = 0
 
@@ -48,6 +49,8 @@ def _do(act: str) -> None:
         Path(f"{path}.held").touch()
         while not Path(f"{path}.go").exists():
             time.sleep(0.01)
+    elif act.startswith("sleep "):
+        time.sleep(float(act.removeprefix("sleep ")))
     elif act.startswith("fill "):
         _, path, spare = act.split(" ")
         fill_disk(Path(path), int(spare))

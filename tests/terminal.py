@@ -115,10 +115,12 @@ def talk() -> None:
     print("after")
 
 
-def run_command(words: list[str], place: str = "") -> None:
-    """Run a command, with Ctrl-C at the fifth pass of `place` (tests.kill_at)."""
-    if place:
-        arm(place, 5, "SIGINT")
+def run_command(words: list[str], interrupted: bool = False, pause: float = 0.0) -> None:
+    """Run a command. Its fourth gradient takes `pause` seconds more; Ctrl-C may meet the fifth."""
+    if pause:
+        arm("gradient", 4, f"sleep {pause}")
+    if interrupted:
+        arm("gradient", 5, "SIGINT")
     sys.exit(main(words))
 
 
