@@ -148,13 +148,15 @@ def generation_floor(
 ) -> dict[str, float]:
     """Return the seconds of prefill and decode of `groups` with `slots` sequences in every step.
 
-    Attention reads the cache in decode. The slower of its operations and its bytes counts.
+    Attention reads the cache in decode. The slower of its operations and its bytes counts. int8
+    has a cache in bf16.
     """
+    each = torch.bfloat16.itemsize if ceilings.dtype == torch.int8 else ceilings.dtype.itemsize
     filled, steps = prefill(groups, shared=shared), decoded(groups)
     prefilled = passes(ceilings, shape, filled, min(filled.tokens, 2048)) if groups else 0.0
     decode = passes(ceilings, shape, Work(steps.tokens, 0, steps.positions), slots)
     flop = shape.attention_flop(steps.pairs) / ceilings.peak
-    decode += max(flop, shape.kv_bytes(steps.pairs) / ceilings.copy())
+    decode += max(flop, shape.kv_bytes(steps.pairs, each) / ceilings.copy())
     return {"prefill": prefilled, "decode": decode, "total": prefilled + decode}
 
 

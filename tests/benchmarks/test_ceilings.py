@@ -43,15 +43,19 @@ def test_at_one_flop_a_second_a_floor_is_the_count():
     assert generation["decode"] == pytest.approx(flop(decoded(GROUPS)))
 
 
-def test_a_slow_bus_makes_decode_wait_for_its_cache():
+@pytest.mark.parametrize(
+    ("dtype", "each"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.int8, 2)]
+)
+def test_a_slow_bus_makes_decode_wait_for_its_cache(dtype: torch.dtype, each: int):
     class Slow(Known):
         def copy(self):
             return 0.5
 
     steps = decoded(GROUPS)
-    generation = generation_floor(Slow(), SHAPE, GROUPS, 4)
+    generation = generation_floor(Slow(dtype=dtype), SHAPE, GROUPS, 4)
     linear = flop(steps) - SHAPE.attention_flop(steps.pairs)
-    assert generation["decode"] == pytest.approx(linear + SHAPE.kv_bytes(steps.pairs) / 0.5)
+    read = 2 * each * 2 * 1 * 4 * steps.pairs  # keys and values of 2 layers, a head of 4
+    assert generation["decode"] == pytest.approx(linear + read / 0.5)
 
 
 def test_rates_are_measured_once_per_shape():

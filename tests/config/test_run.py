@@ -175,6 +175,20 @@ def test_a_table_without_a_name_has_its_groups_default():
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        ("", 512),  # 48 tokens
+        ("rollouts.max_new_tokens=128", 512),
+        ("rollouts.max_new_tokens=300", 218),  # 218 * 300 = 65,400
+        ("rollouts.max_new_tokens=1024", 128),
+        ("rollouts.max_new_tokens=1024 engine.slots=1024", 1024),
+    ],
+)
+def test_short_responses_have_more_slots(words: str, slots: int):
+    assert config_of(words).engine.slots == slots
+
+
 def test_options_may_be_given_as_objects():
     config = RunConfig()
     again = RunConfig(engine=config.engine, veto=config.veto, objective=config.objective)

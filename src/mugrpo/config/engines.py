@@ -82,9 +82,18 @@ class ContinuousOptions(OwnEngineOptions):
     memory_option = "slots"
     name: Literal["continuous"] = "continuous"
     slots: int = Field(128, ge=1)
-    """Sequences decoded together. When one ends, the next takes its slot at once."""
+    """Sequences decoded together. When one ends, the next takes its slot at once. If a config has
+    none, as many as hold 65,536 response tokens, but at least 128 and at most 512."""
     prefill_tokens: int = Field(2048, ge=1)
     """Padded prompt tokens that go through the model together."""
+
+
+def slots_for(max_new_tokens: int) -> int:
+    """Return how many sequences of up to so many response tokens an engine decodes together.
+
+    With more of them, weights are read less often (docs/cost_model.md), but each has a cache.
+    """
+    return min(512, max(128, 65_536 // max_new_tokens))
 
 
 class HFOptions(OwnEngineOptions):

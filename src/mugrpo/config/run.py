@@ -156,10 +156,18 @@ class RunConfig(Options):
         """Return `raw` over its preset. A group that neither names gets the default name.
 
         If neither names a learning rate, it is that of the kind of model. If neither names a
-        correction, an engine that quantizes gets one.
+        correction, an engine that quantizes gets one. If neither has slots, they are as many as the
+        length of responses allows.
         """
         fields = cls.model_fields
-        names = {group: {"name": fields[group].default.name} for group in cls.choices()}
+        names: dict[str, Any] = {
+            group: {"name": fields[group].default.name} for group in cls.choices()
+        }
+        rollouts = raw.get("rollouts", {})
+        longest = rollouts.get("max_new_tokens") if isinstance(rollouts, dict) else None
+        if not isinstance(longest, int) or longest < 1:  # unset, or refused later
+            longest = RolloutOptions().max_new_tokens
+        names["engine"]["slots"] = engines.slots_for(longest)
         engine = raw.get("engine", {})
         found = engine.get("quantization") if isinstance(engine, dict) else None
         if found or getattr(engine, "quantizes", False):

@@ -21,7 +21,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """An autograd function that saves hidden states and one number per token instead of logits.
 
     The backward pass recomputes the logits of every chunk but the last. The last chunk's
-    probabilities are saved, because the backward pass would otherwise allocate them again at once.
+    exponentials are saved, because the backward pass would otherwise allocate them again at once.
+    On a CPU, time goes into passes over the chunk's numbers, so there are as few as possible.
     """
 
     @staticmethod
@@ -34,20 +35,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropies, normalizers = [], [], []
+        logprobs, entropies, sums = [], [], []
         for hidden_CH, targets_C in zip(
             hidden_NH.split(chunk), targets_N.split(chunk), strict=True
         ):
             logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
-            normalizer_C = logits_CV.logsumexp(-1)
             chosen_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-            probabilities_CV = (logits_CV - normalizer_C[:, None]).exp_()
+            exp_CV = logits_CV.exp()
+            sum_C = exp_CV.sum(-1)
+            normalizer_C = sum_C.log()
             logprobs.append(chosen_C - normalizer_C)
-            entropies.append(normalizer_C - (probabilities_CV * logits_CV).sum(-1))
-            normalizers.append(normalizer_C)
-        ctx.save_for_backward(
-            hidden_NH, weight_VH, bias_V, targets_N, torch.cat(normalizers), probabilities_CV
-        )
+            entropies.append(normalizer_C - torch.linalg.vecdot(exp_CV, logits_CV) / sum_C)
+            sums.append(sum_C)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, torch.cat(sums), exp_CV)
         ctx.temperature, ctx.chunk = temperature, chunk
         entropy_N = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy_N)
@@ -56,7 +56,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
-        hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, last_CV = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, sum_N, last_CV = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         _, wants_weight, wants_bias, *_ = ctx.needs_input_grad  # not if the head is frozen
         # Ranks hold the head in bf16, in which a sum over chunks would lose their digits.
@@ -66,12 +66,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             hidden_CH = hidden_NH[part]
             if start + ctx.chunk < len(targets_N):
-                logits_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature)
-                grad_CV = (logits_CV - normalizer_N[part, None]).exp_().neg_()
+                exp_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature).exp_()
             else:
-                grad_CV = last_CV.neg()
-            grad_CV[torch.arange(len(hidden_CH), device=grad_CV.device), targets_N[part]] += 1
-            grad_CV *= grads[0][part, None] / ctx.temperature
+                exp_CV = last_CV
+            factor_C = grads[0][part] / ctx.temperature
+            grad_CV = exp_CV * (-factor_C / sum_N[part])[:, None]
+            rows_C = torch.arange(len(hidden_CH), device=grad_CV.device)
+            grad_CV[rows_C, targets_N[part]] += factor_C
             grad_CV = grad_CV.to(hidden_CH.dtype)
             grad_hidden_NH[part] = grad_CV @ weight_VH.to(hidden_CH.dtype)
             if grad_weight_VH is not None:
@@ -162,5 +163,6 @@ def _logits(
     Without the shift, large logits leave few digits for 1 - p of a token with p near 1.
     """
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
-    logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V).float() / temperature
+    logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V).float()
+    logits_CV = logits_CV if temperature == 1 else logits_CV / temperature
     return logits_CV.sub_(logits_CV.amax(-1, keepdim=True))

@@ -124,7 +124,7 @@ def outcome(run: RunData) -> Row:
     shares = run.keys("update", suffix="_fraction")
     last = run.evaluations[-1] if run.evaluations else {}
     at_the_end = {"greedy": "greedy/accuracy", "entropy": "entropy"}
-    at_the_end |= {name: name for name in last if name.startswith("pass@")}
+    at_the_end |= {name: name for name in last if name.startswith(("pass@", "accuracy/"))}
     return {
         "accuracy": known[-1] if known else None,
         "best": max(known, default=None),

@@ -69,7 +69,7 @@ _COLUMNS = (
     "seconds/checkpoint",
     "seconds/evaluate",
 )
-_PATTERNS = r"pass@\d+|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
+_PATTERNS = r"pass@\d+|accuracy/\w+|\w+_fraction|seconds/refresh/\w+|\w+_to_\d+(\.\d+)?"
 
 
 class Figure(Options):
