@@ -91,3 +91,8 @@ def engine_overrides(options: argparse.Namespace) -> list[str]:
     """Return `--engine` and `--engine-option` as overrides of a config."""
     named = [f"--engine.name={options.engine}"] if options.engine else []
     return [*named, *(f"--engine.{option}" for option in options.engine_option)]
+
+
+def precision_overrides(options: argparse.Namespace) -> list[str]:
+    """Return `--precision` as an override of a config."""
+    return [f"--model.precision={options.precision}"] if options.precision else []

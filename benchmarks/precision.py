@@ -1,7 +1,7 @@
 """bf16 against fp32 on this machine: `python benchmarks/precision.py --phase update`.
 
-    --phase generation   the engine of the config; smollm2: 16 word problems x 8 responses of up to
-                         128 tokens, chain: 256 problems x 8 of up to 48
+    --phase generation   the engine of the config; smollm2: 64 word problems x 8 responses of up to
+                         64 tokens, chain: 256 problems x 8 of up to 48
     --phase update       Trainer.step on one-digit addition, 8 problems x 8 responses, and for
                          smollm2 TRL's step on the same rollouts with bf16=True
     --model              smollm2 (needs `mugrpo convert smollm2`) or chain
@@ -122,7 +122,7 @@ def sides_of(options: Namespace) -> Sides:
         "optimizer": {"lr": 1e-7},  # so small that the policy stays the one that sampled
     }
     if options.phase == "generation":
-        longest = 8 if options.tiny else 48 if small else 128
+        longest = 8 if options.tiny else 48 if small else 64
         groups["rollouts"] = {"max_new_tokens": longest}
         groups["engine"] = {"slots": 1024} if small else {}
     configs = {}
@@ -131,7 +131,7 @@ def sides_of(options: Namespace) -> Sides:
         configs[name] = addition_config({**groups, "model": own}, tiny=small)
     if options.phase == "update":
         return update(configs, problems, size, trl=not small)
-    count = problems if options.tiny else 256 if small else 16
+    count = problems if options.tiny else 256 if small else 64
     chosen = Chain(ChainOptions()).train_problems()[:count] if small else word_problems(count)
     return generation(configs, chosen, size)
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outcomes import engine_overrides, quiet, run_process
+from outcomes import engine_overrides, precision_overrides, quiet, run_process
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
-from workloads import add_engine_options
+from workloads import add_engine_options, add_precision
 
 OURS, PEER = "mugrpo", "TRL"
 
@@ -34,6 +34,7 @@ def fastest_batch(config: Path, overrides: Sequence[str], whole: int) -> int:
 def main(argv: Sequence[str] | None = None) -> Any:
     cli = parser(__doc__)
     add_engine_options(cli)
+    add_precision(cli)
     cli.add_argument("--updates", type=int, default=32)
     cli.add_argument(
         "--trl-batch", type=int, help="TRL's responses per micro-batch (default: the fastest)"
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         options.updates, options.repetitions = 4, 1
     problems, size = (2, 2) if options.tiny else (16, 8)
     config = ROOT / "configs" / "demo_grpo.toml"
-    other = ["--checkpoint.every=0", *engine_overrides(options)]
+    other = ["--checkpoint.every=0", *engine_overrides(options), *precision_overrides(options)]
     overrides = [*quiet(options.updates, 4, problems, size), *other]
     if not (options.tiny or options.trl_batch):
         four = [*quiet(4, 4, problems, size), *other]
@@ -61,13 +62,16 @@ def main(argv: Sequence[str] | None = None) -> Any:
         whole = [Measured(m.notes["process_seconds"], m.work) for m in results[name]]
         results[f"{name}, with imports"] = whole
     title = "Whole run, GRPO with mu = 4, embedded task"
+    name = "run_same_schedule"
+    if options.precision:
+        title, name = f"{title}, {options.precision}", f"{name}_{options.precision}"
     with_imports = [f"{name}, with imports" for name in (OURS, PEER)]
     ratios = [
         Ratio(OURS, PEER, f"{title}, against TRL", 4.0),
         Ratio(*with_imports, f"{title}, with imports, against TRL"),
     ]
     details = {"updates": options.updates, "overrides": overrides, "trl_batch": options.trl_batch}
-    row = Row("run_same_schedule", title, "updates/s", results, ratios, details, options.tiny)
+    row = Row(name, title, "updates/s", results, ratios, details, options.tiny)
     return publish(row, options.output)
 
 

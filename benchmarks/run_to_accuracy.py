@@ -12,13 +12,14 @@ the accuracy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mugrpo.arguments import DEMO
-from outcomes import Outcome, engine_overrides, run_process
+from outcomes import Outcome, engine_overrides, precision_overrides, run_process
 from side_by_side import ROOT, Measured, Ratio, Row, alternate, parser, publish
-from workloads import add_engine_options
+from workloads import add_engine_options, add_precision
 
 OURS, PEER = "mugrpo", "TRL"
 LEVELS = (0.8, 0.9)
@@ -58,6 +59,7 @@ def row(outcomes: dict[str, list[Outcome]], details: dict[str, Any], tiny: bool)
 def main(argv: Sequence[str] | None = None) -> Any:
     cli = parser(__doc__)
     add_engine_options(cli)
+    add_precision(cli)
     cli.add_argument("--every", type=int, default=16, help="updates between evaluations")
     cli.add_argument("--trl-batch", type=int, help="TRL's responses per micro-batch (default: all)")
     options = cli.parse_args(argv)
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         more += ["--task.eval_problems=8", "--rollouts.max_new_tokens=42"]
         more += ["--schedule.problems_per_update=2", "--schedule.group_size=2"]
         more += ["--schedule.stages=1", "--schedule.batches_per_stage=4"]
-    more += engine_overrides(options)
+    more += [*engine_overrides(options), *precision_overrides(options)]
     outcomes: dict[str, list[Outcome]] = {OURS: [], PEER: []}
 
     def side(name: str, config: Path, repetition: int) -> Measured:
@@ -85,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> Any:
     }
     alternate(sides, options.repetitions)
     details = {"overrides": more}
-    return publish(row(outcomes, details, options.tiny), options.output)
+    measured = row(outcomes, details, options.tiny)
+    if options.precision:
+        measured = replace(measured, name=f"{measured.name}_{options.precision}")
+    return publish(measured, options.output)
 
 
 if __name__ == "__main__":
