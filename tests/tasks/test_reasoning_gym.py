@@ -104,10 +104,13 @@ def test_what_of_a_response_is_the_answer():
     from mugrpo.rewards.reasoning_gym import extracted
 
     text = "<answer>1</answer> no:\n<answer>\n2</answer>\nso 2 \n"
-    forms = {part: extracted(text, part) for part in ("tags", "last_line", "all")}
-    assert forms == {"tags": "2", "last_line": "so 2", "all": text.strip()}
+    parts = ("tags", "last_line", "last_word", "all")
+    forms = {part: extracted(text, part) for part in parts}
+    assert forms == {"tags": "2", "last_line": "so 2", "last_word": "2", "all": text.strip()}
     assert extracted([{"role": "assistant", "content": "4"}], "last_line") == "4"
-    assert [extracted(" \n", part) for part in ("tags", "last_line", "all")] == [None] * 3
+    words = [extracted(said, "last_word") for said in ("1 + 2 = 3.", "3", "so\n3 \n", "it is .")]
+    assert words == ["3", "3", "3", None]
+    assert [extracted(" \n", part) for part in parts] == [None] * 4
 
 
 @pytest.mark.usefixtures("stand_in")

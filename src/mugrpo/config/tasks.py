@@ -137,9 +137,9 @@ class ReasoningGymOptions(NamedOptions):
     """Distinct held-out problems: one in eight prompts, by a hash."""
     seed: int = Field(0, ge=0)
     """Chooses the problems, independently of the run's seed."""
-    answer: Literal["tags", "last_line", "all"] = "tags"
-    """What of a response is judged: the text in its last <answer></answer>, its last line, or
-    all of it."""
+    answer: Literal["tags", "last_line", "last_word", "all"] = "tags"
+    """What of a response is judged: the text in its last <answer></answer>, its last line, its last
+    word without a period, or all of it."""
     system_prompt: str | None = None
     """A system message for every conversation without one. It needs prompt.form = "chat"."""
     prompt_template: Template = "{prompt}"

@@ -39,8 +39,12 @@ def extracted(completion: str | list[dict[str, str]], part: str) -> str | None:
     if part == "tags":
         answer: str | None = reasoning_gym.utils.extract_answer(text)
         return answer
-    lines = text.strip().splitlines() if part == "last_line" else [text]
-    return lines[-1].strip() if lines and lines[-1].strip() else None
+    text = text.strip()
+    if part == "last_line":
+        text = text.rpartition("\n")[2].strip()
+    elif part == "last_word":
+        text = text.rpartition("\n")[2].rpartition(" ")[2].removesuffix(".")
+    return text or None
 
 
 @cache
