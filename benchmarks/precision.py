@@ -1,7 +1,7 @@
 """bf16 against fp32 on this machine: `python benchmarks/precision.py --phase update`.
 
     --phase generation   the engine of the config; smollm2: 64 word problems x 8 responses of up to
-                         64 tokens, chain: 256 problems x 8 of up to 48
+                         64 tokens, in fp32 with 128 slots too, chain: 256 problems x 8 of up to 48
     --phase update       Trainer.step on one-digit addition, 8 problems x 8 responses, and for
                          smollm2 TRL's step on the same rollouts with bf16=True
     --model              smollm2 (needs `mugrpo convert smollm2`) or chain
@@ -48,6 +48,7 @@ from workloads import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TRL = "TRL, bf16=True"
+FEW_SLOTS = "fp32, 128 slots"  # what an engine had by default before slots_for
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,9 @@ def sides_of(options: Namespace) -> Sides:
     for name in DTYPES:
         own = {"precision": name} if small else {"path": "smollm2", "precision": name}
         configs[name] = addition_config({**groups, "model": own}, tiny=small)
+    if options.phase == "generation" and not small:
+        few = {"model": {"path": "smollm2"}, "engine": {"slots": 128}}
+        configs[FEW_SLOTS] = addition_config({**groups, **few})
     if options.phase == "update":
         return update(configs, problems, size, trl=not small)
     count = problems if options.tiny else 256 if small else 64
@@ -150,6 +154,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
     }
     title = f"{options.phase.capitalize()} in bf16, {options.model}"
     ratios = [Ratio("bf16", "fp32", f"{title}, against fp32", kind="own")]
+    if FEW_SLOTS in results:
+        ratios.append(Ratio("bf16", FEW_SLOTS, f"{title}, against {FEW_SLOTS}", kind="own"))
     if TRL in results:
         ratios.append(Ratio("bf16", TRL, f"{title}, against TRL in bf16"))
     details = {"floors": floors, "allowed": floors["fp32"] / floors["bf16"]}
