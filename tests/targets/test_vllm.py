@@ -103,6 +103,36 @@ def assert_whole(run_dir: Path) -> None:
             np.testing.assert_allclose(rollout.behavior_logprobs, expected.detach(), atol=1e-3)
 
 
+ASKS = """
+def asks(messages):
+    said = sum(m["role"] == "assistant" for m in messages)
+    return f"{said}+{said}=" if said < 3 else 1.0
+"""
+
+
+def test_turns_have_the_logprobs_of_the_policy_and_replies_are_masked(config: Path, tmp_path: Path):
+    """The engine's tokens are the trainer's to 1e-3, in all turns; tokens of replies have none."""
+    rows = [{"prompt": f"{n % 9 + 1}+{n // 9}=", "answer": "0"} for n in range(64)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "asks.py").write_text(ASKS)
+    task = f'[task]\nname = "dataset"\ndata = "{tmp_path}/sums.jsonl"\nrewards = "environment"\n'
+    turns = f'[environment]\nname = "{tmp_path}/asks.py:asks"\nworkers = 1\n'
+    text = CONFIG.replace("[task]\ntrain_problems = 64\n", task + turns)
+    config.write_text(text.replace("[rollouts]\n", "[rollouts]\nmax_new_tokens = 100\n"))
+    trained(config, tmp_path / "run", "--trust")
+    shards = ShardSet(tmp_path / "run" / "stages" / "000" / "rollouts", "rollouts")
+    rollouts = [r for shard in shards.numbers() for r in read_rollouts(shards, shard)]
+    assert len(rollouts) == 3 * 4 * 8
+    assert max(len(rollout.turns) for rollout in rollouts) == 3
+    policy = load_policy(ModelOptions())
+    for rollout in rollouts:
+        own = np.asarray(rollout.loss_mask, bool)
+        assert own[list(rollout.turns)].all()
+        expected = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids, 1.3)
+        found = np.asarray(rollout.behavior_logprobs)
+        np.testing.assert_allclose(found[own], expected.detach().numpy()[own], atol=1e-3)
+
+
 def test_a_run_samples_from_the_policy_of_each_stage(config: Path, tmp_path: Path):
     trained(config, tmp_path / "run")
     assert_whole(tmp_path / "run")
