@@ -119,7 +119,7 @@ def _cache(setting: Setting) -> str:
     seen = setting.lengths.at(0)
     longest = int(seen.prompts.max()) + setting.config.rollouts.max_new_tokens
     tokens = room(engines, prices, longest)
-    weights = prices.each * setting.shape.parameters / engines.tensor_parallel / GIB
+    weights = prices.size(setting.shape.parameters) / engines.tensor_parallel / GIB
     each = setting.shape.kv_bytes(1.0, prices.each)
     text = f"an engine: {plain(weights)} GiB of weights on each device, "
     full = engines.slots * longest * each / GIB
