@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mugrpo.model.hardware import precision_of
 from mugrpo.tools.plan import measuring, rates
@@ -56,11 +57,21 @@ def test_a_measured_machine_is_a_machine(tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.sources["rates.link"].startswith("assumed")
 
 
+def test_a_rate_is_the_best_of_calls_and_a_time_their_median(monkeypatch: pytest.MonkeyPatch):
+    taken, before = iter([3.0, 1.0, 2.0, 4.0, 2.5, 9.0]), []
+    monkeypatch.setattr(rates, "LONGEST", 5.5)
+    monkeypatch.setattr(rates, "_seconds", lambda *_: next(taken))
+    cpu = torch.device("cpu")
+    assert rates.best(lambda: None, cpu) == 1.0  # 3 + 1 + 2 are the first to reach 5.5
+    assert rates.typical(lambda: None, cpu, lambda: before.append(1)) == 4.0  # of 4, 2.5 and 9
+    assert before == [1, 1, 1]
+
+
 def test_a_plan_has_the_seconds_of_the_measured_canary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """What is counted for responses of its lengths, and the overhead, are what it took."""
-    monkeypatch.setattr(measuring, "best", lambda *_: 500.0)
+    monkeypatch.setattr(measuring, "typical", lambda *_, **__: 500.0)
     tiny_config("llama").save_pretrained(tmp_path)
     small = config(engine={"slots": 4, "canary_responses": 4}, model={"device": "cpu"})
     shape, known = shape_of(small, tmp_path), machine(fp32=1e6)

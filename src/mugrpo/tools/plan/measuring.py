@@ -37,7 +37,7 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.tools.plan.counts import Shape
 from mugrpo.tools.plan.generation import EnginePrices
 from mugrpo.tools.plan.machine import Machine
-from mugrpo.tools.plan.rates import LONGEST, best, device_gib, host_gib, rates
+from mugrpo.tools.plan.rates import LONGEST, device_gib, host_gib, rates, typical
 from mugrpo.tools.plan.schedules import CANARY_TOKENS
 from mugrpo.tools.plan.setting import shape_of
 from mugrpo.tools.plan.simulate import Requests, Whole, occupancy
@@ -134,7 +134,7 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
         fresh = np.arange(slots) % size == 0
         requests = Requests(np.full(slots, _PROMPT), np.full(slots, tokens), fresh)
         occupied = occupancy(requests, slots)
-        taken.append(best(call, policy.device))
+        taken.append(typical(call, policy.device))
         counted.append(float(prices.seconds(occupied).sum()))
         steps = occupied.steps * (occupied.active > 0)
         sequences, keys = (float((steps * n).sum()) for n in (occupied.active, occupied.keys))
@@ -146,7 +146,10 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
 
 
 def _refresh(policy: Policy, config: RunConfig, shape: Shape, machine: Machine) -> float:
-    """Return the seconds of a canary beyond those that are counted: a call of its own, mostly."""
+    """Return the seconds of a canary beyond those that are counted: a call of its own, mostly.
+
+    As in a run, an update comes before each.
+    """
     count = max(1, config.engine.canary_responses)
     prompts, responses = np.full(count, _PROMPT), np.full((count, 1), CANARY_TOKENS)
     rollouts = _experience(as_rollouts(prompts, responses), policy.vocab_size).rollouts
@@ -158,12 +161,17 @@ def _refresh(policy: Policy, config: RunConfig, shape: Shape, machine: Machine) 
             pass
         rollout_logprobs(policy, rollouts, config)
 
+    prompts_of_update, responses_of_update = _lengths(2, config.schedule.group_size, CANARY_TOKENS)
+    update = partial(
+        Trainer(policy, config).step,
+        _experience(as_rollouts(prompts_of_update, responses_of_update), policy.vocab_size),
+    )
     call()
     requests = Requests(prompts, responses[:, 0], np.ones(count, bool))
     prices = EnginePrices(shape, machine, config.model.precision)
     counted = float(prices.seconds(occupancy(requests, count)).sum())
     counted += UpdatePrices(shape, machine, config, 1).logprobs(prompts, responses)
-    return max(0.0, best(call, policy.device) - counted)
+    return max(0.0, typical(call, policy.device, before=update) - counted)
 
 
 def _slots(config: RunConfig) -> int:
@@ -200,7 +208,7 @@ def _updates(
         trainer = Trainer(policy, changed)
         experience = _experience(as_rollouts(prompts, responses), policy.vocab_size)
         trainer.step(experience)
-        taken.append(best(partial(trainer.step, experience), policy.device))
+        taken.append(typical(partial(trainer.step, experience), policy.device))
         counted = UpdatePrices(prices.shape, prices.machine, changed, 1)
         cost, adamw = counted.update(prompts, responses), counted.adamw
         flop.append(cost.seconds - adamw)  # at a share of 1 and without overheads

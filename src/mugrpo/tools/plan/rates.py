@@ -1,12 +1,14 @@
 """Measure a device's rates: products, copies, disk and checksums; and its memory.
 
-A rate is the best of several calls, because it is the most that the machine can do.
+A rate is the best of several calls, because it is the most that the machine can do. What takes a
+run's time is measured by the median.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -44,10 +46,28 @@ def _write(block: bytes) -> None:
 
 def best(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest of several calls."""
-    best, end = float("inf"), time.perf_counter() + LONGEST
-    while best == float("inf") or time.perf_counter() < end:
-        best = min(best, _seconds(call, device))
-    return best
+    return min(_repeated(call, device))
+
+
+def typical(
+    call: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None
+) -> float:
+    """Return the median seconds of several calls, each after a call of `before`."""
+    return statistics.median(_repeated(call, device, before, 3))
+
+
+def _repeated(
+    call: Callable[[], object],
+    device: torch.device,
+    before: Callable[[], object] = lambda: None,
+    least: int = 1,
+) -> list[float]:
+    """Return the seconds of calls that take LONGEST together, and of at least so many."""
+    taken: list[float] = []
+    while len(taken) < least or sum(taken) < LONGEST:
+        before()
+        taken.append(_seconds(call, device))
+    return taken
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
