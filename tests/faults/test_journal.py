@@ -33,11 +33,14 @@ def cut(path: Path) -> None:
 
 
 def one_digit(path: Path) -> None:
-    """Change a digit of the first loss in metrics.jsonl. Every line stays a metrics line."""
+    """Change a digit of the first loss in metrics.jsonl. Every line stays a metrics line.
+
+    A space more lets a repair write other bytes, whatever the number.
+    """
     head, key, tail = path.read_text().partition('"loss": ')
     index = next(i for i, character in enumerate(tail) if character.isdigit())
     path.write_text(
-        head + key + tail[:index] + str((int(tail[index]) + 1) % 10) + tail[index + 1 :]
+        head + key + " " + tail[:index] + str((int(tail[index]) + 1) % 10) + tail[index + 1 :]
     )
 
 
