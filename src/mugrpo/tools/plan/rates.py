@@ -52,19 +52,16 @@ def best(call: Callable[[], object], device: torch.device) -> float:
 def typical(
     call: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None
 ) -> float:
-    """Return the median seconds of several calls, each after a call of `before`."""
-    return statistics.median(_repeated(call, device, before, 3))
+    """Return the median seconds of calls that take LONGEST together, each after one of `before`."""
+    return statistics.median(_repeated(call, device, before))
 
 
 def _repeated(
-    call: Callable[[], object],
-    device: torch.device,
-    before: Callable[[], object] = lambda: None,
-    least: int = 1,
+    call: Callable[[], object], device: torch.device, before: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return the seconds of calls that take LONGEST together, and of at least so many."""
+    """Return the seconds of one call or more that take LONGEST together."""
     taken: list[float] = []
-    while len(taken) < least or sum(taken) < LONGEST:
+    while not taken or sum(taken) < LONGEST:
         before()
         taken.append(_seconds(call, device))
     return taken
