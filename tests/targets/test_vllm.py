@@ -127,7 +127,7 @@ def test_turns_have_the_logprobs_of_the_policy_and_replies_are_masked(config: Pa
     policy = load_policy(ModelOptions())
     for rollout in rollouts:
         own = np.asarray(rollout.loss_mask, bool)
-        assert own[list(rollout.turns)].all()
+        assert own[list(rollout.turns)].all() and own.all() == (len(rollout.turns) == 1)
         expected = plain_logprobs(policy, rollout.prompt_ids, rollout.response_ids, 1.3)
         found = np.asarray(rollout.behavior_logprobs)
         np.testing.assert_allclose(found[own], expected.detach().numpy()[own], atol=1e-3)
