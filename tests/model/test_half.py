@@ -9,7 +9,9 @@ from torch import nn
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.half import HalfCopy
 from mugrpo.model.policy import load_policy
+from mugrpo.optimize.trainer import Trainer
 from tests.builders import tiny_policy
+from tests.updates import config_of
 
 TINY = 2.0**-12  # too small a change for the 8 bits of a bf16 number near 1
 
@@ -64,6 +66,25 @@ def test_what_is_not_trained_has_no_gradient_and_what_has_no_fraction_is_shared(
     working(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
     assert model[0].weight.grad is None and model[1].weight.grad.item() == 1.0
     assert working[1].packed is packed
+
+
+@pytest.mark.parametrize(("update", "moved"), [(0, False), (1, True)])
+def test_a_small_first_update_does_not_move_weights_between_two_numbers_of_bf16(
+    experience, update, moved
+):
+    """1 + 2**-8 lies halfway between 1 and the next number, 1 + 2**-7, and is rounded to 1."""
+    config = config_of(model={"precision": "bf16"}, optimizer={"lr": 1e-6})
+    policy = load_policy(config.model)
+    norms = [p for p in policy.model.parameters() if p.ndim == 1]
+    for norm in norms:
+        nn.init.constant_(norm, 1 + 2.0**-8)
+    policy.update = update
+    trainer = Trainer(policy, config)
+    trainer.step(experience)
+    working = [p for p in policy.working().parameters() if p.ndim == 1]
+    assert all(set(w.tolist()) <= {1.0, 1 + 2.0**-7} for w in working)
+    assert all((w != 1).any().item() is moved for w in working)
+    assert all((norm != 1).any() for norm in norms)  # the weights themselves have moved
 
 
 def test_in_fp32_the_model_itself_computes():

@@ -2,6 +2,10 @@
 
 The weights that are trained stay in fp32. bf16 keeps 8 bits, and most updates are too small to
 change the last of them (Micikevicius et al., arXiv 1710.03740, section 3.1).
+
+Training begins with weights that bf16 can hold. In a checkpoint in fp16, one weight in eight lies
+halfway between two numbers of bf16. Its copy would move from one to the other, as the first update
+points, however small that update is.
 """
 
 from __future__ import annotations
@@ -11,6 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
+
+
+@torch.no_grad()
+def begin_in_bf16(model: nn.Module) -> None:
+    """Round the trained weights of `model` to bf16. A copy of it computes what it did before."""
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.copy_(weight.bfloat16())
 
 
 class HalfCopy:

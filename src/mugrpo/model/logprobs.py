@@ -16,13 +16,16 @@ from mugrpo.model.rows import plain_hidden, response_places
 from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
 
+# Numbers of fp32 in a block that a CPU's cores hold in their caches from one pass to the next.
+_CACHED = 2**18
+
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """An autograd function that saves hidden states and one number per token instead of logits.
+    """An autograd function that saves hidden states and two numbers per token instead of logits.
 
-    The backward pass recomputes the logits of every chunk but the last. The last chunk's
-    exponentials are saved, because the backward pass would otherwise allocate them again at once.
-    On a CPU, time goes into passes over the chunk's numbers, so there are as few as possible.
+    The backward pass recomputes the logits of every chunk but the last, and turns logits into their
+    gradients in place. On a CPU, time goes into passes over a chunk's numbers, so it takes them in
+    blocks that stay in its caches.
     """
 
     @staticmethod
@@ -35,19 +38,26 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropies, sums = [], [], []
+        logprobs, entropies, peaks, sums = [], [], [], []
         for hidden_CH, targets_C in zip(
             hidden_NH.split(chunk), targets_N.split(chunk), strict=True
         ):
-            logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
-            chosen_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-            exp_CV = logits_CV.exp()
-            sum_C = exp_CV.sum(-1)
-            normalizer_C = sum_C.log()
-            logprobs.append(chosen_C - normalizer_C)
-            entropies.append(normalizer_C - torch.linalg.vecdot(exp_CV, logits_CV) / sum_C)
-            sums.append(sum_C)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, torch.cat(sums), exp_CV)
+            ctx.last_CV = _logits(hidden_CH, weight_VH, bias_V)
+            for block in _blocks(ctx.last_CV):
+                logits_RV = _scaled(ctx.last_CV[block], temperature)
+                peak_R1 = logits_RV.amax(-1, keepdim=True)
+                logits_RV = logits_RV - peak_R1
+                exp_RV = logits_RV.exp()
+                sum_R = exp_RV.sum(-1)
+                normalizer_R = sum_R.log()
+                chosen_R = logits_RV.gather(-1, targets_C[block, None]).squeeze(-1)
+                logprobs.append(chosen_R - normalizer_R)
+                entropies.append(normalizer_R - torch.linalg.vecdot(exp_RV, logits_RV) / sum_R)
+                peaks.append(peak_R1)
+                sums.append(sum_R)
+        ctx.save_for_backward(
+            hidden_NH, weight_VH, bias_V, targets_N, torch.cat(peaks), torch.cat(sums)
+        )
         ctx.temperature, ctx.chunk = temperature, chunk
         entropy_N = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy_N)
@@ -56,29 +66,31 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
-        hidden_NH, weight_VH, bias_V, targets_N, sum_N, last_CV = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, peak_N1, sum_N = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         _, wants_weight, wants_bias, *_ = ctx.needs_input_grad  # not if the head is frozen
-        # Ranks hold the head in bf16, in which a sum over chunks would lose their digits.
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
-        for start in range(0, len(targets_N), ctx.chunk):
+        grad_weight_VH, grad_bias_V = None, None
+        factor_N = grads[0] / ctx.temperature
+        starts = range(0, len(targets_N), ctx.chunk)
+        for start in starts:
             part = slice(start, start + ctx.chunk)
-            hidden_CH = hidden_NH[part]
-            if start + ctx.chunk < len(targets_N):
-                exp_CV = _logits(hidden_CH, weight_VH, bias_V, ctx.temperature).exp_()
-            else:
-                exp_CV = last_CV
-            factor_C = grads[0][part] / ctx.temperature
-            grad_CV = exp_CV * (-factor_C / sum_N[part])[:, None]
-            rows_C = torch.arange(len(hidden_CH), device=grad_CV.device)
-            grad_CV[rows_C, targets_N[part]] += factor_C
-            grad_CV = grad_CV.to(hidden_CH.dtype)
-            grad_hidden_NH[part] = grad_CV @ weight_VH.to(hidden_CH.dtype)
-            if grad_weight_VH is not None:
-                grad_weight_VH += grad_CV.T @ hidden_CH
-            if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(0)
+            hidden_CH, targets_C = hidden_NH[part], targets_N[part]
+            peak_C1, sum_C, factor_C = peak_N1[part], sum_N[part], factor_N[part]
+            logits_CV = ctx.last_CV if start == starts[-1] else None
+            if logits_CV is None:
+                logits_CV = _logits(hidden_CH, weight_VH, bias_V)
+            for block in _blocks(logits_CV):
+                logits_RV = _scaled(logits_CV[block], ctx.temperature)
+                grad_RV = (logits_RV - peak_C1[block]).exp_()
+                grad_RV *= (-factor_C[block] / sum_C[block])[:, None]
+                grad_RV.scatter_add_(-1, targets_C[block, None], factor_C[block, None])
+                logits_CV[block] = grad_RV
+            grad_CV, ctx.last_CV = logits_CV, None
+            grad_hidden_NH[part] = grad_CV @ weight_VH.to(grad_CV.dtype)
+            if wants_weight:
+                grad_weight_VH = _sum(grad_weight_VH, grad_CV.T @ hidden_CH)
+            if wants_bias:
+                grad_bias_V = _sum(grad_bias_V, grad_CV.sum(0, dtype=torch.float32))
         parts = (
             None if grad is None else grad.to(weight_VH.dtype)
             for grad in (grad_weight_VH, grad_bias_V)
@@ -153,16 +165,26 @@ def response_logprobs(
 
 
 def _logits(
-    hidden_CH: torch.Tensor,
-    weight_VH: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    temperature: float,
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return logits / temperature minus the largest of each token.
-
-    Without the shift, large logits leave few digits for 1 - p of a token with p near 1.
-    """
+    """Return the logits in the hidden states' precision, [C, V]."""
     bias_V = None if bias_V is None else bias_V.to(hidden_CH.dtype)
-    logits_CV = F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V).float()
-    logits_CV = logits_CV if temperature == 1 else logits_CV / temperature
-    return logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
+    return F.linear(hidden_CH, weight_VH.to(hidden_CH.dtype), bias_V)
+
+
+def _blocks(numbers_CV: torch.Tensor) -> list[slice]:
+    """Return the rows of each block. On a GPU, there is one block: each costs a kernel's start."""
+    rows, size = numbers_CV.shape
+    step = max(1, _CACHED // size) if numbers_CV.device.type == "cpu" else rows
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def _scaled(logits_RV: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return logits / temperature in fp32."""
+    logits_RV = logits_RV.float()
+    return logits_RV if temperature == 1 else logits_RV / temperature
+
+
+def _sum(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    """Return `total` + `term` in fp32: bf16 would lose the digits of a sum over chunks."""
+    return term if total is None else total.float().add_(term)

@@ -101,6 +101,10 @@ class Policy:
         self._changed = False
         return self._half.working
 
+    def uncompiled(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Within the block, let `model`, this policy's or its copy, run without compiled code."""
+        return uncompiled(model) if self._compiles else contextlib.nullcontext()
+
     def weights_changed(self) -> None:
         """Note that the weights in `model` are others now. Whoever changes them calls this."""
         self._changed = True
@@ -115,9 +119,8 @@ class Policy:
         model = self.working()
         was_training = model.training
         model.eval()
-        plainly = uncompiled(model) if self._compiles else contextlib.nullcontext()
         try:
-            with plainly:
+            with self.uncompiled(model):
                 yield model
         finally:
             model.train(was_training)

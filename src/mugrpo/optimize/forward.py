@@ -43,11 +43,15 @@ def batch_logprobs(
 
 
 def shares_prompts(policy: Policy, config: RunConfig) -> bool:
-    """Return whether responses may share their prompt. The model is tested only once."""
+    """Return whether responses may share their prompt. The model is tested only once.
+
+    It is tested without compiled code, whose last digits would hide what is tested.
+    """
     if not config.optimizer.share_prompts:
         return False
     if policy.can_share_prompts is None:
-        policy.can_share_prompts = can_share_prompts(policy.model)
+        with policy.uncompiled(policy.model):
+            policy.can_share_prompts = can_share_prompts(policy.model)
     return policy.can_share_prompts
 
 

@@ -16,6 +16,7 @@ from mugrpo.disk.places import passing
 from mugrpo.disk.records import Status
 from mugrpo.model.dtensors import full
 from mugrpo.model.files import Weights
+from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.memory import give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.batching import cost
@@ -75,6 +76,8 @@ class Trainer:
         self.loss = UpdateLoss.of(config)
         self.share = shares_prompts(policy, config)
         choose_kernel(policy, self.budget.notify)
+        if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
+            begin_in_bf16(policy.model)
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # torch starts each process with a different state
