@@ -103,7 +103,12 @@ def test_train_on_a_finished_run_changes_nothing_and_prints_the_summary(tmp_path
 @pytest.mark.promise("checkpoints")
 @pytest.mark.parametrize(
     ("place", "nth", "newest"),
-    [("gradient", 4, 2), ("engine batch", 10, 2), ("scoring", 46, 2), ("gradient", 6, 4)],
+    [
+        ("gradient", 4, 2),
+        pytest.param("engine batch", 10, 2, marks=pytest.mark.long),
+        pytest.param("scoring", 46, 2, marks=pytest.mark.long),
+        ("gradient", 6, 4),
+    ],
 )
 def test_a_stage_end_without_a_checkpoint_is_made_again_to_the_same_bits(
     reference: Path, tmp_path: Path, place: str, nth: int, newest: int

@@ -107,6 +107,12 @@ LATER = {
     ("half a checkpoint", 1),
     ("checkpoint without name", 2),
     ("half an evaluation", 2),
+    ("half an evaluation", 1),
+    ("canary", 1),
+    ("half a score shard", 3),
+    ("plan without manifest", 1),
+    ("half a checkpoint", 3),
+    ("stage", 2),
 }
 
 

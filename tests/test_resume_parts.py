@@ -126,7 +126,8 @@ def test_logprobs_of_the_behavior_policy_are_close_to_the_engines(whole: dict[st
 
 # Updates 1 and 4 begin a stage, 3 and 6 a second proximal period; checkpoints are of 2, 3, 4, 6.
 KILLS = [
-    *((part, "gradient", 5) for part in PARTS),
+    ("kl", "gradient", 5),
+    ("truncated", "gradient", 5),
     ("proximal", "gradient", 2),
     ("proximal", "half a logprobs shard", 2),
     ("kl", "logprobs shard without manifest", 4),
@@ -135,6 +136,7 @@ KILLS = [
         pytest.param(*kill, marks=pytest.mark.long)
         for kill in (
             *((part, "gradient", 3) for part in PARTS),
+            *((part, "gradient", 5) for part in PARTS if part not in ("kl", "truncated")),
             ("proximal", "gradient", 6),
             ("kl", "half a logprobs shard", 2),
             ("truncated", "half a logprobs shard", 2),

@@ -113,7 +113,7 @@ def test_a_report_of_early_ends_has_no_notes(early: Path):
         ("metrics line", 5, 2),  # the update's line is written, the stage's end is not
         pytest.param("metrics line", 6, 2, marks=pytest.mark.long),
         pytest.param("checkpoint without name", 2, 2, marks=pytest.mark.long),
-        ("checkpoint", 2, 3),
+        pytest.param("checkpoint", 2, 3, marks=pytest.mark.long),
         ("engine batch", 12, 3),  # in the generation of the next stage
         pytest.param("half a rollout shard", 9, 5, marks=pytest.mark.long),
         pytest.param("gradient", 7, 6, marks=pytest.mark.long),

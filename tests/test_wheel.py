@@ -152,6 +152,7 @@ def test_the_package_in_a_folder_of_its_own_is_the_one_that_runs(site: Path, tmp
     assert told.stdout.startswith(f"{site}/mugrpo/arguments.py\nusage: mugrpo vllm-env ")
 
 
+@pytest.mark.long
 def test_every_command_runs_from_the_wheels_files_alone(site: Path, tmp_path: Path):
     python = environment(tmp_path / "env")
     command = [python, "-P", "-m", "mugrpo"]

@@ -67,6 +67,7 @@ def test_the_peer_has_the_same_weights_in_the_precision_of_the_arithmetic():
     assert {buffer.dtype for buffer in peer.buffers()} == {torch.float32}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [MEDIUM, LARGE])
 def test_all_sides_make_the_same_update_and_each_repetition_another(model):
     row = gpu_steps.update(model, EXACT, OPTIONS, always)
@@ -194,6 +195,7 @@ def test_all_steps_fit_ten_minutes():
     assert sum(step.seconds for step in STEPS) <= 540
 
 
+@pytest.mark.long
 def test_repetitions_end_with_the_time():
     times = iter([True, True, True])  # for the warm-up of all sides but the first
     row = gpu_steps.adamw(MEDIUM, TINY, Namespace(tiny=True, repetitions=3), lambda: False)

@@ -78,7 +78,14 @@ def test_metrics_plan_and_report_say_what_was_drawn(banded: Path):
     assert data.refreshes[1]["problems_excluded"] == excluded
 
 
-@pytest.mark.parametrize(("place", "nth"), [("stage", 2), ("engine batch", 8), ("gradient", 5)])
+@pytest.mark.parametrize(
+    ("place", "nth"),
+    [
+        pytest.param("stage", 2, marks=pytest.mark.long),
+        ("engine batch", 8),
+        pytest.param("gradient", 5, marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_run_draws_the_same_problems(banded: Path, tmp_path: Path, place: str, nth: int):
     killed(tmp_path / "run", place, nth, *BAND)
     finished(tmp_path / "run", *BAND)

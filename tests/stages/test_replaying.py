@@ -254,7 +254,12 @@ def _groups(run_dir: Path, stage: int) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("place", "nth"),
-    [("stage", 2), ("plan without manifest", 2), ("gradient", 4), ("gradient", 6)],
+    [
+        pytest.param("stage", 2, marks=pytest.mark.long),
+        ("plan without manifest", 2),
+        pytest.param("gradient", 4, marks=pytest.mark.long),
+        ("gradient", 6),
+    ],
 )
 def test_a_killed_run_replays_the_same_rollouts(
     replayed: Path, tmp_path: Path, place: str, nth: int
@@ -272,6 +277,7 @@ def test_a_lost_plan_is_made_again_from_the_earlier_ones(replayed: Path, tmp_pat
     assert_same(tmp_path / "run", replayed)
 
 
+@pytest.mark.long
 def test_training_beside_generation_replays_the_same(replayed: Path, tmp_path: Path):
     finished(tmp_path / "run", *REPLAY, *OVERLAP)
     assert_same_but_for_order(tmp_path / "run", replayed)

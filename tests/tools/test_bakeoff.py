@@ -146,7 +146,7 @@ def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path,
         ("before a publish", 1, "SIGKILL"),  # the first method's folder
         ("gradient", 2, "SIGKILL"),
         pytest.param("checkpoint", 2, "SIGKILL", marks=pytest.mark.long),
-        ("evaluation without metrics line", 1, "SIGKILL"),
+        pytest.param("evaluation without metrics line", 1, "SIGKILL", marks=pytest.mark.long),
         pytest.param("gradient", 5, "SIGKILL", marks=pytest.mark.long),
         ("gradient", 6, "SIGTERM"),
     ],
