@@ -1,10 +1,10 @@
 """Plan runs, make them, and compare. This is what `benchmarks/planning.py --live` does.
 
-For each model, `mugrpo plan --measure` measures the machine, and a pilot, one stage of a few
-updates, gives lengths and the share of groups whose rewards differ. The plan of every other run
-comes from these. vLLM is not what `--measure` measures, so its run is planned from its pilot's
-seconds, as `mugrpo plan PILOT` does it. No planned number has seen the run that it is compared
-with.
+For each model, `mugrpo plan --measure` measures the machine, and a pilot of a few updates gives
+lengths and the share of groups whose rewards differ. The plan of every other run comes from these,
+and once more from the pilot's seconds, as `mugrpo plan PILOT` does it. vLLM is not what `--measure`
+measures, so its run is planned from its pilot only. No planned number has seen the run that it is
+compared with.
 """
 
 from __future__ import annotations
@@ -58,24 +58,25 @@ class Live:
 
     name: str
     base: dict[str, Any]
-    pilot: int  # updates of its one stage
+    pilot: tuple[int, int]  # its updates, and those after each refresh
     updates: int  # of each run
     each: tuple[int, ...]  # updates after each refresh, a run for each number
-    measured: bool = True  # whether the machine's own numbers plan it; else the pilot's seconds
+    measured: bool = True  # whether the machine's own numbers plan it, too
 
 
 _LETTERS = {"model": {"path": "letters"}, "task": {"name": "letters"}}
+MACHINE, PILOT = "the machine, and a pilot's lengths", "a pilot"  # what a plan's seconds come from
 RUNS = (
-    Live("chain", {}, 4, 64, (4, 16, 64)),
-    Live("letters", _LETTERS, 4, 64, (4, 16, 64)),
-    Live("chain, vLLM", {"engine": _VLLM}, 8, 32, (16,), measured=False),
-    Live("SmolLM2", _SMOLLM2, 1, 8, (4, 8)),
-    Live("SmolLM2, long tail", {**_SMOLLM2, **_EXPLAIN}, 1, 4, (4,)),
+    Live("chain", {}, (8, 4), 64, (4, 16, 64)),
+    Live("letters", _LETTERS, (8, 4), 64, (4, 16, 64)),
+    Live("chain, vLLM", {"engine": _VLLM}, (8, 8), 32, (16,), measured=False),
+    Live("SmolLM2", _SMOLLM2, (8, 4), 16, (4, 16)),
+    Live("SmolLM2, long tail", {**_SMOLLM2, **_EXPLAIN}, (2, 2), 8, (8,)),
 )
 
 
 def rows(work: Path, python: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield a row for each run: its name, what planned it, planned and taken seconds by part.
+    """Yield a row for each plan: its run, what planned it, planned and taken seconds by part.
 
     vLLM runs in the interpreter `python`. `names` are those of RUNS, by default all.
     """
@@ -86,7 +87,7 @@ def rows(work: Path, python: str, names: Sequence[str] = ()) -> Iterator[dict[st
         if not live.measured:
             base = {**base, "engine": {**base["engine"], "python": python}}
         model = live.base.get("model", {"path": "chain"})["path"]
-        pilot = _written(work, f"{live.name} pilot", base, live.pilot, live.pilot)
+        pilot = _written(work, f"{live.name} pilot", base, *live.pilot)
         if model not in machines:
             machines[model] = work / f"{model}.toml"
             if not machines[model].exists():
@@ -94,15 +95,18 @@ def rows(work: Path, python: str, names: Sequence[str] = ()) -> Iterator[dict[st
         known = _trained(pilot)
         for each in live.each:
             file = _written(work, f"{live.name} {each}", base, live.updates, each)
-            setting = _setting(file, pilot.with_suffix(""), known, machines[model], live.measured)
-            yield {
-                "run": live.name,
-                "updates": live.updates,
-                "each": each,
-                "from": "the machine, and a pilot's lengths" if live.measured else "a pilot",
-                "planned": planned(setting),
-                "taken": phase_seconds(spans(_trained(file))),
-            }
+            settings = _settings(file, pilot, known, machines[model])
+            plans = {source: planned(setting) for source, setting in settings.items()}
+            taken = phase_seconds(spans(_trained(file)))
+            for source in (MACHINE, PILOT) if live.measured else (PILOT,):
+                yield {
+                    "run": live.name,
+                    "updates": live.updates,
+                    "each": each,
+                    "from": source,
+                    "planned": plans[source],
+                    "taken": taken,
+                }
 
 
 def _written(work: Path, name: str, base: dict[str, Any], updates: int, each: int) -> Path:
@@ -139,14 +143,19 @@ def _mugrpo(*words: str) -> None:
         raise SystemExit(f"mugrpo {' '.join(words)} ended with {done.returncode}")
 
 
-def _setting(file: Path, pilot: Path, known: RunData, machine: Path, measured: bool) -> Setting:
-    config = load_config(file)
-    setting = Setting(config, shape_of(config, None), load_machine(str(machine)), from_run(pilot))
-    if not measured:
-        as_pilot = replace(setting, config=load_config(pilot.with_suffix(".toml")))
-        return replace(setting, measured=measured_by(known, as_pilot))
+def _settings(file: Path, pilot: Path, known: RunData, machine: Path) -> dict[str, Setting]:
+    """Return what plans the run of the config `file`, by what the seconds come from."""
+    lengths, measured = from_run(pilot.with_suffix("")), load_machine(str(machine))
+
+    def setting(file: Path) -> Setting:
+        config = load_config(file)
+        return Setting(config, shape_of(config, None), measured, lengths)
+
     shares = [number(line, "zero_variance_share") or 0.0 for line in known.refreshes]
-    return replace(setting, varied=1.0 - sum(shares) / len(shares))
+    return {
+        MACHINE: replace(setting(file), varied=1.0 - sum(shares) / len(shares)),
+        PILOT: replace(setting(file), measured=measured_by(known, setting(pilot))),
+    }
 
 
 def planned(setting: Setting) -> dict[str, float]:

@@ -3,7 +3,8 @@
     --phase generation   the engine of the config; smollm2: 64 word problems x 8 responses of up to
                          64 tokens, in fp32 with 128 slots too, chain: 256 problems x 8 of up to 48
     --phase update       Trainer.step on one-digit addition, 8 problems x 8 responses, and for
-                         smollm2 TRL's step on the same rollouts with bf16=True
+                         smollm2 with compiled blocks too, and TRL's step on the same rollouts with
+                         bf16=True
     --model              smollm2 (needs `mugrpo convert smollm2`) or chain
 
 The sides take turns in one process. Each precision also has its floor: the counted operations at
@@ -48,6 +49,8 @@ from workloads import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TRL = "TRL, bf16=True"
+_WARM = 3  # steps until an update touches no new memory, and compiles nothing
+COMPILED = "bf16, compiled"
 FEW_SLOTS = "fp32, 128 slots"  # what an engine had by default before slots_for
 
 
@@ -93,7 +96,8 @@ def update(configs: dict[str, RunConfig], problems: int, size: int, *, trl: bool
 
     def turn(name: str) -> Side:
         trainer = Trainer(policies[name], configs[name])
-        trainer.step(data.experience)
+        for _ in range(_WARM):
+            trainer.step(data.experience)
         return lambda _: Measured(clocked(lambda: trainer.step(data.experience), policy.device)[1])
 
     policy = policies["bf16"]
@@ -111,7 +115,8 @@ def update(configs: dict[str, RunConfig], problems: int, size: int, *, trl: bool
 def _trl(policy: Policy, config: RunConfig, data: Update) -> Side:
     peer = UpdatePeer(other_copy(policy), policy, config, fastest_batch(policy, config, data))
     peer.train_on(data, config, policy.pad_id)
-    peer.step()
+    for _ in range(_WARM):
+        peer.step()
     return lambda _: Measured(peer.step())
 
 
@@ -133,6 +138,9 @@ def sides_of(options: Namespace) -> Sides:
     if options.phase == "generation" and not small:
         few = {"model": {"path": "smollm2"}, "engine": {"slots": 128}}
         configs[FEW_SLOTS] = addition_config({**groups, **few})
+    if options.phase == "update" and not small:
+        compiled = {"path": "smollm2", "precision": "bf16", "compile": True}
+        configs[COMPILED] = addition_config({**groups, "model": compiled})
     if options.phase == "update":
         return update(configs, problems, size, trl=not small)
     count = problems if options.tiny else 256 if small else 64
@@ -158,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         ratios.append(Ratio("bf16", FEW_SLOTS, f"{title}, against {FEW_SLOTS}", kind="own"))
     if TRL in results:
         ratios.append(Ratio("bf16", TRL, f"{title}, against TRL in bf16"))
+        ratios.append(Ratio(COMPILED, TRL, f"{title}, compiled, against TRL in bf16"))
+        ratios.append(Ratio(COMPILED, "fp32", f"{title}, compiled, against fp32", kind="own"))
     details = {"floors": floors, "allowed": floors["fp32"] / floors["bf16"]}
     name = f"precision_{options.phase}_{options.model}"
     row = Row(name, title, "1/s", results, ratios, details, options.tiny)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mugrpo.config.run import ModelOptions
-from mugrpo.model.half import HalfCopy
+from mugrpo.model.half import HalfCopy, begin_in_bf16
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import tiny_policy
@@ -68,23 +68,56 @@ def test_what_is_not_trained_has_no_gradient_and_what_has_no_fraction_is_shared(
     assert working[1].packed is packed
 
 
-@pytest.mark.parametrize(("update", "moved"), [(0, False), (1, True)])
-def test_a_small_first_update_does_not_move_weights_between_two_numbers_of_bf16(
-    experience, update, moved
+STEP = 2.0**-7  # from 1.5 to the next number of bf16
+
+
+def copies(layer: nn.Linear) -> torch.Tensor:
+    return HalfCopy(layer).working.weight.detach().float()
+
+
+@pytest.mark.parametrize("weight", [1.5, 1.5 + STEP / 2, -1.5])  # of bf16, halfway, below 0
+def test_weights_begin_at_random_places_so_that_a_quarter_of_the_copies_shows_a_quarter_of_a_step(
+    weight,
+):
+    layer = nn.Linear(64, 64, bias=False)
+    nn.init.constant_(layer.weight, weight)
+    before = copies(layer)
+    begin_in_bf16(layer, seed=3)
+    assert torch.equal(copies(layer), before)
+    with torch.no_grad():
+        layer.weight += STEP / 4
+    moved = (copies(layer) - before) / STEP
+    assert set(moved.unique().tolist()) == {0.0, 1.0}
+    assert moved.mean().item() == pytest.approx(0.25, abs=0.03)  # 4,096 weights: sigma is 0.007
+
+
+def test_where_weights_begin_depends_on_the_seed_only_and_zero_stays_zero():
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    for layer, seed in zip(layers, (0, 0, 1), strict=True):
+        nn.init.constant_(layer.weight, 0.3)
+        nn.init.zeros_(layer.bias)
+        begin_in_bf16(layer, seed)
+    first, again, other = (layer.weight for layer in layers)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert not layers[0].bias.any()
+
+
+@pytest.mark.parametrize(("update", "copy_moves"), [(0, False), (1, True)])
+def test_a_small_first_update_does_not_move_weights_that_lie_halfway(
+    experience, update, copy_moves
 ):
     """1 + 2**-8 lies halfway between 1 and the next number, 1 + 2**-7, and is rounded to 1."""
-    config = config_of(model={"precision": "bf16"}, optimizer={"lr": 1e-6})
+    config = config_of(model={"precision": "bf16"}, optimizer={"lr": 1e-7})
     policy = load_policy(config.model)
     norms = [p for p in policy.model.parameters() if p.ndim == 1]
     for norm in norms:
         nn.init.constant_(norm, 1 + 2.0**-8)
     policy.update = update
-    trainer = Trainer(policy, config)
-    trainer.step(experience)
+    Trainer(policy, config).step(experience)
     working = [p for p in policy.working().parameters() if p.ndim == 1]
-    assert all(set(w.tolist()) <= {1.0, 1 + 2.0**-7} for w in working)
-    assert all((w != 1).any().item() is moved for w in working)
-    assert all((norm != 1).any() for norm in norms)  # the weights themselves have moved
+    moved = torch.cat([(w != 1).float() for w in working]).mean().item()
+    assert moved > 0.3 if copy_moves else moved < 0.01
+    assert all((norm != 1 + 2.0**-8).any() for norm in norms)  # the weights themselves have moved
 
 
 def test_in_fp32_the_model_itself_computes():

@@ -3,9 +3,12 @@
 The weights that are trained stay in fp32. bf16 keeps 8 bits, and most updates are too small to
 change the last of them (Micikevicius et al., arXiv 1710.03740, section 3.1).
 
-Training begins with weights that bf16 can hold. In a checkpoint in fp16, one weight in eight lies
-halfway between two numbers of bf16. Its copy would move from one to the other, as the first update
-points, however small that update is.
+bf16 rounds many numbers to one. Where among them a weight is when training begins decides what
+its copy shows of an update. If the checkpoint is in bf16, every weight is in the middle, and its
+copy shows nothing until the weight has moved by half a step. If it is in fp16, one weight in eight
+is at an end, and its copy moves by a whole step, as the first update points, however small that is.
+So weights begin at random places, and the mean of the copies moves as that of the weights does
+(non-subtractive dither, Wannamaker et al., IEEE Transactions on Signal Processing 48, 2000).
 """
 
 from __future__ import annotations
@@ -16,13 +19,29 @@ from typing import Any
 import torch
 from torch import nn
 
+from mugrpo.model.dtensors import local
+
+_HALFWAY = 2**15  # of the 2**16 numbers of fp32 from one of bf16 to the next
+
 
 @torch.no_grad()
-def begin_in_bf16(model: nn.Module) -> None:
-    """Round the trained weights of `model` to bf16. A copy of it computes what it did before."""
-    for weight in model.parameters():
+def begin_in_bf16(model: nn.Module, seed: int) -> None:
+    """Spread the trained weights of `model` evenly over the numbers that bf16 rounds to the same.
+
+    A copy of it computes what it did before. Adding to the bits of a number's magnitude cannot
+    leave that interval, whose ends are halfway to the next numbers of bf16.
+    """
+    for number, weight in enumerate(model.parameters()):
         if weight.requires_grad:
-            weight.copy_(weight.bfloat16())
+            rounded = local(weight).bfloat16().float()
+            bits = rounded.view(torch.int32)
+            generator = torch.Generator(bits.device).manual_seed(seed + number)
+            bits += torch.where(
+                rounded == 0,
+                0,
+                torch.empty_like(bits).random_(1 - _HALFWAY, _HALFWAY, generator=generator),
+            )
+            local(weight).copy_(rounded)
 
 
 class HalfCopy:

@@ -77,7 +77,7 @@ class Trainer:
         self.share = shares_prompts(policy, config)
         choose_kernel(policy, self.budget.notify)
         if policy.precision == "bf16" and policy.adapter is None and policy.update == 0:
-            begin_in_bf16(policy.model)
+            begin_in_bf16(policy.model, config.seed)
         self.update = 0
         self.nonfinite_in_a_row = 0
         torch.manual_seed(config.seed)  # torch starts each process with a different state
