@@ -12,6 +12,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.model import blocks
 from mugrpo.model.blocks import blocks_of, compile_blocks, refuse_without_compiler, uncompiled
 from mugrpo.model.logprobs import response_logprobs
+from mugrpo.optimize import forward
 from tests.builders import tiny_policy
 from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows
 
@@ -64,6 +65,20 @@ def test_inductors_code_has_the_same_gradients():
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert difference(gradients(policy, found), gradients(plain, expected)) < 1e-5
+
+
+def test_whether_prompts_can_be_shared_is_tested_on_the_blocks_as_they_are(monkeypatch):
+    """The last digits of compiled code may hide that they can."""
+    policy, seen = tiny_policy("llama", compile=True), []
+
+    def test(model: Any) -> bool:
+        seen.extend(block._compiled_call_impl for block in blocks_of(model))
+        return True
+
+    monkeypatch.setattr(forward, "can_share_prompts", test)
+    assert forward.shares_prompts(policy, load_config(None))
+    assert seen == [None, None]
+    assert all(block._compiled_call_impl for block in blocks_of(policy.model))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

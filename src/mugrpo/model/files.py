@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from mugrpo.disk.direct import direct
 from mugrpo.model.dtensors import full, local, rows_of, tensors_of
 from mugrpo.processes.ranks import Ranks
 
@@ -130,7 +131,7 @@ def write_tensors(path: Path, tensors: Tensors) -> str:
         offset += tensor.nbytes
     parts: list[bytes | memoryview] = [_framed(header), *(_bytes_of(t) for _, t in ordered)]
     sha256 = hashlib.sha256()
-    with open(path, "wb") as file:
+    with direct(path) as file:
         for part in parts:
             file.write(part)
             sha256.update(part)
