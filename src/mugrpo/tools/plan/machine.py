@@ -66,7 +66,8 @@ class Overheads(Options):
     update: _Seconds
     """Of each update."""
     refresh: _Seconds
-    """Of each refresh: sleeping and waking. The canary is computed."""
+    """Of each refresh: sleeping and waking, and what a checkpoint beside it costs the canary, whose
+    own seconds are computed."""
     start: _Seconds
     """Of the start of an engine outside the trainer's process, once in a run."""
     score: _Seconds

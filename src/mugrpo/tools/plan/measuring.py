@@ -7,11 +7,13 @@ project's own engine, not vLLM's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,12 +33,13 @@ from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.model.hardware import with_precision
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import model_path
+from mugrpo.optimize.checkpoint import Writing
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.tools.plan.counts import Shape
 from mugrpo.tools.plan.generation import EnginePrices
-from mugrpo.tools.plan.machine import Machine
+from mugrpo.tools.plan.machine import Machine, Overheads
 from mugrpo.tools.plan.rates import LONGEST, device_gib, host_gib, rates, typical
 from mugrpo.tools.plan.schedules import CANARY_TOKENS
 from mugrpo.tools.plan.setting import shape_of
@@ -75,13 +78,7 @@ def measure(config: RunConfig, form: Path | None, file: Path) -> str:
         "host_gib": host_gib(),
         "rates": rates(device),
         "shares": {"decode": 1.0, "update": 1.0, "memory": 1.0, "link": 1.0},
-        "overheads": dict.fromkeys(
-            (
-                *("step", "sequence", "key", "request", "micro_batch", "update"),
-                *("refresh", "start", "score"),
-            ),
-            0.0,
-        ),
+        "overheads": dict.fromkeys(Overheads.model_fields, 0.0),
         "sources": _sources(config, shape.parameters),
     }
     found["overheads"] |= {"start": 60.0, "score": 1e-4}
@@ -106,8 +103,9 @@ def _policy(config: RunConfig, form: Path | None) -> Policy:
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
     model = model.to("cuda" if cuda else "cpu")
-    model.generation_config = None
-    policy = Policy(model, SimpleNamespace(eos_token_id=0, pad_token_id=0), config.model)
+    ids = {"eos_token_id": 0, "pad_token_id": 0}
+    tokenizer = SimpleNamespace(**ids, save_pretrained=lambda folder: None)
+    policy = Policy(model, tokenizer, config.model)
     policy.stop_ids = []
     return policy
 
@@ -148,7 +146,7 @@ def _engine(policy: Policy, config: RunConfig, prices: EnginePrices) -> dict[str
 def _refresh(policy: Policy, config: RunConfig, shape: Shape, machine: Machine) -> float:
     """Return the seconds of a canary beyond those that are counted: a call of its own, mostly.
 
-    As in a run, an update comes before each.
+    As in a run, an update comes before each, and the stage's checkpoint is written beside it.
     """
     count = max(1, config.engine.canary_responses)
     prompts, responses = np.full(count, _PROMPT), np.full((count, 1), CANARY_TOKENS)
@@ -161,17 +159,31 @@ def _refresh(policy: Policy, config: RunConfig, shape: Shape, machine: Machine) 
             pass
         rollout_logprobs(policy, rollouts, config)
 
-    prompts_of_update, responses_of_update = _lengths(2, config.schedule.group_size, CANARY_TOKENS)
-    update = partial(
-        Trainer(policy, config).step,
-        _experience(as_rollouts(prompts_of_update, responses_of_update), policy.vocab_size),
-    )
+    lengths, options = _lengths(2, config.schedule.group_size, CANARY_TOKENS), config.checkpoint
+    trained = _experience(as_rollouts(*lengths), policy.vocab_size)
+    trainer, writings = Trainer(policy, config), list[Writing]()
+
+    def before() -> None:
+        settle()
+        trainer.step(trained)
+        if options.stage_end and options.beside_training:
+            snapshot, then = trainer.snapshot(), lambda: None
+            writings.append(Writing(snapshot, place, {"starts": [0]}, first_pid=pid, then=then))
+
+    def settle() -> None:
+        while writings:
+            writings.pop().published(wait=True)
+
     call()
     requests = Requests(prompts, responses[:, 0], np.ones(count, bool))
     prices = EnginePrices(shape, machine, config.model.precision)
     counted = float(prices.seconds(occupancy(requests, count)).sum())
     counted += UpdatePrices(shape, machine, config, 1).logprobs(prompts, responses)
-    return max(0.0, typical(call, policy.device, before=update) - counted)
+    with TemporaryDirectory(dir=Path.cwd()) as folder:
+        place, pid = Path(folder, "checkpoint"), os.getpid()
+        taken = typical(call, policy.device, before=before)
+        settle()
+    return max(0.0, taken - counted)
 
 
 def _slots(config: RunConfig) -> int:
@@ -195,7 +207,7 @@ def _updates(
     size = config.schedule.group_size
     length = min(config.rollouts.max_new_tokens, 64)
     whole = min(config.schedule.problems_per_update, 16)
-    while whole > 2 and _counted(prices, whole, size, length) > LONGEST:
+    while whole > 2 and prices.update(*_lengths(whole, size, length)).seconds > LONGEST:
         whole //= 2
     budget = config.optimizer.micro_batch_tokens
     few = max(2 * (_PROMPT + length), budget // 4)
@@ -221,10 +233,6 @@ def _updates(
         "update": max(_TINY, update),
         "micro_batch": max(_TINY, micro_batch),
     }
-
-
-def _counted(prices: UpdatePrices, groups: int, size: int, length: int) -> float:
-    return prices.update(*_lengths(groups, size, length)).seconds
 
 
 def _lengths(groups: int, size: int, length: int) -> tuple[Whole, Whole]:
