@@ -20,12 +20,12 @@ from typing import Any
 from mugrpo.config.load import load_config
 from mugrpo.config.toml import as_document
 from mugrpo.report.costs import phase_seconds, spans
-from mugrpo.report.read import RunData, number, read_runs
+from mugrpo.report.read import RunData, read_runs
 from mugrpo.tools.plan.calibrate import measured_by
 from mugrpo.tools.plan.lengths import from_run
 from mugrpo.tools.plan.machine import load_machine
 from mugrpo.tools.plan.schedules import Planner
-from mugrpo.tools.plan.setting import Setting, as_configured, shape_of
+from mugrpo.tools.plan.setting import Measured, Setting, as_configured, shape_of
 from side_by_side import ROOT
 
 _SMOLLM2: dict[str, Any] = {
@@ -67,9 +67,9 @@ class Live:
 _LETTERS = {"model": {"path": "letters"}, "task": {"name": "letters"}}
 MACHINE, PILOT = "the machine, and a pilot's lengths", "a pilot"  # what a plan's seconds come from
 RUNS = (
-    Live("chain", {}, (8, 4), 64, (4, 16, 64)),
-    Live("letters", _LETTERS, (8, 4), 64, (4, 16, 64)),
-    Live("chain, vLLM", {"engine": _VLLM}, (8, 8), 32, (16,), measured=False),
+    Live("chain", {}, (16, 4), 64, (4, 16, 64)),
+    Live("letters", _LETTERS, (16, 4), 64, (4, 16, 64)),
+    Live("chain, vLLM", {"engine": _VLLM}, (16, 16), 32, (16,), measured=False),
     Live("SmolLM2", _SMOLLM2, (8, 4), 16, (4, 16)),
     Live("SmolLM2, long tail", {**_SMOLLM2, **_EXPLAIN}, (2, 2), 8, (8,)),
 )
@@ -151,10 +151,10 @@ def _settings(file: Path, pilot: Path, known: RunData, machine: Path) -> dict[st
         config = load_config(file)
         return Setting(config, shape_of(config, None), measured, lengths)
 
-    shares = [number(line, "zero_variance_share") or 0.0 for line in known.refreshes]
+    seconds = measured_by(known, setting(pilot))
     return {
-        MACHINE: replace(setting(file), varied=1.0 - sum(shares) / len(shares)),
-        PILOT: replace(setting(file), measured=measured_by(known, setting(pilot))),
+        MACHINE: replace(setting(file), measured=Measured(varied=seconds.varied)),
+        PILOT: replace(setting(file), measured=seconds),
     }
 
 
