@@ -68,14 +68,13 @@ def _complain(error: object) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from mugrpo.disk.metrics import read_metrics
-    from mugrpo.pipeline import train
     from mugrpo.report.planned import in_words
-    from mugrpo.tools.plan.kept import keep_plan
+    from mugrpo.tools.plan.kept import train
     from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
     with _opened(options) as run:
         with run.progress.watching(run.folder.root):
-            train(run, before_stage=lambda stage: keep_plan(run, stage))
+            train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
         if told := in_words(run.folder):

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mugrpo
 from mugrpo.config.load import build_config
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import ALONE
 from mugrpo.report.plan_file import read_plan
 from mugrpo.rollouts.schedule import Schedule
+from mugrpo.tools.plan import kept
 from mugrpo.tools.plan.kept import keep_plan
 from tests.report.synthetic import timed_run, write_lengths
 
@@ -68,6 +70,16 @@ def test_after_its_first_stage_a_run_is_planned_from_what_that_took(tmp_path: Pa
     assert second.seconds["optimize"] == pytest.approx(12) and second.seconds["checkpoint"] == 0
     assert len(first.ends) == 20 and list(first.ends) == sorted(first.ends)
     assert first.ends[-1] == pytest.approx(1.0)
+
+
+def test_the_api_keeps_it_as_the_command_does(monkeypatch):
+    kept_before: list[int] = []
+    monkeypatch.setattr(kept, "keep_plan", lambda run, stage: kept_before.append(stage))
+    monkeypatch.setattr(
+        kept.pipeline, "train", lambda run, on_metrics, before_stage: before_stage(7)
+    )
+    mugrpo.train(SimpleNamespace())
+    assert kept_before == [7]
 
 
 def test_a_run_with_a_machine_is_planned_when_it_begins_and_once(tmp_path: Path):

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo import pipeline
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json
 from mugrpo.model.hardware import device_of
 from mugrpo.report.read import RunData, lines_by_kind
 from mugrpo.run.opened import OpenRun
+from mugrpo.stages.work import OnMetrics
 from mugrpo.tools.plan.calibrate import measured_by
 from mugrpo.tools.plan.generation import Generated
 from mugrpo.tools.plan.lengths import assumed, from_run
@@ -22,6 +24,11 @@ from mugrpo.tools.plan.setting import Setting, as_configured, shape_of
 
 _MARKS = 20  # of a stage's generation: when each twentieth of its rollouts has ended
 _PROMPTS = 64  # problems whose prompts stand for all
+
+
+def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
+    """Do everything in the run that is not done yet, and keep its plan. See `pipeline.train`."""
+    pipeline.train(run, on_metrics, before_stage=lambda stage: keep_plan(run, stage))
 
 
 def keep_plan(run: OpenRun, stage: int) -> None:
