@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mugrpo.config.run import ModelOptions
+from mugrpo.model import logprobs as module
 from mugrpo.model.logprobs import chunked_logprobs, response_logprobs
 from mugrpo.model.policy import load_policy
 from tests.builders import PROMPTS, encoded, plain_logprobs
@@ -139,6 +140,35 @@ def test_the_gradient_of_a_nearly_certain_token_keeps_its_digits(rest, chunk):
     (gradient,) = torch.autograd.grad(logprobs.sum(), weight)
     assert gradient[:, 0].tolist() == pytest.approx([3 * exact, -3 * exact], rel=2e-3)
     assert logprobs[0].item() == pytest.approx(float(np.log1p(-exact)), rel=2e-3)
+
+
+def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_is_the_same(
+    monkeypatch,
+):
+    """Three chunks: three products forward, two backward, and three in another backward pass."""
+    made: list[int] = []
+    logits = module._logits
+    monkeypatch.setattr(module, "_logits", lambda *given: made.append(1) or logits(*given))
+    head, counts = make_head(), []
+    logprobs, _ = chunked_logprobs(*head, temperature=0.7, chunk=-(-N // 3))
+    counts.append(len(made))
+    passes = []
+    for _ in range(2):
+        passes.append(torch.autograd.grad(logprobs.sum(), head.weight, retain_graph=True)[0])
+        counts.append(len(made))
+    assert counts == [3, 5, 8]
+    assert torch.equal(*passes)
+
+
+@pytest.mark.parametrize("numbers", [1, 3 * V, 10**9])
+def test_the_size_of_a_block_changes_nothing(monkeypatch, numbers):
+    found = []
+    for size in (numbers, module._ON_CPU):
+        monkeypatch.setattr(module, "_ON_CPU", size)
+        head = make_head()
+        logprobs, entropy = chunked_logprobs(*head, temperature=0.7, chunk=7)
+        found.append([logprobs, entropy, *gradients(logprobs, head)])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
 def test_the_entropy_carries_no_gradient():

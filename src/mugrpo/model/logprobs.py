@@ -16,8 +16,9 @@ from mugrpo.model.rows import plain_hidden, response_places
 from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
 
-# Numbers of fp32 in a block that a CPU's cores hold in their caches from one pass to the next.
-_CACHED = 2**18
+# Numbers of a block. A CPU's cores hold it in their caches from one pass to the next. On a GPU it
+# bounds the memory of the passes (256 MiB each), and starts few kernels.
+_ON_CPU, _ON_GPU = 2**18, 2**26
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -42,9 +43,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for hidden_CH, targets_C in zip(
             hidden_NH.split(chunk), targets_N.split(chunk), strict=True
         ):
-            ctx.last_CV = _logits(hidden_CH, weight_VH, bias_V)
-            for block in _blocks(ctx.last_CV):
-                logits_RV = _scaled(ctx.last_CV[block], temperature)
+            logits_CV = _logits(hidden_CH, weight_VH, bias_V)
+            for block in _blocks(logits_CV):
+                logits_RV = _scaled(logits_CV[block], temperature)
                 peak_R1 = logits_RV.amax(-1, keepdim=True)
                 logits_RV = logits_RV - peak_R1
                 exp_RV = logits_RV.exp()
@@ -58,7 +59,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_NH, weight_VH, bias_V, targets_N, torch.cat(peaks), torch.cat(sums)
         )
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.last_CV = temperature, chunk, logits_CV
         entropy_N = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy_N)
         return torch.cat(logprobs), entropy_N
@@ -76,7 +77,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             hidden_CH, targets_C = hidden_NH[part], targets_N[part]
             peak_C1, sum_C, factor_C = peak_N1[part], sum_N[part], factor_N[part]
-            logits_CV = ctx.last_CV if start == starts[-1] else None
+            logits_CV = None
+            if start == starts[-1]:  # they are gone if this is not the first backward pass
+                logits_CV, ctx.last_CV = ctx.last_CV, None
             if logits_CV is None:
                 logits_CV = _logits(hidden_CH, weight_VH, bias_V)
             for block in _blocks(logits_CV):
@@ -85,7 +88,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_RV *= (-factor_C[block] / sum_C[block])[:, None]
                 grad_RV.scatter_add_(-1, targets_C[block, None], factor_C[block, None])
                 logits_CV[block] = grad_RV
-            grad_CV, ctx.last_CV = logits_CV, None
+            grad_CV = logits_CV
             grad_hidden_NH[part] = grad_CV @ weight_VH.to(grad_CV.dtype)
             if wants_weight:
                 grad_weight_VH = _sum(grad_weight_VH, grad_CV.T @ hidden_CH)
@@ -173,9 +176,9 @@ def _logits(
 
 
 def _blocks(numbers_CV: torch.Tensor) -> list[slice]:
-    """Return the rows of each block. On a GPU, there is one block: each costs a kernel's start."""
+    """Return the rows of each block."""
     rows, size = numbers_CV.shape
-    step = max(1, _CACHED // size) if numbers_CV.device.type == "cpu" else rows
+    step = max(1, (_ON_CPU if numbers_CV.device.type == "cpu" else _ON_GPU) // size)
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
