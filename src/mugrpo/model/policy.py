@@ -35,6 +35,7 @@ from mugrpo.model.loading import (
     shapes,
 )
 from mugrpo.model.memory import keep_freed_memory
+from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
 from mugrpo.model.varlen import Kernel
@@ -84,6 +85,8 @@ class Policy:
         if self._compiles:
             refuse_without_compiler(self.device.type)
             compile_blocks(self.model)
+        elif self.device.type == "cpu":
+            use_short_norms(self.model)
 
     def working(self) -> Any:
         """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
