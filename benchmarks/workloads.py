@@ -56,8 +56,11 @@ def word_problems(count: int, seed: int = 0) -> list[Problem]:
 
 
 def other_copy(policy: Policy) -> Any:
-    """Return a copy of the policy's model, untouched by what an engine does to the policy's own."""
-    return copy.deepcopy(policy.model)
+    """Return a copy of the policy's model with the forward passes that transformers gives it."""
+    model = copy.deepcopy(policy.model)
+    for module in model.modules():
+        vars(module).pop("forward", None)
+    return model
 
 
 def addition_config(groups: Mapping[str, Any] | None = None, *, tiny: bool = False) -> RunConfig:

@@ -103,17 +103,21 @@ def test_weights_that_change_between_generations_are_the_ones_used():
         np.testing.assert_allclose(completion.logprobs, expected, atol=5e-5)
 
 
+def packed_layers(policy: Policy) -> set[bool]:
+    """Return whether its linear layers are packed, of all of them."""
+    layers = [m for m in policy.model.modules() if type(m) is torch.nn.Linear]
+    return {"forward" in vars(layer) for layer in layers}
+
+
 def test_packed_layers_give_the_same_and_are_plain_again_afterwards():
     policy = tiny_policy("qwen2")  # with biases
     ids = torch.tensor([encoded(policy, PROMPTS[0]).tolist()])
     with torch.inference_mode():
         plain = policy.model(ids).logits
         with reordered(policy.model, 16):
-            assert all(
-                "forward" in vars(m) for m in policy.model.modules() if type(m) is torch.nn.Linear
-            )
+            assert packed_layers(policy) == {True}
             torch.testing.assert_close(policy.model(ids).logits, plain, atol=1e-5, rtol=1e-5)
-        assert not any("forward" in vars(m) for m in policy.model.modules())
+        assert packed_layers(policy) == {False}
         torch.testing.assert_close(policy.model(ids).logits, plain, atol=0, rtol=0)
 
 
@@ -124,7 +128,7 @@ def test_the_models_own_attention_is_back_after_an_error(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         generated(policy, groups_of(policy, 1), max_new_tokens=3)
     assert policy.model.config._attn_implementation == own
-    assert not any("forward" in vars(m) for m in policy.model.modules())
+    assert packed_layers(policy) == {False}
 
 
 def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
