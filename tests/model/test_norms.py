@@ -11,7 +11,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
+from mugrpo.config.run import ModelOptions
 from mugrpo.model.norms import use_short_norms
+from mugrpo.model.policy import load_policy
 from mugrpo.model.rows import plain_hidden
 from tests.builders import tiny_policy
 
@@ -82,10 +84,22 @@ def test_only_a_norm_that_computes_the_same_is_replaced(kind, changes):
     assert ("forward" in vars(norm)) is changes
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_policy_on_a_cpu_has_them_unless_blocks_are_compiled(monkeypatch, compiled):
+    monkeypatch.setattr("mugrpo.model.policy.refuse_without_compiler", lambda device: None)
+    norms = [
+        m
+        for m in load_policy(ModelOptions(compile=compiled)).model.modules()
+        if isinstance(m, LlamaRMSNorm)
+    ]
+    assert {"forward" in vars(norm) for norm in norms} == {not compiled}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("form", ["llama", "qwen2", "qwen3", "mistral", "gemma3"])
 def test_a_model_has_the_gradients_that_it_had(form, precision):
     policy = tiny_policy(form, precision=precision)
+    use_short_norms(policy.model)
     ids = torch.arange(24).view(2, 12) % 20 + 1
     rows = (ids, torch.tensor([4, 6]), torch.ones(2, 6, dtype=torch.bool))
     mine = policy.working()

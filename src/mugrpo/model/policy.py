@@ -85,8 +85,6 @@ class Policy:
         if self._compiles:
             refuse_without_compiler(self.device.type)
             compile_blocks(self.model)
-        elif self.device.type == "cpu":
-            use_short_norms(self.model)
 
     def working(self) -> Any:
         """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
@@ -232,6 +230,8 @@ def load_policy(
             parameter.data = parameter.data.clone()
     if device == "cpu":
         keep_freed_memory()
+        if not options.compile:  # the compiler fuses the models' own norms
+            use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)

@@ -31,6 +31,7 @@ from mugrpo.disk.records import Rollout, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.model.hardware import with_precision
+from mugrpo.model.norms import use_short_norms
 from mugrpo.model.policy import Policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.checkpoint import Writing
@@ -103,6 +104,8 @@ def _policy(config: RunConfig, form: Path | None) -> Policy:
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
     model = model.to("cuda" if cuda else "cpu")
+    if not (cuda or config.model.compile):  # as `load_policy` does
+        use_short_norms(model)
     ids = {"eos_token_id": 0, "pad_token_id": 0}
     tokenizer = SimpleNamespace(**ids, save_pretrained=lambda folder: None)
     policy = Policy(model, tokenizer, config.model)
