@@ -12,7 +12,8 @@ from mugrpo.disk.records import Status
 from mugrpo.rewards import forms
 from mugrpo.rewards import plain as module
 from mugrpo.rewards.mathematics import Mathematics
-from mugrpo.rewards.plain import LONGEST_ANSWER, LONGEST_TEXT, plain, read
+from mugrpo.rewards.plain import plain
+from mugrpo.rewards.response import LONGEST_ANSWER, LONGEST_TEXT
 from tests.rewards.hostile import HOSTILE, TRULY_12
 
 MATH = Mathematics(strict=True)
@@ -310,7 +311,7 @@ DIFFERENCES = [
 
 @pytest.mark.parametrize(("text", "answer"), READ)
 def test_what_is_read(text, answer):
-    assert read(text) == answer
+    assert plain(text, "7777").answer == answer
 
 
 @pytest.mark.parametrize(("text", "reference", "right"), EQUAL)

@@ -8,8 +8,9 @@ import pytest
 from math_verify import grader as math_verify_grader
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.mathematics import LONGEST_TEXT, Mathematics
-from mugrpo.rewards.notation import boxes
+from mugrpo.rewards.mathematics import Mathematics
+from mugrpo.rewards.response import LONGEST_TEXT
+from mugrpo.rewards.response import find
 from mugrpo.rewards.verifiers import exact, matched, numeric
 from tests.rewards.hostile import HOSTILE
 
@@ -370,7 +371,7 @@ def test_a_comparison_that_sympy_cannot_do_is_wrong(monkeypatch):
     ],
 )
 def test_boxes_come_in_groups(text, groups):
-    assert boxes(text) == groups
+    assert (find(text) or []) == groups
 
 
 @pytest.mark.parametrize(

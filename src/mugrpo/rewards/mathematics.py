@@ -1,164 +1,147 @@
 """Equality of mathematical answers: math-verify, with rules around it.
 
-Strict mode reads the last box as a whole. Without a box, it reads the text as math-verify does.
-Boxes that only "and", "or" or a comma separates are one answer, a list. If a reference has several
-boxes apart from each other, all of them are required, in their order.
-
-A word is compared as text, and a unit by a table (`units`); docs/verification.md lists the rules.
-Strict mode rejects a match of math-verify (`strictness`) if
+An answer is read and taken apart as docs/verification.md says (`response`, `answers`). What text,
+units and words do not settle, math-verify compares. Strict mode rejects a match of math-verify
+(`strictness`) if
 
 - a side of a chain of equalities has another value: x=7=12 for 12, or 2x=12 (x is 6);
 - a set stands for a tuple or an interval, or vice versa: {1,2} for (1,2);
 - two numbers agree only because both are small: 0.0000002 for 0.0000001;
 - two words have the same letters: act for cat;
-- a factor is missing that math-verify takes for a unit: 2 for 2m;
 - numbers stand side by side (1 2, read as 1 + 2), or have another base (12_9 for 12_8);
 - two equations match only because neither has a solution.
 
+If a reference has several boxes apart from each other, all of them are required, in their order.
 Numbers too large to compute (`magnitude`) equal only those written the same way. A verdict depends
 on nothing but text and reference: sympy's random numbers begin anew at each call.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import sympy
-from math_verify import grader
 from sympy.core.random import seed
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.notation import GAP, boxes, elements, latex, round_brackets
-from mugrpo.rewards.reading import Reading, equal, read_text, read_whole, solutions
+from mugrpo.rewards.answers import Answer, elements, in_order, read, read_number, settled
+from mugrpo.rewards.reading import Reading, equal, read_prose, read_text, read_whole, solutions
+from mugrpo.rewards.response import answer_part, find, final_part, led_by_words, reference_part
 from mugrpo.rewards.strictness import loose
-from mugrpo.rewards.units import spelled, split_unit, word
+from mugrpo.rewards.units import TELLING
 from mugrpo.rewards.verdict import Verdict
 
-LONGEST_TEXT = 4000  # characters at the end of a response that are read
-
-_SPACED_THOUSANDS = re.compile(rf"(?<![\d.])(\d{{1,3}})((?:{GAP}\d{{3}})+)(?!\d)")
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
-_MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
-_LAST_DOT = re.compile(r"(?<!\.)\.\s*$")
-_FORMULA = re.compile(r"(?<!\\)\$.*[^\\]\$|\\\(|\\\[|\\boxed|\\fbox", re.DOTALL)
+LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-verify reads
 
 
 class Mathematics:
-    """The verifier that compares the last `LONGEST_TEXT` characters of a text with the reference.
+    """The verifier that compares the answer in a text with the reference.
 
-    Calling it raises ValueError if math-verify cannot read the reference.
+    Calling it raises ValueError if the reference is empty, or math-verify alone cannot read it.
     """
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._reference = lru_cache(maxsize=256)(self._read_reference)
+        self._targets = lru_cache(maxsize=256)(_targets)
         self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify would load at its first use
 
     def __call__(self, text: str, reference: str) -> Verdict:
         seed(0)
-        targets = self._reference(reference)
-        text = text[-LONGEST_TEXT:]
         if not self._strict:
-            answer = read_text(text)
-            right = answer is not None and equal(targets[0].values, answer.values)
-            return _verdict(right, [answer])
-        answers = _answers(text, len(targets))
+            return _by_math_verify(text, reference)
+        targets = self._targets(reference)
+        found = find(text)
+        if found is None:
+            return Verdict(Status.NO_ANSWER)
+        if not found:
+            return _in_prose(text, targets)
+        pieces = _last(found, len(targets))
+        answers = list(map(read, pieces))
         right = len(answers) == len(targets) and all(map(_agree, targets, answers))
-        return _verdict(right, answers)
-
-    def _read_reference(self, reference: str) -> list[Reading]:
-        boxed = reference if _FORMULA.search(reference) else rf"\boxed{{{reference}}}"
-        if self._strict:
-            readings = _answers(boxed, max(1, len(boxes(boxed))))
-        else:
-            readings = [read_text(boxed) or read_text(reference)]
-        known = [reading for reading in readings if reading is not None]
-        if not known or len(known) < len(readings):
-            raise ValueError(f"math-verify cannot read the reference answer {reference!r}")
-        return known
+        if not right and led_by_words(text, pieces[-1]):
+            return _in_prose(text, targets)
+        return _verdict(right, ", ".join(pieces))
 
 
-def _verdict(right: bool, answers: list[Reading | None]) -> Verdict:
-    known = [f"{answer.text} {answer.unit}".strip() for answer in answers if answer is not None]
-    if not known:
+def _verdict(right: bool, answer: str) -> Verdict:
+    return Verdict(Status.RIGHT if right else Status.WRONG, answer.strip())
+
+
+def _targets(reference: str) -> list[Answer]:
+    groups = reference_part(reference)
+    targets = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
+    if not targets or any(target.empty for target in targets):
+        raise ValueError(f"the grader math cannot read the reference answer {reference!r}")
+    return targets
+
+
+def _by_math_verify(text: str, reference: str) -> Verdict:
+    groups = reference_part(reference)
+    target = read_text(rf"\boxed{{{groups[-1][0]}}}") if groups else None
+    if target is None:
+        raise ValueError(f"math-verify cannot read the reference answer {reference!r}")
+    answer = read_text(answer_part(text)[-LONGEST_PROSE:])
+    if answer is None:
         return Verdict(Status.NO_ANSWER)
-    return Verdict(Status.RIGHT if right else Status.WRONG, ", ".join(known))
+    return _verdict(equal(target.values, answer.values), answer.text)
 
 
-def _answers(text: str, count: int) -> list[Reading | None]:
-    """Return the last `count` answers in a text.
-
-    These are its last groups of boxes, or if there are fewer, the last boxes, or the elements of
-    the last box. Without a box, it is what math-verify finds.
-    """
-    text = _MINUS_APART.sub(r"\1 -", latex(text))
-    dollar = "" if _FORMULA.search(text) else "$"
-    text = _SCIENTIFIC.sub(rf"{dollar}\1 \\cdot 10^{{\2}}{dollar}", text)
-    groups = boxes(text)
-    if not groups:
-        return [_read_plain(text)]
+def _last(groups: list[list[str]], count: int) -> list[str]:
+    """Return the last `count` answers: the last groups, or boxes, or elements of the last box."""
     lists = [", ".join(dict.fromkeys(group)) for group in groups]
     if count > len(lists):
         lists = [box for group in groups for box in group]
     if count > len(lists):
         lists = elements(lists[-1])
-    return [_read_box(content) for content in lists[-count:]]
+    return lists[-count:]
 
 
-def _read_plain(text: str) -> Reading | None:
-    """Return the reading of a text without a box, and the unit at its end."""
-    reading = read_text(text)
+def _in_prose(text: str, targets: list[Answer]) -> Verdict:
+    """Judge what math-verify finds in a text that does not say what its answer is."""
+    text = final_part(text)[-LONGEST_PROSE:]
+    reading = read_prose(text)
     if reading is None:
-        return None
-    percent = grader.get_pct_val(reading.value)
-    if percent is not None:
-        return replace(reading, values=[percent], unit="%")
-    return replace(reading, unit=split_unit(text)[1].replace("%", ""))
+        return Verdict(Status.NO_ANSWER)
+    tail = text.rpartition(reading.text)[2] if reading.text in text else ""
+    answer, written = read_number(reading.text, tail)
+    if answer.core != read(reading.text).core:  # a number word multiplies it
+        reading = read_whole(answer.core) or reading
+    answer = replace(answer, words=answer.words & TELLING)
+    right = len(targets) == 1 and _agree(targets[0], answer, reading)
+    return _verdict(right, written)
 
 
-def _read_box(content: str) -> Reading | None:
-    """Return the reading of what a box holds, without its unit."""
-    content, unit = split_unit(_LAST_DOT.sub("", content))
-    content = _SPACED_THOUSANDS.sub(_joined, re.sub(r"\\?\$", "", content))
-    content = round_brackets(content)
-    reading = read_whole(content) if content.strip() else None
-    return reading and replace(reading, unit=unit)
-
-
-def _joined(thousands: re.Match[str]) -> str:
-    return thousands[1] + "".join(re.findall(r"\d{3}", thousands[2]))
-
-
-def _agree(target: Reading, answer: Reading | None) -> bool:
+def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bool:
     """Return whether an answer equals its reference by all rules."""
-    if answer is None:
+    right = settled(target, answer)
+    if right is not None:
+        return right
+    if pairs := in_order(target, answer):
+        return all(_agree(*pair) for pair in pairs)
+    ours, theirs = read_whole(target.core), reading or read_whole(answer.core)
+    if ours is None or theirs is None:
         return False
-    if target.text == answer.text and target.unit == answer.unit:
-        return True
-    if word(target.text):
-        return spelled(target.text) == spelled(answer.text)
-    if target.unit == answer.unit:
-        return _same(target, answer)
-    if target.unit and answer.unit:
-        return False
-    if "%" not in (target.unit, answer.unit):
-        return _same(target, answer)
-    if _same(*map(_in_parts_of_1, (target, answer))):
-        return True
-    return _at_least_1(answer.value) and _same(target, answer)
+    if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
+        return _same(ours, theirs)
+    parts = [_in_parts_of_1(r, a.unit) for r, a in ((ours, target), (theirs, answer))]
+    return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
 
 
 def _same(target: Reading, answer: Reading) -> bool:
-    if isinstance(target.value, sympy.Interval | sympy.Union):
-        answer = replace(answer, values=[solutions(answer.value) or answer.value])
+    ours, theirs = solutions(target.value), solutions(answer.value)
+    if ours is not None and theirs is not None:
+        return bool(ours == theirs) or (
+            isinstance(ours, sympy.Interval)
+            and equal([ours], [theirs])
+            and not loose(replace(target, values=[ours]), replace(answer, values=[theirs]))
+        )
     return equal(target.values, answer.values) and not loose(target, answer)
 
 
-def _in_parts_of_1(reading: Reading) -> Reading:
-    if reading.unit != "%" or not isinstance(reading.value, sympy.Expr):
+def _in_parts_of_1(reading: Reading, unit: str) -> Reading:
+    if unit != "%" or not isinstance(reading.value, sympy.Expr):
         return reading
     return replace(reading, values=[reading.value / 100])
 

@@ -10,31 +10,33 @@ from math_verify import grader
 from sympy import Dummy, solve
 from sympy.core.function import AppliedUndef
 
+from mugrpo.rewards.answers import sides
 from mugrpo.rewards.magnitude import huge
-from mugrpo.rewards.notation import GAP
 from mugrpo.rewards.reading import Reading, equal, read_whole
-from mugrpo.rewards.units import has_anagram
 
 _FAR = 1e-3  # relative difference above which two numbers differ, however small both are
-_SIDE_BY_SIDE = re.compile(rf"\d{GAP}+\d")
-_BASE = re.compile(r"\d_\{?(\d+)")
-_FACTOR = re.compile(r"\d([A-Za-z])$")  # math-verify takes it for a unit
-_NO_EQUALITY = ("\\", "<", ">", "!", ":")  # before "=" these form another sign
+_SIDE_BY_SIDE = re.compile(r"\d \d")
+_BASE = re.compile(r"\d_\{(\d+)\}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+
+_MATRICES = (sympy.MatrixBase, sympy.MatrixExpr)
 
 
 def loose(target: Reading, reading: Reading) -> bool:
     """Return whether strict mode rejects this match of math-verify."""
     if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
-    if not _bases(reading) <= _bases(target) | {"10"} or has_anagram(target.text, reading.text):
+    if not _bases(reading) <= _bases(target) | {"10"} or _anagram(target.text, reading.text):
         return True
-    factor = _FACTOR.search(target.text)
-    if factor is not None and factor[1] not in reading.text:
+    if (r"\equiv" in target.text) != (r"\equiv" in reading.text):
         return True
     gold, answer = target.value, reading.value
+    if any(isinstance(value, _MATRICES) for value in (gold, answer)):
+        return False
     if isinstance(gold, str) or isinstance(answer, str) or huge(answer):
         return False
-    if not _consistent(gold, answer, _sides(reading.text)):
+    if not _consistent(gold, answer, sides(reading.text)):
         return True
     zeros = [_zero(gold), _zero(answer)]
     if None not in zeros:
@@ -46,23 +48,20 @@ def loose(target: Reading, reading: Reading) -> bool:
     return _shape(gold) != _shape(answer) or _far(gold, answer)
 
 
+def _anagram(target: str, answer: str) -> bool:
+    """Return whether a word of `target` has only its letters in `answer`: act for cat."""
+    ours, theirs = (set(map(str.casefold, _WORD.findall(text))) for text in (target, answer))
+    letters = [
+        {"".join(sorted(word)) for word in words} for words in (ours - theirs, theirs - ours)
+    ]
+    return bool(letters[0] & letters[1])
+
+
 def _bases(reading: Reading) -> set[str]:
     return set(_BASE.findall(reading.text))
 
 
-def _sides(text: str) -> list[str]:
-    """Split a chain of equalities into its sides: "x", "f(a=1)", "12" of "x=f(a=1)=12"."""
-    sides, depth = [""], 0
-    for before, character in zip(" " + text, text, strict=False):
-        depth += (character in "{([") - (character in "})]")
-        if character == "=" and depth == 0 and before not in _NO_EQUALITY:
-            sides.append("")
-        else:
-            sides[-1] += character
-    return sides
-
-
-def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
+def _consistent(gold: Any, answer: Any, chain: list[str]) -> bool:
     """Return whether all sides of a chain of equalities have the value of the last one.
 
     A name on the left may stand for any value.
@@ -75,9 +74,9 @@ def _consistent(gold: Any, answer: Any, sides: list[str]) -> bool:
             map(grader.is_relation, gold.args)
         )
         return gold_relations or not relations or (one_name and len(named) == len(relations))
-    if len(sides) == 1:
+    if len(chain) == 1:
         return True
-    first, *middle, last = (read_whole(side) for side in sides)
+    first, *middle, last = (read_whole(side) for side in chain)
     if first is None or last is None or None in middle:
         return False
     if not all(equal(last.values, side.values) for side in middle if side is not None):
@@ -128,8 +127,6 @@ def _far(gold: Any, answer: Any) -> bool:
     for value in (gold, answer):
         if not getattr(value, "is_number", False) or value.has(sympy.UnevaluatedExpr):
             return False
-    try:
-        difference, size = (float(sympy.N(abs(v))) for v in (answer - gold, gold))
-    except OverflowError:
-        return False
-    return difference > _FAR * size
+    # As sympy's floats, whose exponents have no limit: 10^-400 is no 0.0
+    difference, size = (sympy.N(abs(value)) for value in (answer - gold, gold))
+    return bool(difference > _FAR * size)

@@ -1,95 +1,90 @@
-"""Units and words of answers: what stands beside a number, and what is no mathematics at all."""
+r"""What stands beside a value: units, number words and other words. Both graders compare them here.
+
+- A unit has one short name; if both sides have a unit, it must be the same. None is converted.
+- A number word multiplies: 5 million is 5000000.
+- A word that tells two answers apart (`TELLING`: p.m., north, left) must be on both sides, or on the
+  answer's alone. Of other words (12 apples), one must be the same if both sides have some.
+- A word that says something else about the number (`OTHERWISE`: not, root) is never dropped.
+"""
 
 from __future__ import annotations
 
 import re
 
-from mugrpo.rewards.notation import GAP
-
-_LONG = {  # unit -> its names, in any case and number
-    "mm": "millimeter millimetre",
-    "cm": "centimeter centimetre",
-    "m": "meter metre",
-    "km": "kilometer kilometre",
-    "in": "inch inche",
-    "ft": "foot feet",
-    "yd": "yard",
-    "mi": "mile",
-    "mg": "milligram",
-    "g": "gram",
-    "kg": "kilogram kilo",
-    "oz": "ounce",
-    "lb": "pound",
-    "ml": "milliliter millilitre",
-    "l": "liter litre",
-    "s": "second sec",
-    "min": "minute",
-    "h": "hour hr",
-    "d": "day",
-    "week": "week",
-    "month": "month",
-    "year": "year yr",
-    "degree": "degree deg",
-    "dollar": "dollar usd",
-    "cent": "cent",
-    "%": "percent pct percentage",
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "mm": "mm millimeter millimetre",
+        "cm": "cm centimeter centimetre",
+        "m": "m meter metre",
+        "km": "km kilometer kilometre",
+        "in": "in inch inche",
+        "ft": "ft foot feet",
+        "yd": "yd yard",
+        "mi": "mi mile",
+        "mg": "mg milligram",
+        "g": "g gram",
+        "kg": "kg kilogram kilo",
+        "oz": "oz ounce",
+        "pound": "lb pound",
+        "ml": "ml milliliter millilitre",
+        "l": "l liter litre",
+        "s": "s second sec",
+        "min": "min minute",
+        "h": "h hour hr",
+        "day": "day",
+        "week": "week",
+        "month": "month",
+        "year": "year yr",
+        "degree": "degree deg",
+        "radian": "radian rad",
+        "dollar": "dollar usd",
+        "cent": "cent",
+        "euro": "euro eur",
+        "yen": "yen jpy",
+        "rupee": "rupee rs inr",
+        "n": "n newton",
+        "j": "j joule",
+        "w": "w watt",
+        "v": "v volt",
+        "%": "% percent pct percentage",
+    }.items()
+    for name in names.split()
 }
-_UNITS = {name: unit for unit, names in _LONG.items() for name in names.split()}
-_SHORT = (
-    "mm",
-    "cm",
-    "m",
-    "km",
-    "in",
-    "ft",
-    "yd",
-    "mi",
-    "mg",
-    "g",
-    "kg",
-    "oz",
-    "lb",
-    "s",
-    "min",
-    "h",
-)
-_UNITS |= {name: name for name in (*_SHORT, "ml", "mL", "l", "L")} | {"mL": "ml", "L": "l"}
-
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|operatorname)\s*\{([^{}]*)\}")
-_TAIL = re.compile(
-    rf"(?:{GAP}|\\(?:text|textbf|textit|textrm|mbox|mathrm)\s*\{{[^{{}}]*\}}|[A-Za-z/.]"
-    rf"|\^\{{?(?:[23]\}}?|\\circ\}}?)|\\?%|\\degree)+$"
-)
+_UNITS |= {f"degree{c}": f"degree{c}" for c in "cf"}
+_TEMPERATURE = re.compile(r"degrees? (c|f)(?:elsius|ahrenheit)?$|^(c|f)(?:elsius|ahrenheit)$")
 _SQUARE = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-_ONE = r"(?:(square|sq|cubic|cu)\.? )?([A-Za-z%]+)\.?(?: ?\^\{?([23])\}?)?"
+_ONE = r"(?:(square|sq|cubic|cu)\.? )?([A-Za-z%]+)\.?(?: ?\^\{?(-?[0-9])\}?)?"
 _PARTS = re.compile(rf"{_ONE}(?: ?(?:/|per) ?{_ONE})?")
-_LONGEST = 80  # characters at the end in which a unit is looked for
+_PLAIN_UNITS = re.compile(r"(?:square |sq |cubic )?units?(?: ?\^ ?[23])?")
+
+MULTIPLIERS = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+TELLING = frozenset(
+    "am pm bc ad bce ce north south east west northeast northwest southeast southwest left right "
+    "up down above below inside outside before after ahead behind early late earlier later more "
+    "less fewer increase decrease rise fall profit loss gain clockwise counterclockwise "
+    "anticlockwise positive negative heads tails even odd".split()
+)
+OTHERWISE = frozenset(
+    "not no is are was were too than or to minus plus times over about approximately roughly nearly "
+    "almost least most root power squared cubed factorial half halves third thirds quarter quarters "
+    "if unless except remainder r mod base".split()
+)
 
 
-def split_unit(mathematics: str) -> tuple[str, str]:
-    r"""Return an answer without its unit, and the unit: "12", "cm2" of 12 \text{ cm}^2.
-
-    The unit has its short name. It is "" if there is none, or none that is known. A letter directly
-    after a digit is a factor, as in 2m, and not a unit.
-    """
-    text = mathematics.strip()
-    if money := re.match(r"-?\s*\\?\$", text):
-        return money[0].rstrip("\\$ ") + text[money.end() :].replace(r"\$", ""), "dollar"
-    tail = _TAIL.search(text, max(0, len(text) - _LONGEST))
-    number = text[: tail.start()] if tail else ""
-    if tail is None or not re.search(r"[\d})$]$", number):
-        return text, ""
-    if re.fullmatch(r"[A-Za-z]", tail[0]) and number[-1].isdigit():
-        return text, ""
-    unit = _unit(tail[0])
-    return (number, unit) if unit else (text, "")
-
-
-def _unit(tail: str) -> str:
-    """Return the short name of the unit that `tail` spells, or ""."""
-    words = re.sub(GAP, " ", _TEXT.sub(r" \1 ", tail))
-    words = re.sub(r"\^\{?\\circ\}?|\\degree", " degree ", words).replace("\\", "")
-    words = re.sub(r"\bmph\b", "mi/h", " ".join(words.split()).rstrip("."))
+def unit_of(words: str) -> str:
+    """Return the short name of the unit that `words` spell, or "" if it is none that is known."""
+    words = re.sub(r"\bmph\b", "mi/h", words.rstrip("."))
+    words = re.sub(r"\bkm ?ph\b|\bkmh\b", "km/h", words)
+    if temperature := _TEMPERATURE.search(words):
+        return f"degree{temperature[1] or temperature[2]}"
     match = _PARTS.fullmatch(words)
     if match is None:
         return ""
@@ -102,34 +97,40 @@ def _unit(tail: str) -> str:
 def _short(power: str | None, word: str | None, exponent: str | None) -> str:
     if not word:
         return ""
-    unit = _UNITS.get(word) or _UNITS.get(word.lower().removesuffix("s"), "")
-    unit = "%" if word == "%" else unit
+    unit = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"), "")
     return unit and unit + (exponent or _SQUARE.get(power or "", ""))
 
 
-def word(mathematics: str) -> str | None:
-    r"""Return an answer that is a word, in lower case: "east" of \text{East}; otherwise None.
-
-    At least three letters are a word, and so is whatever \text holds. Fewer may be a product.
-    """
-    bare = spelled(mathematics)
-    marked = _TEXT.search(mathematics) is not None
-    return bare if bare.isalpha() and bare.isascii() and (marked or len(bare) >= 3) else None
+def no_unit(words: str) -> bool:
+    """Return whether `words` are "units" or "square units", which say nothing."""
+    return _PLAIN_UNITS.fullmatch(words) is not None
 
 
-def spelled(mathematics: str) -> str:
-    """Return the letters of an answer in lower case, without blanks, brackets and full stops."""
-    return re.sub(rf"{GAP}|[().]", "", _TEXT.sub(r"\1", mathematics)).casefold()
+def words_of(text: str) -> list[str]:
+    """Return the words and digits of a text in the singular, without dots: pm of p.m."""
+    found = re.findall(r"[^\W_]+", text.replace(".", "").replace("'", ""))
+    return [_singular(word) for word in found if word not in ("the", "a", "an", "of", "in", "and")]
 
 
-def has_anagram(target: str, answer: str) -> bool:
-    """Return whether a word of `target` has only its letters in `answer`: act for cat."""
-    ours, theirs = (
-        {word.casefold() for word in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", text)}
-        for text in (target, answer)
-    )
-    return bool({_letters(w) for w in ours - theirs} & {_letters(w) for w in theirs - ours})
+def _singular(word: str) -> str:
+    if word in TELLING or len(word) < 4:
+        return word
+    return re.sub(r"(?<=[cs]h|.x|ss)es$|(?<!s)s$", "", word)
 
 
-def _letters(word: str) -> str:
-    return "".join(sorted(word))
+def same_words(target: frozenset[str], answer: frozenset[str]) -> bool:
+    """Return whether the words beside two values let these be equal."""
+    if target == answer:
+        return True
+    if not target:
+        return not answer & OTHERWISE
+    if not answer:
+        return not target & (TELLING | OTHERWISE)
+    return bool(target & answer) and not (target ^ answer) & (TELLING | OTHERWISE)
+
+
+def same_unit(target: str, answer: str) -> bool:
+    """Return whether two units are the same, or one side has none. A degree may have no scale."""
+    if not target or not answer or target == answer:
+        return True
+    return {target, answer} in ({"degree", "degreec"}, {"degree", "degreef"})

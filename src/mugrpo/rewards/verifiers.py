@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
-from functools import partial
+from fractions import Fraction
+from functools import lru_cache, partial
 
 from mugrpo.config.rewards import (
     CodeOptions,
@@ -21,15 +21,21 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
+from mugrpo.rewards.answers import Answer, read, read_number
 from mugrpo.rewards.code.judging import Code
+from mugrpo.rewards.forms import exact_number
+from mugrpo.rewards.notation import ascii_latex
 from mugrpo.rewards.plain import plain
+from mugrpo.rewards.response import LONGEST_ANSWER, LONGEST_TEXT, answer_part, find, reference_part
+from mugrpo.rewards.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier
 
-# Grouped or plain digits, a fraction, an exponent. Not inside a word or another number.
+# The last number of a text without a box: grouped or plain digits, a fraction, an exponent. It does
+# not begin inside a word, a number or a time of day.
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d+)?"
+    r"(?<![\w.:^])[-+]?(?:\d{1,2}:\d{2}(?!\d)|\\[dt]?frac\{-?\d+\}\{\d+\}|(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+|(?=\.\d))"
+    r"(?:\.\d+)?(?:/\d+|[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*10\^\{?-?\d+\}?)?)"
 )
-_MINUS = str.maketrans("\N{MINUS SIGN}", "-")
 
 
 def make_verifier(options: RewardOption) -> Verifier:
@@ -58,42 +64,72 @@ def make_verifier(options: RewardOption) -> Verifier:
 
 
 def exact(text: str, reference: str, *, ignore_case: bool) -> Verdict:
-    """Judge whether `text` is `reference`, up to surrounding blanks. Blanks alone are no answer."""
-    answer = text.strip()
+    """Judge whether the answer is `reference`, up to surrounding blanks. Blanks are no answer.
+
+    The answer is all of the last <answer>, or of the text after the last </think>.
+    """
+    answer = answer_part(text).strip()
     return _verdict(_same(answer, reference, ignore_case), answer or None)
 
 
 def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
-    """Judge whether the last decimal number in `text` is close enough to the reference.
+    """Judge whether the number that a text gives is close enough to the reference.
 
-    It may differ by up to `tolerance` x max(1, |reference|). Thousands may be grouped by commas.
-    Differences are computed to 50 digits, so large integers are not rounded to floats. Raises
-    ValueError if the reference has no number.
+    It is in the last box or after "answer is", or it is the last number. It may differ by up to
+    `tolerance` x max(1, |reference|), computed exactly. The reference may be a fraction or have a
+    unit. Raises ValueError if it is not one number.
     """
-    targets = _numbers(reference)
-    if not targets:
+    target = _numeric_reference(reference)
+    found = _numeric_answer(text)
+    if found is None:
+        return Verdict(Status.NO_ANSWER)
+    written, answer = found
+    if written.text == target.text:
+        return Verdict(Status.RIGHT, answer)
+    expected, number = exact_number(target.value), exact_number(written.value)
+    if expected is None:
         raise ValueError(f"the reference answer {reference!r} is not a number")
-    numbers = _numbers(text)
-    if not numbers:
-        return _verdict(False, None)
-    context = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN)
-    try:
-        number, target = _decimal(numbers[-1]), _decimal(targets[-1])
-        difference = context.abs(context.subtract(number, target))
-        allowed = context.multiply(Decimal(tolerance), max(Decimal(1), abs(target)))
-    except InvalidOperation:  # an exponent out of range
-        return _verdict(False, numbers[-1])
-    return _verdict(difference <= allowed, numbers[-1])
+    if number is None or not same_unit(target.unit, written.unit):
+        return Verdict(Status.WRONG, answer)
+    allowed = Fraction(str(tolerance)) * max(1, abs(expected))
+    return _verdict(abs(number - expected) <= allowed, answer)
+
+
+@lru_cache(maxsize=256)  # a group's responses have the same reference
+def _numeric_reference(reference: str) -> Answer:
+    groups = reference_part(reference)
+    return read(groups[-1][-1] if groups else "")
 
 
 def has_number(reference: str) -> bool:
-    """Return whether `reference` has a number that `numeric` can compare with."""
-    return bool(_numbers(reference))
+    """Return whether `reference` is a number that `numeric` can compare with."""
+    return exact_number(_numeric_reference(reference).value) is not None
+
+
+def _numeric_answer(text: str) -> tuple[Answer, str] | None:
+    """Return the number in the last box or after "answer is", or else the last one in `text`."""
+    found = find(text)
+    if found is None:
+        return None
+    if found:
+        written = ", ".join(dict.fromkeys(found[-1]))
+        answer = read(written)
+        if r"\boxed" in text or exact_number(answer.value) is not None:
+            return answer, written
+    part = ascii_latex(answer_part(text)[-LONGEST_TEXT:])
+    last = deque(_NUMBER.finditer(part), maxlen=1)
+    if not last or len(last[0][0]) > LONGEST_ANSWER:
+        return None
+    return read_number(last[0][0], part[last[0].end() :])
 
 
 def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
-    """Judge whether the last match of `pattern` in `text`, or its first group, is `reference`."""
-    last = deque(pattern.finditer(text), maxlen=1)
+    """Judge whether the last match of `pattern`, or its first group, is `reference`.
+
+    It is looked for where `exact` reads, unless the pattern itself names a tag.
+    """
+    tags = "think" in pattern.pattern or "answer>" in pattern.pattern
+    last = deque(pattern.finditer(text if tags else answer_part(text)), maxlen=1)
     answer = last[0][1 if pattern.groups else 0] if last else None
     if answer is None:
         return _verdict(False, None)
@@ -110,11 +146,3 @@ def _same(answer: str, reference: str, ignore_case: bool) -> bool:
     if ignore_case:
         return answer.casefold() == reference.strip().casefold()
     return answer == reference.strip()
-
-
-def _numbers(text: str) -> list[str]:
-    return [match for match in _NUMBER.findall(text.translate(_MINUS)) if match.strip("+-")]
-
-
-def _decimal(text: str) -> Decimal:
-    return Decimal(text.replace(",", ""))

@@ -1,0 +1,272 @@
+r"""An answer taken apart: its value, what the value is called, and what stands beside it.
+
+Both graders read answers with `read`, and `settled` decides what needs no value: the same text, a
+choice, a word, units and words that differ. They compare values on their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from decimal import Context, Decimal
+from functools import lru_cache
+
+from mugrpo.rewards.notation import ascii_latex, normal
+from mugrpo.rewards.units import (
+    MULTIPLIERS,
+    no_unit,
+    same_unit,
+    same_words,
+    unit_of,
+    words_of,
+)
+
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_DEGREES = re.compile(r"([0-9.]+)\^\{\\circ\}")
+_TAIL = re.compile(
+    r"(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\%)(?:\\text\{[^{}]*\}|\^\{(?:-?[0-9]|\\circ)\}|\\%|/|\\cdot)*$"
+)
+_DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_BUILT = re.compile(
+    r"\\\{([a-z])(?:\\in\\mathbb\{R\})?[|:]([^|:,=]*(?:<|>|\\[lg]e(?![a-z]))[^|:,=]*)\\\}"
+)
+_DOMAIN = re.compile(r",([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)$")
+_NOTE = re.compile(
+    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[( ]*(?:for|where|with|since|because|as|given that|only|"
+    r"exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
+)
+_MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
+_NAME = re.compile(
+    r"(?P<symbol>[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|[0-9a-z]))?'*|[A-Za-z]{2}|[A-Za-z][A-Za-z ]{2,}"
+    r"|\([A-Za-z](?:,[A-Za-z])*\)|[fghFGH]\((?:[a-z]|-?[0-9]+)\)"
+)
+# What stands for a value in a way that only people read: P(X>2), f'(3), \lim a_n, \det A
+_LABEL = re.compile(
+    r"(?:P|Pr|E|Var|Cov|n|[fghFGH]'*)\(.*[A-Za-z].*\)|[A-Za-z]'+(?:\(.*\))?|\\text\{[^{}]*\}.*"
+    r"|m?\\(?:lim|det|max|min|gcd|lcm|angle|vec|dim|deg|Pr)(?![a-z]).*[A-Za-z].*"
+    r"|\\begin\{pmatrix\}[^0-9]*\\end\{pmatrix\}"
+)
+_CHOICE = re.compile(
+    r"(?:option|choice|answer)?\s*(?:\(([a-j])\)|\[([a-j])\]|([a-j])(?:[).:]|$))[.:]?(.*)",
+    re.DOTALL,
+)
+_CONDITIONS = {"not", "no", "if", "unless", "except"}  # a note with one of these is no mere note
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as both graders read it."""
+
+    text: str  # all of it in the one notation
+    core: str  # the mathematics without label, unit and words
+    name: str = ""  # what stands before "="; the core keeps it unless it is a label
+    value: str = ""  # the core without a name
+    unit: str = ""
+    words: frozenset[str] = frozenset()
+    domain: str = ""  # k\in\mathbb{Z}
+    mixed: str = ""  # words among the mathematics, which only the same words equal
+    choice: tuple[str, str] = ("", "")  # the letter of a multiple choice, and what follows it
+    word: str = ""  # the letters of an answer that is a word
+
+    @property
+    def empty(self) -> bool:
+        return not self.text
+
+
+@lru_cache(maxsize=1024)  # a group's responses have the same reference, and many the same answer
+def read(answer: str) -> Answer:
+    """Return an answer taken apart."""
+    text = normal(answer)
+    core, domain = _without_notes(text)
+    if built := _BUILT.fullmatch(core):
+        core = built[2]
+    name, core, value = _without_name(core)
+    parts = [_beside(part) for part in elements(core)]
+    cores = [part for part, _, _ in parts]
+    units = {unit for _, unit, _ in parts if unit}
+    words = {beside for _, _, beside in parts if beside}
+    found = Answer(text, core, name, value, domain=domain, choice=_choice(text), word=_word(text))
+    if len(units) > 1 or len(words) > 1 or any(map(_TEXT.search, cores)):
+        return replace(found, mixed=_mixed(core))
+    core = ",".join(cores)
+    value = ",".join(_beside(part)[0] for part in elements(value))
+    unit = units.pop() if units else ""
+    return replace(
+        found, core=core, value=value, unit=unit, words=words.pop() if words else frozenset()
+    )
+
+
+def settled(target: Answer, answer: Answer) -> bool | None:
+    """Return whether `answer` is the reference `target`, or None if their values decide that."""
+    if target.text == answer.text:
+        return True
+    if target.choice[0] and target.choice[0] == answer.choice[0]:
+        return not (target.choice[1] and answer.choice[1])
+    if target.word:
+        return target.word == spelled(answer.text)
+    if target.mixed or answer.mixed:
+        return target.mixed == answer.mixed
+    if not same_unit(target.unit, answer.unit) or not same_words(target.words, answer.words):
+        return False
+    if target.domain and answer.domain and target.domain != answer.domain:
+        return False
+    if r"\ldots" in target.core + answer.core:
+        return target.core == answer.core
+    if target.core == answer.core and target.unit == answer.unit:
+        return True
+    return False if _named_otherwise(target, answer) else None
+
+
+def after_number(tail: str) -> str:
+    """Return the unit or number words with which the text after a number begins, or ""."""
+    tail = tail[:60].lstrip("$\\) ")
+    words = re.split(r"(?<=[\w\u00b2\u00b3%])[,;:!?]|\.(?:\s|$)", tail)[0].split()[:4]
+    for length in range(len(words), 0, -1):
+        spoken = " ".join(words[:length])
+        spelled_out = ascii_latex(spoken).replace("{", "").replace("}", "").lower()
+        if unit_of(spelled_out) or spelled_out.rstrip("s") in MULTIPLIERS:
+            return spelled_out
+    return ""
+
+
+def read_number(number: str, tail: str) -> tuple[Answer, str]:
+    """Return a number of a text with the unit or number words after it, and how it is written."""
+    beside = after_number(tail)
+    return read(rf"{number}\text{{{beside}}}"), f"{number} {beside}".strip()
+
+
+def in_order(target: Answer, answer: Answer) -> list[tuple[Answer, Answer]] | None:
+    """Return the pairs to compare if a reference names its elements and the answer does not.
+
+    m=2,n=3 are 2,3 and not 3,2.
+    """
+    ours, theirs = map(read, elements(target.core)), map(read, elements(answer.core))
+    pairs = list(zip(ours, theirs, strict=False))
+    named = {our.name for our, _ in pairs if our.name}
+    same_length = target.core.count(",") == answer.core.count(",")
+    if len(pairs) < 2 or len(named) < len(pairs) or not same_length:
+        return None
+    return None if any(their.name for _, their in pairs) else pairs
+
+
+def elements(mathematics: str) -> list[str]:
+    """Split a list at its commas outside of brackets: "1", "(2,3)" of "1,(2,3)"."""
+    pieces, depth = [""], 0
+    for character in mathematics:
+        depth += (character in "{([") - (character in "})]")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
+
+
+def sides(text: str) -> list[str]:
+    """Split a chain of equalities into its sides: "x", "f(a=1)", "12" of "x=f(a=1)=12"."""
+    parts, depth = [""], 0
+    for before, character in zip(" " + text, text, strict=False):
+        depth += (character in "{([") - (character in "})]")
+        if character == "=" and depth == 0 and before not in "\\<>!:":
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def spelled(text: str) -> str:
+    """Return the letters of an answer in lower case, without blanks, brackets and full stops."""
+    return re.sub(r"[\s().,]", "", _TEXT.sub(r"\1", text)).casefold()
+
+
+def _word(text: str) -> str:
+    r"""Return an answer that is a word. At least three letters are one, or what \text holds."""
+    letters = spelled(text)
+    return letters if letters.isalpha() and (len(letters) >= 3 or r"\text{" in text) else ""
+
+
+def _choice(text: str) -> tuple[str, str]:
+    match = _CHOICE.fullmatch(_TEXT.sub(r"\1", text).casefold())
+    if match is None:
+        return "", ""
+    return match[1] or match[2] or match[3], match[4].strip()
+
+
+def _without_notes(text: str) -> tuple[str, str]:
+    """Return `text` without notes at its end, such as "for all x", and the domain of a letter."""
+    if (note := _NOTE.search(text)) and note.start() and not _says_otherwise(note[0]):
+        text = text[: note.start()].rstrip(",")
+    if (domain := _DOMAIN.search(text)) and domain.start():
+        return text[: domain.start()], domain[1]
+    return text, ""
+
+
+def _says_otherwise(note: str) -> bool:
+    words = {*words_of(" ".join(_TEXT.findall(note)))}
+    return not words or bool(words & (MULTIPLIERS.keys() | _CONDITIONS))
+
+
+def _without_name(core: str) -> tuple[str, str, str]:
+    """Return the name before the only "=", the core, and the value. A label leaves the core too."""
+    modulus = _MODULUS.search(core)
+    for sign in (r"\equiv",) if modulus else (r"\approx", r"\in"):
+        name, found, rest = core.partition(sign)
+        if found and _NAME.fullmatch(name) and not rest[:1].isalpha():
+            rest = rest.strip()
+            return name, core if sign == r"\approx" else rest, rest
+    parts = sides(core)
+    if len(parts) != 2 or not parts[1]:
+        return "", core, core
+    name, value = parts
+    if _LABEL.fullmatch(name) or (_NAME.fullmatch(name) and r"\begin{pmatrix}" in value):
+        return name, value, value
+    return (name, core, value) if _NAME.fullmatch(name) else ("", core, core)
+
+
+def _named_otherwise(target: Answer, answer: Answer) -> bool:
+    """Return whether two names differ that must not: x and y, or P(X>2) and P(X>3)."""
+    names = target.name, answer.name
+    symbols = [match["symbol"] for name in names if (match := _NAME.fullmatch(name))]
+    if len(symbols) == 2 and all(symbols):  # but x=2y is y=x/2
+        return symbols[0] != symbols[1] and symbols[0] not in answer.value
+    heads = [name.partition("(")[0] for name in names if "(" in name]
+    return len(heads) == 2 and heads[0] == heads[1] and heads[0] != "" and names[0] != names[1]
+
+
+def _beside(part: str) -> tuple[str, str, frozenset[str]]:
+    """Return the mathematics of `part`, and the unit and the words after it."""
+    if _TRIGONOMETRY.search(part):
+        part = _DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", part)
+    if (modulus := _MODULUS.search(part)) and modulus.start():
+        return part[: modulus.start()], f"mod {modulus[1]}", frozenset()
+    tail = _TAIL.search(part)
+    if tail is None or not tail.start():
+        return part, "", frozenset()
+    core, text = part[: tail.start()], _spoken(tail[0])
+    core = "=".join(_TAIL.sub("", side) or side for side in sides(core))
+    words = text.split()
+    while words and words[0].rstrip("s") in MULTIPLIERS and _DECIMAL.fullmatch(core):
+        factor = Decimal(MULTIPLIERS[words.pop(0).rstrip("s")])
+        core = f"{Context(prec=len(core) + 20).multiply(Decimal(core), factor):f}"
+    for length in range(min(len(words), 6), 0, -1):
+        start = " ".join(words[:length])
+        if (unit := unit_of(start)) or no_unit(start):
+            return core, unit, frozenset(words_of(" ".join(words[length:])))
+    return core, "", frozenset(words_of(" ".join(words)))
+
+
+def _spoken(tail: str) -> str:
+    r"""Return the words of \text{km}/\text{h}, ^{\circ} and \%."""
+    text = _TEXT.sub(r" \1 ", tail).replace(r"^{\circ}", " degree ").replace(r"\%", " % ")
+    text = re.sub(r"\s*\^\{(-?[0-9])\}", r"^\1", text.replace(r"\cdot", " "))
+    return " ".join(re.sub(r"[(),]", " ", re.sub(r"\s*/\s*", "/", text)).split())
+
+
+def _mixed(core: str) -> str:
+    """Return mathematics among words, with each unit and word in its short form."""
+
+    def short(text: re.Match[str]) -> str:
+        spoken = text[1].strip(" ,.;")
+        return f"<{unit_of(spoken) or ' '.join(words_of(spoken))}>"
+
+    return re.sub(r"[,.]*(<[^>]*>)[,.]*", r"\1", _TEXT.sub(short, core)).replace("<>", "")

@@ -1,0 +1,172 @@
+"""Where the answer is in a response. Every verifier reads it here.
+
+- What a model thinks, up to the last `</think>`, is no answer.
+- The content of the last `<answer>` is one. Without a closing tag it goes on to the end, as a stop
+  string cuts the tag off.
+- The last \\boxed is the answer. Boxes with only "and", "or" or punctuation between them are one.
+  If the last box is not closed, there is no answer: its end is cut off.
+- Without a box it is what follows the last "answer is", "answer:", "option is" or "####", or what
+  stands alone on the last line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+LONGEST_TEXT = 10_000  # characters at the end of a response that are read
+LONGEST_ANSWER = 1_000  # characters; something longer is not taken for an answer
+
+_THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]|\u25c1/think\u25b7", re.IGNORECASE)
+_OPENING = re.compile(r"(?:^|<)answer>", re.IGNORECASE)
+_CLOSING = re.compile(r"</answer>", re.IGNORECASE)
+_END = re.compile(r"(?:\s|</s>|<\|[a-z_]+\|>|<(?:eos|end_of_turn)>)+$")  # special tokens as text
+
+_GAP = r"(?:\s|\\[,;:! ]|\\q?quad(?![A-Za-z])|~)"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+# \boxed 7, but not the command's name in a sentence: "mark it with \boxed. The answer ..."
+_UNBRACED = re.compile(r"[-+]?[0-9][0-9.,/]*(?<![.,])|[A-Za-z](?![A-Za-z])|\\(?!boxed|fbox)[^\s$]+")
+_JOINT = re.compile(rf"(?:{_GAP}|[,;$&]|\\\\|\\text\{{|\}}|\band\b|\bor\b)*")
+
+_MARK = re.compile(
+    r"\banswer[\"*]*\s*(?:\s\**is\b|:)|\b(?:option|choice)\s+is\b|####", re.IGNORECASE
+)
+_DISPLAY = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
+# As pandoc: no blank inside the dollars, no digit after them. "$5 and $6" are amounts of money.
+_FORMULA = re.compile(r"\$(?=\S)([^$]+)(?<=\S)\$(?![0-9])|\\\((.+?)\\\)")
+_SENTENCE_END = re.compile(
+    r"(?<![ap]\.m)(?<!\\)[.!?](?=\s|$)|,\s+(?=(?:so|since|because|as|which|where|when)\b)"
+)
+_PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
+_RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
+_LED = re.compile(r"(?!sqrt|pi\b|sin|cos|tan|log)[A-Za-z']{3,}[^0-9$\\]*[0-9$\\]")
+_ALONE = re.compile(
+    r"[\[{('\"`*_>$\s]*(\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)[\]})'\"`*_$.\s]*"
+)
+
+
+def final_part(text: str) -> str:
+    """Return what follows the last closing tag of thinking, or all of `text` without one."""
+    thoughts = deque(_THOUGHT.finditer(text), maxlen=1)
+    return _END.sub("", text[thoughts[0].end() :] if thoughts else text)
+
+
+def answer_part(text: str) -> str:
+    """Return what the last <answer> of the final part holds, or the final part without the tag."""
+    return _tagged(final_part(text))[0]
+
+
+def _tagged(final: str) -> tuple[str, bool]:
+    """Return the part of a text that answers, and whether it is in a tag."""
+    openings = deque(_OPENING.finditer(final), maxlen=1)
+    if not openings:
+        return _CLOSING.split(final, maxsplit=1)[0], False
+    inside, *after = _CLOSING.split(final[openings[0].end() :], maxsplit=1)
+    if after and _BOX.search(after[0]):  # a box after the tag is the last word
+        return after[0], False
+    return inside.strip(), True
+
+
+def reference_part(reference: str) -> list[list[str]] | None:
+    """Return the answers of a reference as `find` does: its boxes, what follows ####, or all of it.
+
+    It is None if there is none, or if it has more than `LONGEST_ANSWER` characters.
+    """
+    if _BOX.search(reference) or "####" in reference:
+        return find(reference)
+    return [[reference]] if _plausible(reference) else None
+
+
+def led_by_words(text: str, answer: str) -> bool:
+    """Return whether the answer of a text without a box has words before its number: clearly 12."""
+    return _LED.match(answer) is not None and not _BOX.search(text)
+
+
+def find(text: str) -> list[list[str]] | None:
+    """Return the answers that a response gives, in groups; each is as it is written there.
+
+    A group is a list of boxes that are one answer. The last group counts. Without boxes, the only
+    group has one answer. It is [] if nothing says what the answer is, and None if there is none: a
+    last box that is empty, not closed or too long.
+    """
+    part, in_tag = _tagged(final_part(text)[-LONGEST_TEXT:])
+    if _BOX.search(part):
+        groups = _boxes(part)
+        return groups if groups and _complete(groups[-1]) else None
+    answer = _stated(part)
+    if answer is None and in_tag:
+        answer = part
+    return [] if answer is None else [[answer]] if _plausible(answer) else None
+
+
+def _complete(group: list[str]) -> bool:
+    r"""Return whether each box of a group is an answer: not the halves of \boxed{(1}, \boxed{2)}."""
+    if len(group) > 1 and any(_bracket_balance(answer) for answer in group):
+        return False
+    return all(map(_plausible, group))
+
+
+def _bracket_balance(answer: str) -> int:
+    return sum((c in "([") - (c in ")]") for c in answer)
+
+
+def _plausible(answer: str) -> bool:
+    return bool(answer.strip()) and len(answer) <= LONGEST_ANSWER
+
+
+def _boxes(text: str) -> list[list[str]] | None:
+    """Return the contents of all boxes, outermost ones, or None if the last is not closed."""
+    groups: list[list[str]] = []
+    end = 0
+    for match in _BOX.finditer(text):
+        if match.start() < end:
+            continue
+        close = _close(text, match.end())
+        if close is None:
+            if text[match.end() : match.end() + 1] in ("", "{"):  # not the name in a sentence
+                groups.append([])
+            continue
+        if not groups or not _JOINT.fullmatch(text, end, match.start()):
+            groups.append([])
+        braced = text.startswith("{", match.end())
+        content = text[match.end() + braced : close - braced]
+        groups[-1].append(_BOX.sub("", content))
+        end = close
+    return [group for group in groups if group] if groups and groups[-1] else None
+
+
+def _close(text: str, start: int) -> int | None:
+    """Return the end of a box whose content begins at `start`, or None if it is not closed."""
+    if not text.startswith("{", start):
+        match = _UNBRACED.match(text, start)
+        return match.end() if match else None
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.end()
+    return None
+
+
+def _stated(text: str) -> str | None:
+    """Return the sentence or formula after the last mark, or what stands alone on the last line.
+
+    Return "" if nothing follows, and None if there is no mark or an explanation follows it.
+    """
+    marks = deque(_MARK.finditer(text), maxlen=1)
+    if not marks:
+        alone = _ALONE.fullmatch(text.rstrip().rpartition("\n")[2])
+        return alone[1] if alone else None
+    rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
+    if display := _DISPLAY.match(rest):
+        return display[1] or display[2]
+    line = rest.split("\n", 1)[0]
+    sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
+    formulas: list[tuple[str, str]] = _FORMULA.findall(sentence)
+    if len(formulas) == 1:
+        return formulas[0][0] or formulas[0][1]
+    if sentence.count("}") > sentence.count("{"):  # JSON's {"answer": 18}
+        sentence = sentence.rstrip('}" ')
+    sentence = _RANGE.sub(r"\\text{ to }", sentence.replace("**", ""))
+    return None if _PROSE.match(sentence) else sentence
