@@ -33,6 +33,9 @@ from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
 FILE = Path(__file__).parent / "misbehaving.py"
 ONE = WorkerOptions(count=1)
+UNREADABLE = (
+    "no grader can read the reference answer '$': it is empty, or has more than 1000 characters"
+)
 
 
 def function(name: str, weight: float = 1.0, file: Path = FILE) -> FunctionOptions:
@@ -149,7 +152,7 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     ],
 )
 def test_a_reference_that_one_verifier_cannot_read_fails_what_depends_on_it(rewards, outcome):
-    reason = "plain: ValueError: the reference answer '$' is empty or has more than 1000 characters"
+    reason = f"plain: ValueError: {UNREADABLE}"
     with Grader(rewards, ONE) as grader:
         [score] = grader.scores([answer("$", reference="$")])
         refused = grader.unreadable(["12", "$"])
@@ -294,7 +297,7 @@ def test_a_reward_that_fails_has_no_reward_and_one_that_cannot_finish_has_0(text
 def test_a_reference_that_is_not_mathematics_is_an_error():
     with Grader((MathOptions(),), ONE) as grader:
         [score] = grader.scores([answer("12", reference="$")])
-    reason = "math: ValueError: math-verify cannot read the reference answer '$'"
+    reason = f"math: ValueError: {UNREADABLE}"
     assert score == Score(Status.ERROR, None, {"reason": reason})
 
 
@@ -411,8 +414,8 @@ def test_hostile_answers_all_get_a_status_and_only_12_is_right(left_out):
     assert not any(score.status is Status.ERROR for score in verdicts.values())
     for name in ("many boxes", "lone surrogates", "control characters", "json", "nothing"):
         assert not verdicts[name].status.failed
-    for name in ("a long sum", "roots"):  # running out of stack, or out of time
-        assert verdicts[name].status.failed
+    for name in ("a long sum", "roots"):  # longer than an answer may be
+        assert verdicts[name].status is Status.NO_ANSWER
 
 
 def test_plain_gives_a_verdict_on_every_hostile_answer():

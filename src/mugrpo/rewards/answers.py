@@ -12,6 +12,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 
 from mugrpo.rewards.notation import ascii_latex, normal
+from mugrpo.rewards.response import LONGEST_ANSWER, reference_part
 from mugrpo.rewards.units import (
     MULTIPLIERS,
     no_unit,
@@ -33,13 +34,13 @@ _BUILT = re.compile(
 )
 _DOMAIN = re.compile(r",([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)$")
 _NOTE = re.compile(
-    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[( ]*(?:for|where|with|since|because|as|given that|only|"
-    r"exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
+    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[( ]*(?:for|where|with|since|because|as|given that|"
+    r"only|exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
 )
 _MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
 _NAME = re.compile(
-    r"(?P<symbol>[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|[0-9a-z]))?'*|[A-Za-z]{2}|[A-Za-z][A-Za-z ]{2,}"
-    r"|\([A-Za-z](?:,[A-Za-z])*\)|[fghFGH]\((?:[a-z]|-?[0-9]+)\)"
+    r"(?P<symbol>[A-Za-z]|\\(?:[a-z]?eta|alpha|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|psi|omega))(?:_(?:\{[^{}]*\}|[0-9a-z]))?'*|[A-Za-z]{2}"
+    r"|[A-Za-z][A-Za-z ]{2,}|\([A-Za-z](?:,[A-Za-z])*\)|[fghFGH]\((?:[a-z]|-?[0-9]+)\)"
 )
 # What stands for a value in a way that only people read: P(X>2), f'(3), \lim a_n, \det A
 _LABEL = re.compile(
@@ -113,9 +114,9 @@ def settled(target: Answer, answer: Answer) -> bool | None:
         return False
     if r"\ldots" in target.core + answer.core:
         return target.core == answer.core
-    if target.core == answer.core and target.unit == answer.unit:
-        return True
-    return False if _named_otherwise(target, answer) else None
+    if _named_otherwise(target, answer):
+        return False
+    return True if target.value == answer.value and target.unit == answer.unit else None
 
 
 def after_number(tail: str) -> str:
@@ -134,6 +135,31 @@ def read_number(number: str, tail: str) -> tuple[Answer, str]:
     """Return a number of a text with the unit or number words after it, and how it is written."""
     beside = after_number(tail)
     return read(rf"{number}\text{{{beside}}}"), f"{number} {beside}".strip()
+
+
+def last(groups: list[list[str]], count: int) -> list[str]:
+    """Return the last `count` answers: the last groups, or boxes, or elements of the last box."""
+    lists = [", ".join(dict.fromkeys(group)) for group in groups]
+    if count > len(lists):
+        lists = [box for group in groups for box in group]
+    if count > len(lists):
+        lists = elements(lists[-1])
+    return lists[-count:]
+
+
+def targets(reference: str) -> list[Answer]:
+    """Return the answers of a reference: several if it has boxes apart from each other.
+
+    Raises ValueError if there is none, or if one has more than `LONGEST_ANSWER` characters.
+    """
+    groups = reference_part(reference)
+    found = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
+    if not found or any(target.empty for target in found):
+        raise ValueError(
+            f"no grader can read the reference answer {reference[:60]!r}: it is empty, or has more "
+            f"than {LONGEST_ANSWER} characters"
+        )
+    return found
 
 
 def in_order(target: Answer, answer: Answer) -> list[tuple[Answer, Answer]] | None:

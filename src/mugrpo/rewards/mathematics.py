@@ -26,9 +26,9 @@ import sympy
 from sympy.core.random import seed
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.answers import Answer, elements, in_order, read, read_number, settled
+from mugrpo.rewards.answers import Answer, in_order, last, read, read_number, settled, targets
 from mugrpo.rewards.reading import Reading, equal, read_prose, read_text, read_whole, solutions
-from mugrpo.rewards.response import answer_part, find, final_part, led_by_words, reference_part
+from mugrpo.rewards.response import answer_part, final_part, find, led_by_words, reference_part
 from mugrpo.rewards.strictness import loose
 from mugrpo.rewards.units import TELLING
 from mugrpo.rewards.verdict import Verdict
@@ -44,37 +44,29 @@ class Mathematics:
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._targets = lru_cache(maxsize=256)(_targets)
+        self._targets = lru_cache(maxsize=256)(targets)
         self(r"$\frac{1}{2}$", "0.5")  # loads now what math-verify would load at its first use
 
     def __call__(self, text: str, reference: str) -> Verdict:
         seed(0)
         if not self._strict:
             return _by_math_verify(text, reference)
-        targets = self._targets(reference)
+        expected = self._targets(reference)
         found = find(text)
         if found is None:
             return Verdict(Status.NO_ANSWER)
         if not found:
-            return _in_prose(text, targets)
-        pieces = _last(found, len(targets))
+            return _in_prose(text, expected)
+        pieces = last(found, len(expected))
         answers = list(map(read, pieces))
-        right = len(answers) == len(targets) and all(map(_agree, targets, answers))
+        right = len(answers) == len(expected) and all(map(_agree, expected, answers))
         if not right and led_by_words(text, pieces[-1]):
-            return _in_prose(text, targets)
+            return _in_prose(text, expected)
         return _verdict(right, ", ".join(pieces))
 
 
 def _verdict(right: bool, answer: str) -> Verdict:
     return Verdict(Status.RIGHT if right else Status.WRONG, answer.strip())
-
-
-def _targets(reference: str) -> list[Answer]:
-    groups = reference_part(reference)
-    targets = [read(", ".join(dict.fromkeys(group))) for group in groups or []]
-    if not targets or any(target.empty for target in targets):
-        raise ValueError(f"the grader math cannot read the reference answer {reference!r}")
-    return targets
 
 
 def _by_math_verify(text: str, reference: str) -> Verdict:
@@ -88,17 +80,7 @@ def _by_math_verify(text: str, reference: str) -> Verdict:
     return _verdict(equal(target.values, answer.values), answer.text)
 
 
-def _last(groups: list[list[str]], count: int) -> list[str]:
-    """Return the last `count` answers: the last groups, or boxes, or elements of the last box."""
-    lists = [", ".join(dict.fromkeys(group)) for group in groups]
-    if count > len(lists):
-        lists = [box for group in groups for box in group]
-    if count > len(lists):
-        lists = elements(lists[-1])
-    return lists[-count:]
-
-
-def _in_prose(text: str, targets: list[Answer]) -> Verdict:
+def _in_prose(text: str, expected: list[Answer]) -> Verdict:
     """Judge what math-verify finds in a text that does not say what its answer is."""
     text = final_part(text)[-LONGEST_PROSE:]
     reading = read_prose(text)
@@ -109,7 +91,7 @@ def _in_prose(text: str, targets: list[Answer]) -> Verdict:
     if answer.core != read(reading.text).core:  # a number word multiplies it
         reading = read_whole(answer.core) or reading
     answer = replace(answer, words=answer.words & TELLING)
-    right = len(targets) == 1 and _agree(targets[0], answer, reading)
+    right = len(expected) == 1 and _agree(expected[0], answer, reading)
     return _verdict(right, written)
 
 

@@ -1,8 +1,8 @@
 r"""Equality of final answers by text and exact numbers: a second judge beside math-verify's.
 
 It reads an answer as `mathematics` does (`response`, `answers`), but compares values on its own
-(`forms`), so that an error in one of the two shows as a disagreement. It needs no package, evaluates
-no expression, and takes time linear in the text.
+(`forms`), so that an error in one of the two shows as a disagreement. It needs no package,
+evaluates no expression, and takes time linear in the text.
 
 Without a box, a tag or "answer is", the answer is the last number in the text, if it stands alone:
 not the 3 of 2\sqrt{3} or of x + 3.
@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.answers import Answer, in_order, read, read_number, settled
+from mugrpo.rewards.answers import Answer, in_order, last, read, read_number, settled, targets
 from mugrpo.rewards.forms import form
 from mugrpo.rewards.response import (
     LONGEST_ANSWER,
@@ -24,7 +24,6 @@ from mugrpo.rewards.response import (
     final_part,
     find,
     led_by_words,
-    reference_part,
 )
 from mugrpo.rewards.verdict import Verdict
 
@@ -43,40 +42,32 @@ _STUCK_AFTER = re.compile(
 def plain(text: str, reference: str) -> Verdict:
     """Judge whether the answer in the last `LONGEST_TEXT` characters of `text` is the reference.
 
-    The reference is what is in its last box, or all of it. Raises ValueError if it is empty or
-    longer than `LONGEST_ANSWER` characters.
+    Raises ValueError if the reference is empty or longer than `LONGEST_ANSWER` characters.
     """
-    target = _target(reference)
+    expected = _targets(reference)
     found = find(text)
     if found is None:
         return Verdict(Status.NO_ANSWER)
-    written = ", ".join(dict.fromkeys(found[-1])) if found else None
-    right = written is not None and _agree(target, read(written))
-    if not right and (written is None or led_by_words(text, written)):
-        last = _last_number(text)
-        if last is None:
+    pieces = last(found, len(expected)) if found else []
+    written = ", ".join(pieces)
+    right = len(pieces) == len(expected) and all(map(agree, expected, map(read, pieces)))
+    if not right and (not found or led_by_words(text, written)):
+        number = _last_number(text)
+        if number is None:
             return Verdict(Status.NO_ANSWER)
-        answer, written = read_number(*last)
-        right = _agree(target, answer)
+        answer, written = read_number(*number)
+        right = len(expected) == 1 and agree(expected[0], answer)
     return Verdict(Status.RIGHT if right else Status.WRONG, written.strip())
 
 
-@lru_cache(maxsize=256)  # a group's responses have the same reference
-def _target(reference: str) -> Answer:
-    groups = reference_part(reference)
-    target = read(", ".join(dict.fromkeys(groups[-1]))) if groups else None
-    if target is None or target.empty:
-        raise ValueError(
-            f"the reference answer {reference[:60]!r} is empty or has more than {LONGEST_ANSWER} "
-            "characters"
-        )
-    return target
+_targets = lru_cache(maxsize=256)(targets)  # a group's responses have the same reference
 
 
-def _agree(target: Answer, answer: Answer) -> bool:
+def agree(target: Answer, answer: Answer) -> bool:
+    """Return whether `answer` equals the reference `target`, evaluating nothing."""
     right = settled(target, answer)
     if right is None and (pairs := in_order(target, answer)):
-        return all(_agree(*pair) for pair in pairs)
+        return all(agree(*pair) for pair in pairs)
     return _same(target, answer) if right is None else right
 
 

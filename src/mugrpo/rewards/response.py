@@ -15,12 +15,13 @@ import re
 from collections import deque
 
 LONGEST_TEXT = 10_000  # characters at the end of a response that are read
+_LONGEST_LINE = 60  # characters of a last line that is nothing but the answer
 LONGEST_ANSWER = 1_000  # characters; something longer is not taken for an answer
 
 _THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]|\u25c1/think\u25b7", re.IGNORECASE)
 _OPENING = re.compile(r"(?:^|<)answer>", re.IGNORECASE)
 _CLOSING = re.compile(r"</answer>", re.IGNORECASE)
-_END = re.compile(r"(?:\s|</s>|<\|[a-z_]+\|>|<(?:eos|end_of_turn)>)+$")  # special tokens as text
+_SPECIAL = re.compile(r"(?:</s>|<\|[a-z_]+\|>|<(?:eos|end_of_turn)>)$")  # tokens left in the text
 
 _GAP = r"(?:\s|\\[,;:! ]|\\q?quad(?![A-Za-z])|~)"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -49,7 +50,10 @@ _ALONE = re.compile(
 def final_part(text: str) -> str:
     """Return what follows the last closing tag of thinking, or all of `text` without one."""
     thoughts = deque(_THOUGHT.finditer(text), maxlen=1)
-    return _END.sub("", text[thoughts[0].end() :] if thoughts else text)
+    final = (text[thoughts[0].end() :] if thoughts else text).rstrip()
+    while token := _SPECIAL.search(final, max(0, len(final) - 40)):
+        final = final[: token.start()].rstrip()
+    return final
 
 
 def answer_part(text: str) -> str:
@@ -101,7 +105,7 @@ def find(text: str) -> list[list[str]] | None:
 
 
 def _complete(group: list[str]) -> bool:
-    r"""Return whether each box of a group is an answer: not the halves of \boxed{(1}, \boxed{2)}."""
+    r"""Return whether each box of a group is an answer, not a half of \boxed{(1}, \boxed{2)}."""
     if len(group) > 1 and any(_bracket_balance(answer) for answer in group):
         return False
     return all(map(_plausible, group))
@@ -118,35 +122,41 @@ def _plausible(answer: str) -> bool:
 def _boxes(text: str) -> list[list[str]] | None:
     """Return the contents of all boxes, outermost ones, or None if the last is not closed."""
     groups: list[list[str]] = []
+    closings = _closings(text)
     end = 0
     for match in _BOX.finditer(text):
+        start = match.end()
         if match.start() < end:
             continue
-        close = _close(text, match.end())
+        if text.startswith("{", start):
+            close = closings.get(start)
+        elif bare := _UNBRACED.match(text, start):
+            close = bare.end()
+        elif start < len(text):  # the command's name in a sentence
+            continue
+        else:
+            close = None
         if close is None:
-            if text[match.end() : match.end() + 1] in ("", "{"):  # not the name in a sentence
-                groups.append([])
+            groups.append([])
             continue
         if not groups or not _JOINT.fullmatch(text, end, match.start()):
             groups.append([])
-        braced = text.startswith("{", match.end())
-        content = text[match.end() + braced : close - braced]
-        groups[-1].append(_BOX.sub("", content))
+        braced = text.startswith("{", start)
+        groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
         end = close
     return [group for group in groups if group] if groups and groups[-1] else None
 
 
-def _close(text: str, start: int) -> int | None:
-    """Return the end of a box whose content begins at `start`, or None if it is not closed."""
-    if not text.startswith("{", start):
-        match = _UNBRACED.match(text, start)
-        return match.end() if match else None
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return brace.end()
-    return None
+def _closings(text: str) -> dict[int, int]:
+    """Return the end of each brace that is closed, by its start."""
+    opened: list[int] = []
+    ends = {}
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            ends[opened.pop()] = brace.end()
+    return ends
 
 
 def _stated(text: str) -> str | None:
@@ -156,7 +166,8 @@ def _stated(text: str) -> str | None:
     """
     marks = deque(_MARK.finditer(text), maxlen=1)
     if not marks:
-        alone = _ALONE.fullmatch(text.rstrip().rpartition("\n")[2])
+        line = text.rstrip().rpartition("\n")[2]
+        alone = _ALONE.fullmatch(line) if len(line) < _LONGEST_LINE else None
         return alone[1] if alone else None
     rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
     if display := _DISPLAY.match(rest):

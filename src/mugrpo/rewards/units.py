@@ -2,8 +2,8 @@ r"""What stands beside a value: units, number words and other words. Both grader
 
 - A unit has one short name; if both sides have a unit, it must be the same. None is converted.
 - A number word multiplies: 5 million is 5000000.
-- A word that tells two answers apart (`TELLING`: p.m., north, left) must be on both sides, or on the
-  answer's alone. Of other words (12 apples), one must be the same if both sides have some.
+- A word that tells two answers apart (`TELLING`: p.m., north, left) must be on both sides, or on
+  the answer's alone. Of other words (12 apples), one must be the same if both sides have some.
 - A word that says something else about the number (`OTHERWISE`: not, root) is never dropped.
 """
 
@@ -66,16 +66,23 @@ MULTIPLIERS = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-TELLING = frozenset(
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TELLING = _words(
     "am pm bc ad bce ce north south east west northeast northwest southeast southwest left right "
     "up down above below inside outside before after ahead behind early late earlier later more "
     "less fewer increase decrease rise fall profit loss gain clockwise counterclockwise "
-    "anticlockwise positive negative heads tails even odd".split()
+    "anticlockwise positive negative heads tails even odd"
 )
-OTHERWISE = frozenset(
-    "not no is are was were too than or to minus plus times over about approximately roughly nearly "
-    "almost least most root power squared cubed factorial half halves third thirds quarter quarters "
-    "if unless except remainder r mod base".split()
+OTHERWISE = _words(
+    "not no is are was were too than or to minus plus times over about approximately roughly "
+    "nearly almost least most root power squared cubed factorial half halves third thirds quarter "
+    "quarters "
+    "if unless except remainder r mod base"
 )
 
 

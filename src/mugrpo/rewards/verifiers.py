@@ -91,7 +91,7 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
         raise ValueError(f"the reference answer {reference!r} is not a number")
     if number is None or not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
-    allowed = Fraction(str(tolerance)) * max(1, abs(expected))
+    allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
     return _verdict(abs(number - expected) <= allowed, answer)
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
@@ -19,7 +18,9 @@ from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.disk.shards import ShardSet, score_from_row
-from mugrpo.rewards.forms import form, same
+from mugrpo.rewards.answers import read
+from mugrpo.rewards.forms import exact_number
+from mugrpo.rewards.plain import agree
 from mugrpo.rollouts.agreement import Agreement, agreement
 from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
@@ -143,13 +144,13 @@ def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float 
         for score in scores
         if "answer" in score.parts
     )
-    forms = {answer: form(answer) for answer, _ in counts}
+    answers = {answer: read(answer) for answer, _ in counts}
 
     def equal(first: str, second: str) -> bool:
-        one, other = forms[first], forms[second]
-        if same(one, other) or same(other, one):
+        one, other = answers[first], answers[second]
+        if agree(one, other) or agree(other, one):
             return True
-        if not asks or all(isinstance(each.value, Fraction) for each in (one, other)):
+        if not asks or None not in (exact_number(one.value), exact_number(other.value)):
             return False
         asked = Problem(problem.id, problem.prompt, second, problem.columns)
         answer = Answer(asked, rf"\boxed{{{first}}}", (), FinishReason.STOP)

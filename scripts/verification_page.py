@@ -1,0 +1,60 @@
+"""Write the tables of docs/verification.md: python scripts/verification_page.py"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mugrpo.rewards.rules import RULES
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "verification.md"
+CASES = ROOT / "tests" / "rewards" / "verification.toml"
+HEADING = "## One notation\n"
+
+
+def page(before: str) -> str:
+    """Return the page, given it as it is: what stands before the tables stays."""
+    parts = [before.partition(HEADING)[0] + HEADING, _notation()]
+    for section in tomllib.loads(CASES.read_text())["section"]:
+        parts.append(f"## {section['title']}\n\n{section['text']}\n\n{_cases(section['rows'])}")
+    return "\n".join(parts)
+
+
+def _notation() -> str:
+    rows = [(_code([rule.written]), _code([rule.becomes])) for rule in RULES]
+    return (
+        "Before anything is compared, an answer is written in one notation. These are all rules, "
+        "in their order\n(`src/mugrpo/rewards/rules.py`), after unicode has become LaTeX.\n\n"
+        + _table(("written", "read as"), rows)
+    )
+
+
+def _cases(rows: list[dict[str, Any]]) -> str:
+    table = []
+    for row in rows:
+        right = _code(row.get("right", []))
+        for grader in ("math", "plain"):
+            if only := _code(row.get(grader, [])):
+                right += f"{', ' if right else ''}{only} (`{grader}` only)"
+        table.append((_code([row["reference"]]), right, _code(row.get("wrong", []))))
+    return _table(("reference", "right", "wrong"), table)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _code(answers: list[str]) -> str:
+    return ", ".join(f"`{_shown(answer)}`" for answer in answers)
+
+
+def _shown(answer: str) -> str:
+    return answer.replace("|", "\\|").replace("`", "'").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))

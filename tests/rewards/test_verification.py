@@ -1,0 +1,71 @@
+"""verification.toml, the table of what counts as equal: both graders, and its page in docs."""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk.records import Status
+from mugrpo.rewards.mathematics import Mathematics
+from mugrpo.rewards.notation import normal
+from mugrpo.rewards.plain import plain
+from mugrpo.rewards.rules import RULES
+from tests.runs import ROOT
+
+MATH, LIBRARY = Mathematics(strict=True), Mathematics(strict=False)
+SECTIONS = tomllib.loads((Path(__file__).parent / "verification.toml").read_text())["section"]
+VERDICTS = {"right": (True, True), "wrong": (False, False), "math": (True, False)}
+VERDICTS["plain"] = (False, True)
+CASES = [
+    (row["reference"], answer if section.get("texts") else rf"\boxed{{{answer}}}", verdicts)
+    for section in SECTIONS
+    for row in section["rows"]
+    for key, verdicts in VERDICTS.items()
+    for answer in row.get(key, [])
+]
+LOOSE = [
+    (row["reference"], text)
+    for section in SECTIONS
+    if "math-verify alone" in section["title"]
+    for row in section["rows"]
+    for text in row.get("wrong", []) + row.get("plain", [])
+]
+
+
+@pytest.mark.parametrize(("reference", "text", "verdicts"), CASES)
+def test_verdicts_of_both_graders(reference, text, verdicts):
+    assert (MATH(text, reference).right, plain(text, reference).right) == verdicts
+
+
+@pytest.mark.parametrize("reference", sorted({reference for reference, _, _ in CASES}))
+def test_each_reference_is_an_answer_to_itself(reference):
+    text = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+    assert MATH(text, reference).right and plain(text, reference).right
+
+
+@pytest.mark.parametrize(("reference", "text"), LOOSE)
+def test_strictness_takes_back_what_math_verify_matches_loosely(reference, text):
+    assert LIBRARY(text, reference).status is Status.RIGHT
+    assert MATH(text, reference).status in (Status.WRONG, Status.NO_ANSWER)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.written)
+def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch):
+    assert normal(rule.written) == rule.becomes
+    others = [other for other in RULES if other is not rule]
+    monkeypatch.setattr("mugrpo.rewards.notation.RULES", others)
+    assert normal(rule.written) != rule.becomes
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.written)
+def test_what_is_in_the_one_notation_stays_as_it_is(rule):
+    assert normal(rule.becomes) == rule.becomes
+
+
+def test_the_page_shows_the_table():
+    script = runpy.run_path(str(ROOT / "scripts" / "verification_page.py"))
+    text = script["PAGE"].read_text()
+    assert script["page"](text) == text, "run python scripts/verification_page.py"
