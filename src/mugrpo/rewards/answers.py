@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from functools import lru_cache
 
-from mugrpo.rewards.notation import ascii_latex, normal
+from mugrpo.rewards.notation import normal
 from mugrpo.rewards.response import LONGEST_ANSWER, reference_part
 from mugrpo.rewards.units import (
     MULTIPLIERS,
+    OTHERWISE,
+    after_number,
     no_unit,
     same_unit,
     same_words,
@@ -30,28 +32,34 @@ _TAIL = re.compile(
 )
 _DECIMAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _BUILT = re.compile(
-    r"\\\{([a-z])(?:\\in\\mathbb\{R\})?[|:]([^|:,=]*(?:<|>|\\[lg]e(?![a-z]))[^|:,=]*)\\\}"
+    r"\\\{([a-z])(?:\\in\\mathbb\{R\})?[|:]([^|:,=]*(?:<|>|\\(?:[lg]e|ne)(?![a-z]))[^|:,=]*)\\\}"
 )
-_DOMAIN = re.compile(r",([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)$")
+_DOMAIN = re.compile(
+    r"(?:,|\()([a-z]\\in(?:\\mathbb\{[NZQR]\}|\\text\{[^{}]*\})(?:\^\{[+*]\})?)\)?$"
+)
 _NOTE = re.compile(
-    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[( ]*(?:for|where|with|since|because|as|given that|"
+    r",?(?:\(\\text\{[^{}]*\}.*\)|\(?\\text\{[(, ]*(?:for|where|with|since|because|as|given that|"
     r"only|exactly|and its)\b.*|\\text\{\([^{}]*\)\})$"
 )
 _MODULUS = re.compile(r"\\pmod\{([^{}]*)\}$")
 _NAME = re.compile(
-    r"(?P<symbol>[A-Za-z]|\\(?:[a-z]?eta|alpha|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|psi|omega))(?:_(?:\{[^{}]*\}|[0-9a-z]))?'*|[A-Za-z]{2}"
+    r"(?P<symbol>[A-Za-z]|\\(?:[a-z]?eta|alpha|gamma|delta|theta|lambda|mu|rho|sigma|tau|phi|psi|omega)|[A-Za-z]{2})(?:_(?:\{[^{}]*\}|[0-9a-z]))?(?P<primes>'*)"
     r"|[A-Za-z][A-Za-z ]{2,}|\([A-Za-z](?:,[A-Za-z])*\)|[fghFGH]\((?:[a-z]|-?[0-9]+)\)"
 )
 # What stands for a value in a way that only people read: P(X>2), f'(3), \lim a_n, \det A
 _LABEL = re.compile(
     r"(?:P|Pr|E|Var|Cov|n|[fghFGH]'*)\(.*[A-Za-z].*\)|[A-Za-z]'+(?:\(.*\))?|\\text\{[^{}]*\}.*"
+    r"|\\(?:int|sum|prod)(?![a-z]).*|\\frac\{d[a-z]\}\{d[a-z]\}|[A-Za-z]\([a-z]\)_\{\\(?:max|min)\}"
     r"|m?\\(?:lim|det|max|min|gcd|lcm|angle|vec|dim|deg|Pr)(?![a-z]).*[A-Za-z].*"
     r"|\\begin\{pmatrix\}[^0-9]*\\end\{pmatrix\}"
 )
 _CHOICE = re.compile(
-    r"(?:option|choice|answer)?\s*(?:\(([a-j])\)|\[([a-j])\]|([a-j])(?:[).:]|$))[.:]?(.*)",
+    r"(?:option|choice|answer)?:?\s*(?:\(([a-j])\)|\[([a-j])\]|([a-j])(?:[).:]|$))[.:]?(.*)",
     re.DOTALL,
 )
+_PRIMED = re.compile(r"\w'+")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_DENIALS = {"not", "wrong", "incorrect", "false", "or", "and", "isnt"}
 _CONDITIONS = {"not", "no", "if", "unless", "except"}  # a note with one of these is no mere note
 
 
@@ -114,21 +122,9 @@ def settled(target: Answer, answer: Answer) -> bool | None:
         return False
     if r"\ldots" in target.core + answer.core:
         return target.core == answer.core
-    if _named_otherwise(target, answer):
+    if _named_otherwise(target, answer) or _other_signs(target.value, answer.value):
         return False
     return True if target.value == answer.value and target.unit == answer.unit else None
-
-
-def after_number(tail: str) -> str:
-    """Return the unit or number words with which the text after a number begins, or ""."""
-    tail = tail[:60].lstrip("$\\) ")
-    words = re.split(r"(?<=[\w\u00b2\u00b3%])[,;:!?]|\.(?:\s|$)", tail)[0].split()[:4]
-    for length in range(len(words), 0, -1):
-        spoken = " ".join(words[:length])
-        spelled_out = ascii_latex(spoken).replace("{", "").replace("}", "").lower()
-        if unit_of(spelled_out) or spelled_out.rstrip("s") in MULTIPLIERS:
-            return spelled_out
-    return ""
 
 
 def read_number(number: str, tail: str) -> tuple[Answer, str]:
@@ -162,18 +158,24 @@ def targets(reference: str) -> list[Answer]:
     return found
 
 
-def in_order(target: Answer, answer: Answer) -> list[tuple[Answer, Answer]] | None:
-    """Return the pairs to compare if a reference names its elements and the answer does not.
+def paired(target: Answer, answer: Answer) -> list[tuple[Answer, Answer]] | None:
+    """Return the pairs to compare if the elements of a reference have names: m=2,n=3.
 
-    m=2,n=3 are 2,3 and not 3,2.
+    The answer's are paired by name, or in order if they have none. Return [] if they have others,
+    and None if the reference is no such list.
     """
-    ours, theirs = map(read, elements(target.core)), map(read, elements(answer.core))
-    pairs = list(zip(ours, theirs, strict=False))
-    named = {our.name for our, _ in pairs if our.name}
-    same_length = target.core.count(",") == answer.core.count(",")
-    if len(pairs) < 2 or len(named) < len(pairs) or not same_length:
+    ours, theirs = list(map(read, elements(target.core))), list(map(read, elements(answer.core)))
+    names = {our.name.split("_")[0] for our in ours if our.name}
+    if len(ours) < 2 or len(names) < len(ours):
         return None
-    return None if any(their.name for _, their in pairs) else pairs
+    others = {their.name: their for their in theirs if their.name}
+    if len(theirs) != len(ours):
+        return [] if others else None
+    if not others:
+        return list(zip(ours, theirs, strict=True))
+    return (
+        [(our, others[our.name]) for our in ours] if {o.name for o in ours} == others.keys() else []
+    )
 
 
 def elements(mathematics: str) -> list[str]:
@@ -212,10 +214,13 @@ def _word(text: str) -> str:
 
 
 def _choice(text: str) -> tuple[str, str]:
+    """Return the letter and what follows it: not if that is another letter, or says otherwise."""
     match = _CHOICE.fullmatch(_TEXT.sub(r"\1", text).casefold())
     if match is None:
         return "", ""
-    return match[1] or match[2] or match[3], match[4].strip()
+    letter, rest = match[1] or match[2] or match[3], match[4].strip()
+    other = re.search(r"^[,/?]|\([a-j]\)|^[a-j]$|\\(?:vee|wedge)", rest)
+    return ("", "") if other or {*words_of(rest)} & _DENIALS else (letter, rest)
 
 
 def _without_notes(text: str) -> tuple[str, str]:
@@ -244,19 +249,44 @@ def _without_name(core: str) -> tuple[str, str, str]:
     if len(parts) != 2 or not parts[1]:
         return "", core, core
     name, value = parts
+    if {*words_of(" ".join(_TEXT.findall(name)))} & OTHERWISE:
+        return "", core, core
     if _LABEL.fullmatch(name) or (_NAME.fullmatch(name) and r"\begin{pmatrix}" in value):
         return name, value, value
     return (name, core, value) if _NAME.fullmatch(name) else ("", core, core)
 
 
 def _named_otherwise(target: Answer, answer: Answer) -> bool:
-    """Return whether two names differ that must not: x and y, or P(X>2) and P(X>3)."""
+    """Return whether two names differ that must not: x and y, y and y', P(X>2) and P(X>3)."""
     names = target.name, answer.name
-    symbols = [match["symbol"] for name in names if (match := _NAME.fullmatch(name))]
-    if len(symbols) == 2 and all(symbols):  # but x=2y is y=x/2
+    if re.fullmatch(r"\([a-z](?:,[a-z])+\)", answer.name):  # (y,x)=(1,2)
+        ordered = target.name or "".join(sorted(answer.name))
+        return sorted(answer.name) == sorted(ordered) and re.findall("[a-z]", answer.name) != (
+            re.findall("[a-z]", target.name) or sorted(re.findall("[a-z]", answer.name))
+        )
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    symbols = [match["symbol"] + match["primes"] for match in matches if match["symbol"]]
+    if len(symbols) == 2:  # but x=2y is y=x/2
         return symbols[0] != symbols[1] and symbols[0] not in answer.value
     heads = [name.partition("(")[0] for name in names if "(" in name]
-    return len(heads) == 2 and heads[0] == heads[1] and heads[0] != "" and names[0] != names[1]
+    if len(heads) < 2 or not heads[0] or heads[0].rstrip("'") != heads[1].rstrip("'"):
+        return False
+    return names[0] != names[1]
+
+
+def _other_signs(target: str, answer: str) -> bool:
+    """Return whether two values differ in what math-verify drops or mixes up.
+
+    These are primes, "or" and "and", and the case of a letter that stands in both cases: R and r.
+    """
+    if sorted(_PRIMED.findall(target)) != sorted(_PRIMED.findall(answer)):
+        return True
+    if (r"\vee" in target) != (r"\vee" in answer) and (r"\wedge" in target) != (
+        r"\wedge" in answer
+    ):
+        return True
+    letters = set(_LETTER.findall(target))
+    return bool(letters & set(map(str.swapcase, letters))) and target != answer
 
 
 def _beside(part: str) -> tuple[str, str, frozenset[str]]:
@@ -292,7 +322,7 @@ def _mixed(core: str) -> str:
     """Return mathematics among words, with each unit and word in its short form."""
 
     def short(text: re.Match[str]) -> str:
-        spoken = text[1].strip(" ,.;")
+        spoken = re.sub(r"^and\b|\band$|[,.;]", "", text[1].strip()).strip()
         return f"<{unit_of(spoken) or ' '.join(words_of(spoken))}>"
 
     return re.sub(r"[,.]*(<[^>]*>)[,.]*", r"\1", _TEXT.sub(short, core)).replace("<>", "")

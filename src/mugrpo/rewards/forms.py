@@ -19,7 +19,8 @@ from fractions import Fraction
 
 _DEEPEST = 4  # brackets in brackets; what is deeper is compared as text
 _LARGEST_EXPONENT = 400  # of 10, in scientific notation
-_UNION = "\N{UNION}"
+_UNION, _OR, _AND = "\N{UNION}", "\N{LOGICAL OR}", "\N{LOGICAL AND}"
+_SIGNS = {"cup": _UNION, "vee": _OR, "wedge": _AND}
 
 _DECIMAL = r"[0-9]+(?:\.[0-9]*)?"
 _NUMBER = re.compile(
@@ -33,7 +34,7 @@ _NUMBER = re.compile(
 )
 _SLASH = re.compile(r"(-?)([A-Za-z0-9\\{}]+)/([0-9]+|\\[a-z]+|[A-Za-z])")
 _MATRIX = re.compile(r"\(?\\begin\{pmatrix\}(.*)\\end\{pmatrix\}\)?", re.DOTALL)
-_NAMED = re.compile(r"(?:[A-Za-z](?:_\{[^{}]*\})?|\\[a-z]+)=")
+_NAMED = re.compile(r"([A-Za-z]|\\[a-z]+)(?:_\{[^{}]*\})?=")
 
 
 def form(value: str, depth: int = 0) -> Hashable:
@@ -47,8 +48,8 @@ def form(value: str, depth: int = 0) -> Hashable:
             return ("matrix", *(tuple(_elements(row.split("&"), depth)) for row in rows))
         if inside := _bracketed(value, depth):
             return inside
-        text = value.replace(r"\cup", _UNION)
-        for separator in (",", _UNION):
+        text = re.sub(r"\\(cup|vee|wedge) ?", lambda match: _SIGNS[match[1]], value)
+        for separator in (_OR, _AND, ",", _UNION):
             if len(pieces := _pieces(text, separator)) > 1 or text.count(r"\pm") == 1:
                 return separator, _multiset(pieces, depth)
     return _as_text(value)
@@ -113,7 +114,11 @@ def _balanced(text: str) -> bool:
 
 
 def _elements(pieces: Iterable[str], depth: int) -> list[Hashable]:
-    """Return the forms of a list's elements, without their names."""
+    """Return the forms of a list's elements, without their names if there is only one name."""
+    pieces = list(pieces)
+    names = {match[1] for piece in pieces if (match := _NAMED.match(piece))}
+    if len(names) > 1:
+        return [form(piece, depth + 1) for piece in pieces]
     return [form(_NAMED.sub("", piece, count=1), depth + 1) for piece in pieces]
 
 

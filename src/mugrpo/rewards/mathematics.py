@@ -18,6 +18,7 @@ on nothing but text and reference: sympy's random numbers begin anew at each cal
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -26,13 +27,14 @@ import sympy
 from sympy.core.random import seed
 
 from mugrpo.disk.records import Status
-from mugrpo.rewards.answers import Answer, in_order, last, read, read_number, settled, targets
+from mugrpo.rewards.answers import Answer, last, paired, read, read_number, settled, targets
 from mugrpo.rewards.reading import Reading, equal, read_prose, read_text, read_whole, solutions
-from mugrpo.rewards.response import answer_part, final_part, find, led_by_words, reference_part
+from mugrpo.rewards.response import answer_part, denied, find, reference_part
 from mugrpo.rewards.strictness import loose
 from mugrpo.rewards.units import TELLING
 from mugrpo.rewards.verdict import Verdict
 
+_RELATION = re.compile(r"[<>]|\\(?:[lg]e|ne)(?![a-z])")
 LONGEST_PROSE = 4000  # characters at the end of a text without a box that math-verify reads
 
 
@@ -60,8 +62,6 @@ class Mathematics:
         pieces = last(found, len(expected))
         answers = list(map(read, pieces))
         right = len(answers) == len(expected) and all(map(_agree, expected, answers))
-        if not right and led_by_words(text, pieces[-1]):
-            return _in_prose(text, expected)
         return _verdict(right, ", ".join(pieces))
 
 
@@ -82,12 +82,14 @@ def _by_math_verify(text: str, reference: str) -> Verdict:
 
 def _in_prose(text: str, expected: list[Answer]) -> Verdict:
     """Judge what math-verify finds in a text that does not say what its answer is."""
-    text = final_part(text)[-LONGEST_PROSE:]
+    text = answer_part(text)[-LONGEST_PROSE:]
     reading = read_prose(text)
     if reading is None:
         return Verdict(Status.NO_ANSWER)
-    tail = text.rpartition(reading.text)[2] if reading.text in text else ""
-    answer, written = read_number(reading.text, tail)
+    before, _, tail = text.rpartition(reading.text)
+    if denied(before):
+        return _verdict(False, reading.text)
+    answer, written = read_number(reading.text, tail if before or tail != text else "")
     if answer.core != read(reading.text).core:  # a number word multiplies it
         reading = read_whole(answer.core) or reading
     answer = replace(answer, words=answer.words & TELLING)
@@ -100,8 +102,13 @@ def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bo
     right = settled(target, answer)
     if right is not None:
         return right
-    if pairs := in_order(target, answer):
-        return all(_agree(*pair) for pair in pairs)
+    if (pairs := paired(target, answer)) is not None:
+        return bool(pairs) and all(_agree(*pair) for pair in pairs)
+    if (alike := _solutions(target.core, answer.core)) is not None:
+        return alike
+    ratios = [one.core.rpartition("=")[2].split(":") for one in (target, answer)]
+    if max(map(len, ratios)) > 2:
+        return _in_proportion(*ratios)
     ours, theirs = read_whole(target.core), reading or read_whole(answer.core)
     if ours is None or theirs is None:
         return False
@@ -111,14 +118,50 @@ def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bo
     return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
 
 
+def _solutions(target: str, answer: str) -> bool | None:
+    """Return whether two sets of real numbers are the same, or None if one of them is none."""
+    ours, theirs = _solution_set(target), _solution_set(answer)
+    if ours is None or theirs is None:
+        return None
+    if ours == theirs:
+        return True
+    if not (isinstance(ours, sympy.Interval) and isinstance(theirs, sympy.Interval)):
+        return False
+    return equal([ours], [theirs]) and not loose(Reading([ours], target), Reading([theirs], answer))
+
+
+def _solution_set(core: str) -> Any:
+    r"""Return the set that an interval or inequalities describe, or None.
+
+    \vee is "or", \wedge "and". A comma is "and" if some number fulfills both: x>0,x\ne1.
+    """
+    pieces = re.split(r"\\vee ?|\\wedge ?|,", core) if _RELATION.search(core) else [core]
+    readings = [read_whole(piece) for piece in pieces]
+    names = {name for r in readings if r for name in getattr(r.value, "free_symbols", ())}
+    sets = [solutions(reading.value) if reading else None for reading in readings]
+    if None in sets or len(names) > 1:
+        return None
+    if r"\vee" in core:
+        return None if r"\wedge" in core or "," in core else sympy.Union(*sets)
+    common = sympy.Intersection(*sets)
+    if r"\wedge" in core or common is not sympy.S.EmptySet:
+        return common
+    return sympy.Union(*sets)
+
+
+def _in_proportion(target: list[str], answer: list[str]) -> bool:
+    """Return whether two ratios of several numbers are the same: 1:2:3 and 2:4:6."""
+    ours, theirs = ([read_whole(part) for part in ratio] for ratio in (target, answer))
+    if len(ours) != len(theirs) or None in ours or None in theirs:
+        return False
+    values = [(a.value, b.value) for a, b in zip(ours, theirs, strict=True) if a and b]
+    first, second = values[0]
+    if any(isinstance(value, str) for pair in values for value in pair):
+        return False
+    return all(equal([a * second], [b * first]) for a, b in values)
+
+
 def _same(target: Reading, answer: Reading) -> bool:
-    ours, theirs = solutions(target.value), solutions(answer.value)
-    if ours is not None and theirs is not None:
-        return bool(ours == theirs) or (
-            isinstance(ours, sympy.Interval)
-            and equal([ours], [theirs])
-            and not loose(replace(target, values=[ours]), replace(answer, values=[theirs]))
-        )
     return equal(target.values, answer.values) and not loose(target, answer)
 
 

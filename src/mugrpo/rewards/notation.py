@@ -12,11 +12,12 @@ import unicodedata
 from mugrpo.rewards.rules import RULES
 
 _NAMED = {
-    "-": "\u2010\u2011\u2012\u2013\u2014\u2212",
+    "-": "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63",
     "'": "\u2018\u2019\u2032",
-    "/": "\u00f7\u2044",
+    "/": "\u00f7\u2044\u2215",
     ",": "\u3001",
-    "": '\u200b\ufeff"\u201c\u201d',
+    ".": "\u3002",
+    "": '\u200b\u2060\ufeff"\u201c\u201d',
     r"\cdot ": "\u00d7\u00b7\u22c5\u2219",
     r"\pm ": "\u00b1",
     r"\infty ": "\u221e",
@@ -33,7 +34,7 @@ _NAMED = {
     r"\to ": "\u2192",
     r"\ldots ": "\u2026",
     r"\angle ": "\u2220",
-    r"\degree ": "\u00b0\u00ba",
+    r"\degree ": "\u00b0\u00ba\u02da",
     r"\mathbb{R}": "\u211d",
     r"\mathbb{N}": "\u2115",
     r"\mathbb{Z}": "\u2124",
@@ -72,7 +73,8 @@ def _root(sign: re.Match[str]) -> str:
 
 def _shifted(characters: re.Match[str]) -> str:
     mark = "^" if characters[0][0] in _RAISED else "_"
-    return f"{mark}{{{unicodedata.normalize('NFKC', characters[0]).translate(_TABLE)}}}"
+    plain = unicodedata.normalize("NFKC", characters[0]).translate(_TABLE)
+    return mark + (plain if len(plain) == 1 else f"{{{plain}}}")
 
 
 def _vulgar(character: re.Match[str]) -> str:

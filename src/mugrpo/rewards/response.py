@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections import deque
 
+from mugrpo.rewards.units import OTHERWISE, TELLING, after_number, words_of
+
 LONGEST_TEXT = 10_000  # characters at the end of a response that are read
 _LONGEST_LINE = 60  # characters of a last line that is nothing but the answer
 LONGEST_ANSWER = 1_000  # characters; something longer is not taken for an answer
@@ -28,7 +30,9 @@ _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 # \boxed 7, but not the command's name in a sentence: "mark it with \boxed. The answer ..."
 _UNBRACED = re.compile(r"[-+]?[0-9][0-9.,/]*(?<![.,])|[A-Za-z](?![A-Za-z])|\\(?!boxed|fbox)[^\s$]+")
-_JOINT = re.compile(rf"(?:{_GAP}|[,;$&]|\\\\|\\text\{{|\}}|\band\b|\bor\b)*")
+_JOINT = re.compile(
+    rf"(?:{_GAP}|[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=|[,;$&]|\\\\|\\text\{{|\}}|\band\b|\bor\b)*"
+)
 
 _MARK = re.compile(
     r"\banswer[\"*]*\s*(?:\s\**is\b|:)|\b(?:option|choice)\s+is\b|####", re.IGNORECASE
@@ -41,9 +45,19 @@ _SENTENCE_END = re.compile(
 )
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
-_LED = re.compile(r"(?!sqrt|pi\b|sin|cos|tan|log)[A-Za-z']{3,}[^0-9$\\]*[0-9$\\]")
+_LED = re.compile(
+    r"(?!sqrt|pi\b|sin|cos|tan|log)(\W*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)([-$\\]*[0-9\\$].*)",
+    re.DOTALL,
+)
+_DENIED = re.compile(
+    r"(?:\bnot|n['\u2019]t|\bnever|\bcannot|\bminus|\bnegative|\b(?:more|less|greater|fewer|other|rather) than)"
+    r"\s+(?:be\s+|equal\s+(?:to\s+)?|exactly\s+)?[\s$\\(\[{]*$|(?:\\neq?|\u2260)[\s$\\(\[{]*$|-[$\\(\[{]*$"
+    r"|\b(?:half|twice|square|root|third|quarter|double|triple)\s+(?:of\s+)?[\s$]*$",
+    re.IGNORECASE,
+)
+_COMPARED = re.compile(r"(?:[<\u2264\u2265\u2260]|\\(?:neq?|leq?|geq?|lt|gt)\s*|\w\s*>)\s*$")
 _ALONE = re.compile(
-    r"[\[{('\"`*_>$\s]*(\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)[\]})'\"`*_$.\s]*"
+    r"[\[{('\"`*_>$\s]*(\*\*[A-Za-z]+\*\*|\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)[\]})'\"`*_$.\s]*"
 )
 
 
@@ -82,11 +96,6 @@ def reference_part(reference: str) -> list[list[str]] | None:
     return [[reference]] if _plausible(reference) else None
 
 
-def led_by_words(text: str, answer: str) -> bool:
-    """Return whether the answer of a text without a box has words before its number: clearly 12."""
-    return _LED.match(answer) is not None and not _BOX.search(text)
-
-
 def find(text: str) -> list[list[str]] | None:
     """Return the answers that a response gives, in groups; each is as it is written there.
 
@@ -100,7 +109,7 @@ def find(text: str) -> list[list[str]] | None:
         return groups if groups and _complete(groups[-1]) else None
     answer = _stated(part)
     if answer is None and in_tag:
-        answer = part
+        answer = without_words(part)
     return [] if answer is None else [[answer]] if _plausible(answer) else None
 
 
@@ -141,6 +150,10 @@ def _boxes(text: str) -> list[list[str]] | None:
             continue
         if not groups or not _JOINT.fullmatch(text, end, match.start()):
             groups.append([])
+        if denied(text[max(0, match.start() - 40) : match.start()]):
+            groups.append([])  # no answer, unless another one follows
+            end = close
+            continue
         braced = text.startswith("{", start)
         groups[-1].append(_BOX.sub("", text[start + braced : close - braced]))
         end = close
@@ -171,13 +184,81 @@ def _stated(text: str) -> str | None:
         return alone[1] if alone else None
     rest = text[marks[0].end() :].lstrip(" \t\r\n:*")[: 2 * LONGEST_ANSWER]
     if display := _DISPLAY.match(rest):
-        return display[1] or display[2]
+        return (display[1] or display[2]) + _beside(rest[display.end() :])
     line = rest.split("\n", 1)[0]
     sentence = _SENTENCE_END.split(line, maxsplit=1)[0]
-    formulas: list[tuple[str, str]] = _FORMULA.findall(sentence)
-    if len(formulas) == 1:
-        return formulas[0][0] or formulas[0][1]
+    formulas = list(_FORMULA.finditer(sentence))
+    if len(formulas) == 1 and not re.search(r"[A-Za-z]{3}|-$", sentence[: formulas[0].start()]):
+        return (formulas[0][1] or formulas[0][2]) + _beside(sentence[formulas[0].end() :])
     if sentence.count("}") > sentence.count("{"):  # JSON's {"answer": 18}
         sentence = sentence.rstrip('}" ')
     sentence = _RANGE.sub(r"\\text{ to }", sentence.replace("**", ""))
-    return None if _PROSE.match(sentence) else sentence
+    return None if _PROSE.match(sentence) else without_words(sentence)
+
+
+def _beside(tail: str) -> str:
+    words = after_number(tail)
+    return rf"\text{{ {words}}}" if words else ""
+
+
+def without_words(answer: str) -> str:
+    """Return an answer without the words before its number, as in "clearly 12".
+
+    Words that say otherwise stay, and keep the answer from being that number: not 12, half of 12.
+    """
+    led = _LED.fullmatch(answer)
+    if led is None or {*words_of(led[1])} & (OTHERWISE | TELLING):
+        return answer
+    return led[2]
+
+
+def denied(before: str) -> bool:
+    """Return whether the text before a number or a box denies it: not 12, x > 12, -\\boxed{12}."""
+    return bool(_DENIED.search(before[-40:]) or _COMPARED.search(before[-40:]))
+
+
+_TIMES_TEN = r"\s?(?:\\times|\\cdot|\u00d7|\*)\s?10\^\{?-?[0-9]+\}?"
+_TOKEN = re.compile(
+    r"\\[dtc]?frac\s?\{-?[0-9]+\}\{[0-9]+\}|"
+    rf"(?:[0-9](?:[0-9.,/]|\{{,\}})*|\.[0-9]+)(?:{_TIMES_TEN}|[eE][-+]?[0-9]+)?"
+)
+_WHOLE_TOKEN = re.compile(
+    r"\\.*|(?:[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+(?:/[0-9]+)?)"
+    rf"(?:{_TIMES_TEN}|[eE][-+]?[0-9]+)?"
+)
+_BEFORE = re.compile(r"(?:^|[\s(\[=:~|>\"'$*`])(-? ?\\?[$\u20ac\u00a3]? ?)$")
+_OPERATOR_BEFORE = re.compile(
+    r"[+/^_{\\\u00d7]$|(?<!\*)\*$|[\w)}]\*\*$|[0-9]:$|\\?(?:log|ln|sin|cos|tan|sqrt)$"
+)
+_TERM_BEFORE = re.compile(r"(?:[0-9)}]|\b[A-Za-z])\s*$")
+_STUCK_AFTER = re.compile(
+    r"(?!\\[%)\]$\\])(?!(?:(?:[cmk]?m|k?g|[mk]?l|ft)(?:[\u00b2\u00b3]|\b)|(?:st|nd|rd|th)\b))"
+    r"(?:[\w{(\\]|!(?=\S)|\s*[+/^\u00d7]|\s*\*(?!\*)|\*\*\w|\s*-\s*[A-Za-z]\b|:[0-9])"
+)
+
+
+def last_number(text: str) -> tuple[str, str] | None:
+    """Return the last number of a response with its sign and currency, and the text after it.
+
+    Return None if there is none that stands alone: not the 3 of 2\\sqrt{3}, x + 3 or "not 3".
+    """
+    text = answer_part(text)[-LONGEST_TEXT:]
+    tokens = deque(_TOKEN.finditer(text), maxlen=1)
+    if not tokens or len(tokens[0][0]) > LONGEST_ANSWER:
+        return None
+    start, token = tokens[0].start(), tokens[0][0].rstrip(".,/")
+    if not _WHOLE_TOKEN.fullmatch(token):  # a list without blanks: 3,5
+        head, comma, token = token.rpartition(",")
+        if not comma or not _WHOLE_TOKEN.fullmatch(token):
+            return None
+        return token, ""
+    head = text[max(0, start - 40) : start].replace("\N{MINUS SIGN}", "-")
+    after = text[start + len(token) :]
+    before = _BEFORE.search(head)
+    if before is None or _STUCK_AFTER.match(after[:20]):
+        return None
+    sign = before[1].replace(" ", "")
+    context = head[: before.start(1)].rstrip()
+    if _OPERATOR_BEFORE.search(context) or ("-" in sign and _TERM_BEFORE.search(context)):
+        return None
+    return None if denied(head[: before.start(1)]) else (sign + token, after)

@@ -33,6 +33,7 @@ def _words(text: str) -> list[str]:
 
 _CURRENCIES = {"\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
 _SIGNS = "".join(_CURRENCIES)
+_CURRENCIES |= {"EUR": "euro", "euro": "euro", "GBP": "pound", "pounds": "pound", "Rs": "rupee"}
 _NUMBERS = _words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen twenty"
@@ -40,8 +41,8 @@ _NUMBERS = _words(
 
 
 def _money(match: re.Match[str]) -> str:
-    sign = match[2].strip("\\ ")
-    currency = "rupee" if "R" in sign else _CURRENCIES.get(sign, "dollar")
+    sign = re.sub(r"\\text\{\s*|[\s\\{}.]", "", match[2])
+    currency = _CURRENCIES.get(sign, "dollar")
     return rf"{match[1]}{match[3]}\text{{{currency}}}"
 
 
@@ -61,6 +62,21 @@ def _exact_decimal(match: re.Match[str]) -> str:
     return rf"\frac{{{above // divisor}}}{{{nines // divisor}}}"
 
 
+def _numbers_and_words(match: re.Match[str]) -> str:
+    pieces = re.split(r"(-?[0-9][0-9.,:/]*(?<![.,]))", match[1])
+    return "".join(
+        piece if place % 2 or not re.search("[A-Za-z]", piece) else rf"\text{{{piece}}}"
+        for place, piece in enumerate(pieces)
+    )
+
+
+def _connected(match: re.Match[str]) -> str:
+    """Return what "and" or "or" means: a comma in a list, but not between inequalities."""
+    if not re.search(r"[<>]|\\(?:[lg]e|ne)(?![a-z])", match.string):
+        return ","
+    return r"\vee " if "or" in match[0] else r"\wedge "
+
+
 _E = r"(?![A-Za-z])"  # the end of a command's name
 _WORDY = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|mbox|hbox|mathrm|operatorname\*?)\s*"
 _FUNCTIONS = (
@@ -74,19 +90,23 @@ _AFTER_NUMBER = (
 # Applied in this order, each to all of an answer. A rule a line.
 RULES = [
     # Looks
-    _rule(r"^\$+|\$+$", "", "$7$", "7"),
+    _rule(r"^(?:\$+|\\[(\[])|(?:\$+|\\[)\]])\s*$", "", "$7$", "7"),
+    _rule(r"(?:\\[,;:!]?\s*)+$|(?<![.\\])[.,;:]\s*$|^\\therefore(?![A-Za-z])", "", r"7.\ ", "7"),
+    _rule(r":=", "=", "x := 7", "x=7"),
     _rule(r"^\s*=", "", "= 7", "7"),
     _rule(r"\*\*|^[*_`']+|[*_`]+$", "", "**7**", "7"),
     _rule(rf"\\(?:left|right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
-    _rule(rf"\\(?:(?:display|text|script)style|limits|nolimits|normalsize|small|[lL]arge|LARGE|huge|bf|rm|it|sf|tt){_E}", "", r"{\bf 7}", "7"),
-    _rule(rf"\\(?:boldsymbol|bm|pmb|math(?:bf|sf|it|tt|cal|normal)|underline|emph){_E}", "", r"\boldsymbol{7}", "7"),
-    _rule(r"\\(?:text)?color\{[a-z]+\}", "", r"\textcolor{red}{7}", "7"),
+    _rule(rf"\\(?:(?:display|text|script)style|limits|nolimits|normalsize|footnotesize|scriptsize|tiny|small|[lL]arge|LARGE|huge|bf|rm|it|sf|tt){_E}", "", r"{\bf 7}", "7"),
+    _rule(rf"\\(?:boldsymbol|bold|bm|pmb|math(?:bf|sf|it|tt|cal|normal)|underline|emph){_E}", "", r"\boldsymbol{7}", "7"),
+    _rule(r"\\(?:text)?color(?:box)?\{[^{}]*\}", "", r"\textcolor{red}{7}", "7"),
+    _rule(r"\\cr(?![A-Za-z])", r"\\\\", r"\begin{pmatrix}1 \cr 2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    _rule(r"[(\[]\s*\\begin\{array\}\s*(?:\{[^{}]*\})?(.*)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", r"\begin{pmatrix}1&2\end{pmatrix}"),
     _rule(r"\\begin\{(?:align(?:ed)?\*?|gathered|split|array)\}(?:\{[clr|]+\})?((?:(?!\\\\|\\begin).)*?)(?:\\\\\s*)?\\end\{\w+\*?\}", r"\1", r"\begin{array}{c} 7 \end{array}", "7"),
     _rule(rf"\{{([^{{}}]*)\\choose{_E}([^{{}}]*)\}}", r"\\binom{\1}{\2}", r"{5 \choose 2}", r"\binom{5}{2}"),
     _rule(r"^\s*\{([^{}]*)\}\s*$", r"\1", "{58,500}", "58500"),
     _rule(r"(?<!\\)&\s*=", "=", "x &= 7", "x=7"),
-    _rule(r"\\begin\{[bBvV]?(?:small)?matrix\}", r"\\begin{pmatrix}", r"\begin{bmatrix}1\end{bmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
-    _rule(r"(?:\\\\)?\s*\\end\{[bBvVp]?(?:small)?matrix\}", r"\\end{pmatrix}", r"\begin{pmatrix}1\\\end{pmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
+    _rule(r"\\begin\{[bB]?(?:small)?matrix\*?\}(?:\[[a-z]\])?", r"\\begin{pmatrix}", r"\begin{bmatrix}1\end{bmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
+    _rule(r"(?:\\\\)?\s*\\end\{[bBp]?(?:small)?matrix\*?\}", r"\\end{pmatrix}", r"\begin{pmatrix}1\\\end{pmatrix}", r"\begin{pmatrix}1\end{pmatrix}"),
     _rule(r"\\\\\s*\[[0-9.]+[a-z]+\]", r"\\\\", r"1\\[2pt]2", r"1\\2"),
     # Digits
     _rule(r"(?<=[0-9])(?:\{,\}|,\s*\\!)\s*(?=[0-9]{3})|(?<!\\)\\!\s*", "", "1{,}234", "1234"),
@@ -94,7 +114,7 @@ RULES = [
     _rule(r"(?<![\w.\\])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]+)(?!\w)", r"\1\\cdot 10^{\2}", "6.3e6", r"6.3\cdot10^{6}"),
     _rule(r"(?<![\w.])[0-9]{1,3}(?:[ _][0-9]{3})+(?![0-9])", lambda m: re.sub("[ _]", "", m[0]), "1 000", "1000"),
     _rule(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])", _thousands, "1,234", "1234"),
-    _rule(r"(?<![\w.])\.\s*(?=[0-9])", "0.", ".5", "0.5"),
+    _rule(r"(?<![\w.])\.\s*(?=[0-9]|\\(?:overline|bar|dot))", "0.", ".5", "0.5"),
     _rule(rf"\\(?:dots[cbmio]?|cdots|ldots|hdots){_E}|\.\.\.", r"\\ldots ", r"1,2,\dots,n", r"1,2,\ldots,n"),
     _rule(r"([0-9]+)\.([0-9]*?)([0-9]{1,6}?)\3{1,}\s*\\ldots(?![A-Za-z])", _exact_decimal, "0.333...", r"\frac{1}{3}"),
     _rule(r"([0-9]+)\.([0-9]*)\\dot\{?([0-9])\}?([0-9]*)\\dot\{?([0-9])\}?", _exact_decimal, r"0.\dot{1}\dot{8}", r"\frac{2}{11}"),
@@ -115,10 +135,16 @@ RULES = [
     _rule(rf"\\lbrace{_E}", r"\\{", r"\lbrace 1,2\}", r"\{1,2\}"),
     _rule(rf"\\rbrace{_E}", r"\\}", r"\{1,2\rbrace", r"\{1,2\}"),
     _rule(rf"\\colon{_E}", ":", r"2\colon 3", "2:3"),
+    _rule(rf"\\land{_E}", r"\\wedge ", r"p \land q", r"p\wedge q"),
+    _rule(rf"\\lor{_E}", r"\\vee ", r"p \lor q", r"p\vee q"),
+    _rule(rf"\\neg{_E}", r"\\lnot ", r"\neg p", r"\lnot p"),
+    _rule(rf"\\implies{_E}", r"\\Rightarrow ", r"p \implies q", r"p\Rightarrow q"),
+    _rule(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'", r"f^{\prime}(x)", "f'(x)"),
+    _rule(r"(?<=[0-9])\s*\\cdot\s*(?=[A-Za-z]|\\pi|\\sqrt)", " ", r"2\cdot\pi", r"2\pi"),
     _rule(rf"\\(?:long)?rightarrow{_E}", r"\\to ", r"A \rightarrow B", r"A\to B"),
     _rule(rf"{_WORDY}\{{\s*\\degree\s*([CF])\s*\}}|(?:\^\s*\{{?\s*\\circ\s*\}}?|\\degree)\s*(?:{_WORDY}\{{\s*([CF])\s*\}}|([CF]){_E})", r"\\text{degree\1\2\3}", r"25^\circ\mathrm{C}", r"25\text{degreec}"),
     _rule(rf"\\(?:degrees?|textdegree){_E}", r"^{\\circ}", r"30\degree", r"30^{\circ}"),
-    _rule(r"\\([RNZQ])(?![A-Za-z])", r"\\mathbb{\1}", r"\R", r"\mathbb{R}"),
+    _rule(r"\\(?:Bbb\s*\{?)?([RNZQ])\}?(?![A-Za-z])", r"\\mathbb{\1}", r"\R", r"\mathbb{R}"),
     _rule(rf"\\lg{_E}", r"\\log_{10}", r"\lg 2", r"\log_{10}2"),
     _rule(r"(?<!\\)%", r"\\%", "50%", r"50\%"),
     _rule(r"(^|[(\[,])\s*\+(?=\\infty|[0-9])", r"\1", r"(1,+\infty)", r"(1,\infty)"),
@@ -127,20 +153,23 @@ RULES = [
     _rule(r"_\{\(([0-9]+)\)\}", r"_{\1}", "1011_{(2)}", "1011_{2}"),
     _rule(r"(?<![0-9.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", r"\1\\frac{\2}{\3}", "3 1/2", r"3\frac{1}{2}"),
     # Words
-    _rule(rf"{_WORDY}\{{\s*({_FUNCTIONS})\s*\}}|(?<![\\A-Za-z])({_FUNCTIONS}|sqrt|pi)(?![A-Za-z])", r"\\\1\2 ", r"\mathrm{sin}\,x", r"\sin x"),
+    _rule(rf"(?<=[0-9}}])\s*(?:{_WORDY}\{{\s*min\.?\s*\}}|min(?![A-Za-z]))", r"\\text{minute}", r"20\text{ min}", r"20\text{minute}"),
+    _rule(rf"{_WORDY}\{{\s*({_FUNCTIONS}|pi)\s*\}}|(?<![\\A-Za-z])({_FUNCTIONS}|sqrt|pi)(?![A-Za-z])", r"\\\1\2 ", r"\mathrm{sin}\,x", r"\sin x"),
     _rule(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", "sqrt(2)", r"\sqrt{2}"),
     _rule(r"(\\(?:log(?:_\{?\w+\}?)?|ln|sin|cos|tan))\s*\(([0-9]+|[a-z])\)(?![0-9A-Za-z\\(])", r"\1{\2}", r"\log_2(3)", r"\log_{2}3"),
     _rule(r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty ", "infinity", r"\infty"),
-    _rule(rf"{_WORDY}\{{([^A-Za-z{{}}]*|\s*\([A-Za-z]\)\s*)\}}", r"\1", r"\text{(B)}", "(B)"),
+    _rule(rf"{_WORDY}\{{([^A-Za-z{{}}]*|\s*\([A-Za-z]\)\s*|\s*\\[A-Za-z]+\s*)\}}", r"\1 ", r"\text{(B)}", "(B)"),
+    _rule(rf"{_WORDY}\{{(\s*-?[0-9][^{{}}]*)\}}", _numbers_and_words, r"\text{12 cm}", r"12\text{cm}"),
     _rule(rf"{_WORDY}\{{([^{{}}]*)\}}", r"\\text{\1}", r"\mathrm{km}", r"\text{km}"),
-    _rule(rf"^(-?)\s*(\\?\$|\\text\{{\s*Rs\.?\s*\}}|Rs\.?|[{_SIGNS}])\s*(?=.)(.*)$", _money, r"\$5", r"5\text{dollar}"),
+    _rule(rf"^(-?)\s*((?:US)?\\?\$|\\text\{{\s*(?:USD|EUR|GBP|Rs\.?)\s*\}}|USD|EUR|GBP|Rs\.?|\\pounds|\\euro|[{_SIGNS}])\s*(?=.)(.*)$", _money, r"\$5", r"5\text{dollar}"),
     _rule(rf"^(.*[0-9}}])(\s*[{_SIGNS}])()$", _money, "5 \u20ac", r"5\text{euro}"),
     _rule(r"(?<=[0-9])\s*(?:\\text\{)?\s*(?:[Rr]|rem\.?|remainder)\s*\}?\s*(?=[0-9])", r"\\text{remainder}", r"3\text{ R }2", r"3\text{remainder}2"),
     _rule(rf"(?<![0-9}})/] )(?<![0-9}})/])\\text\{{\s*([A-Za-z])\s*\}}|\\text\{{\s*(?![{_UNIT_LETTERS}]\s*\}})([A-Za-z])\s*\}}", r" \1\2 ", r"7\mathrm{x}", "7x"),
     _rule(rf"\\text\{{\s*({'|'.join(_NUMBERS)})\s*\}}|^({'|'.join(_NUMBERS)})$", lambda m: str(_NUMBERS.index((m[1] or m[2]).lower())), r"\text{seven}", "7"),
+    _rule(r"^\\text\{\s*(?:exactly|only)\s*\}", "", r"\text{exactly }7", "7"),
     _rule(r"^(?:\\text\{)?\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+|[Cc]orrect\s+)?[Aa]nswer(?:\s+is|\s*[:=])[\s:}]*", "", r"\text{The answer is } 7", "7"),
-    _rule(r",?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?|,?\s+(?:and|or)\s+", ",", r"1 \text{ or } 2", "1,2"),
+    _rule(r",?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?|,?\s+(?:and|or)\s+(?![^{}]*\})", _connected, r"1 \text{ or } 2", "1,2"),
     _rule(r"(?<=[0-9])(?:\^?\{?\\text\{\s*(?:st|nd|rd|th)\s*\}\}?|(?:st|nd|rd|th)$)", "", r"5^{\text{th}}", "5"),
     _rule(rf"(?<=[0-9}}])\s*({_AFTER_NUMBER})|(?<=[0-9}}])\s+([A-Za-z]{{3,}}(?:[ /][A-Za-z]+)*)", r"\\text{\1\2}", "12 cm", r"12\text{cm}"),
-    _rule(r"^\\forall[^,]*,|,\s*(?=\\forall)", "", r"\forall x>0, f(x)=0", "f(x)=0"),
+    _rule(r"^\\forall[^,]*,|^[a-z]\s*\\in\s*\\mathbb\{R\},(?=.*<|.*>|.*\\[lg]e|.*\\ne)", "", r"\forall x>0, f(x)=0", "f(x)=0"),
 ]  # fmt: skip

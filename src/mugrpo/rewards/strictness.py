@@ -27,7 +27,7 @@ def loose(target: Reading, reading: Reading) -> bool:
     """Return whether strict mode rejects this match of math-verify."""
     if _SIDE_BY_SIDE.search(reading.text) and not _SIDE_BY_SIDE.search(target.text):
         return True
-    if not _bases(reading) <= _bases(target) | {"10"} or _anagram(target.text, reading.text):
+    if not _bases(reading) <= (_bases(target) or {"10"}) or _anagram(target.text, reading.text):
         return True
     if (r"\equiv" in target.text) != (r"\equiv" in reading.text):
         return True
@@ -36,13 +36,15 @@ def loose(target: Reading, reading: Reading) -> bool:
         return False
     if isinstance(gold, str) or isinstance(answer, str) or huge(answer):
         return False
+    if _compares(answer) and not _compares(gold) and not isinstance(gold, sympy.Set):
+        return True
     if not _consistent(gold, answer, sides(reading.text)):
         return True
     zeros = [_zero(gold), _zero(answer)]
     if None not in zeros:
         same = equal(zeros[:1], zeros[1:]) or equal(zeros[:1], [-zeros[1]])
         return not same and not solve(gold, gold.free_symbols)
-    if grader.is_relation(gold) and not grader.is_equation(gold):
+    if _compares(gold):
         return False
     gold, answer = _bare(gold), _bare(answer)
     return _shape(gold) != _shape(answer) or _far(gold, answer)
@@ -55,6 +57,10 @@ def _anagram(target: str, answer: str) -> bool:
         {"".join(sorted(word)) for word in words} for words in (ours - theirs, theirs - ours)
     ]
     return bool(letters[0] & letters[1])
+
+
+def _compares(value: Any) -> bool:
+    return bool(grader.is_relation(value)) and not grader.is_equation(value)
 
 
 def _bases(reading: Reading) -> set[str]:

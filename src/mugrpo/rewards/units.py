@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 
+from mugrpo.rewards.notation import ascii_latex
+
 _UNITS = {
     name: unit
     for unit, names in {
@@ -74,15 +76,18 @@ def _words(text: str) -> frozenset[str]:
 
 TELLING = _words(
     "am pm bc ad bce ce north south east west northeast northwest southeast southwest left right "
-    "up down above below inside outside before after ahead behind early late earlier later more "
-    "less fewer increase decrease rise fall profit loss gain clockwise counterclockwise "
+    "up down above below inside outside before after ahead behind early late earlier later "
+    "increase decrease rise fall profit loss gain clockwise counterclockwise "
     "anticlockwise positive negative heads tails even odd"
 )
 OTHERWISE = _words(
-    "not no is are was were too than or to minus plus times over about approximately roughly "
-    "nearly almost least most root power squared cubed factorial half halves third thirds quarter "
-    "quarters "
-    "if unless except remainder r mod base"
+    "not no never neither nor cannot isnt arent wasnt cant is are was were too than or to minus plus "
+    "times over about approximately roughly nearly almost between far anything but wrong incorrect "
+    "false zero point least most root power square squared cubed factorial twice double triple pair "
+    "couple half halve third quarter fourth fifth sixth seventh eighth ninth tenth hundredth "
+    "thousandth millionth crore lakh bn mil gross score "
+    "if unless except remainder r mod base "
+    "january february march april may june july august september october november december"
 )
 
 
@@ -108,6 +113,17 @@ def _short(power: str | None, word: str | None, exponent: str | None) -> str:
     return unit and unit + (exponent or _SQUARE.get(power or "", ""))
 
 
+def after_number(tail: str) -> str:
+    """Return the unit or number words with which the text after a number begins, or ""."""
+    tail = tail[:60].lstrip("$\\) ")
+    words = re.split(r"(?<=[\w\u00b2\u00b3%])[,;:!?]|\.(?:\s|$)", tail)[0].split()[:4]
+    for length in range(len(words), 0, -1):
+        spoken = ascii_latex(" ".join(words[:length])).lower()
+        if unit_of(spoken) or spoken.rstrip("s") in MULTIPLIERS:
+            return spoken
+    return ""
+
+
 def no_unit(words: str) -> bool:
     """Return whether `words` are "units" or "square units", which say nothing."""
     return _PLAIN_UNITS.fullmatch(words) is not None
@@ -120,7 +136,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    if word in TELLING or len(word) < 4:
+    if word in TELLING or word in OTHERWISE or len(word) < 4:
         return word
     return re.sub(r"(?<=[cs]h|.x|ss)es$|(?<!s)s$", "", word)
 

@@ -24,18 +24,13 @@ from mugrpo.disk.records import Status
 from mugrpo.rewards.answers import Answer, read, read_number
 from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.forms import exact_number
-from mugrpo.rewards.notation import ascii_latex
-from mugrpo.rewards.plain import plain
-from mugrpo.rewards.response import LONGEST_ANSWER, LONGEST_TEXT, answer_part, find, reference_part
+from mugrpo.rewards.plain import agree, plain
+from mugrpo.rewards.response import answer_part, find, last_number, reference_part
 from mugrpo.rewards.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier
 
-# The last number of a text without a box: grouped or plain digits, a fraction, an exponent. It does
-# not begin inside a word, a number or a time of day.
-_NUMBER = re.compile(
-    r"(?<![\w.:^])[-+]?(?:\d{1,2}:\d{2}(?!\d)|\\[dt]?frac\{-?\d+\}\{\d+\}|(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+|(?=\.\d))"
-    r"(?:\.\d+)?(?:/\d+|[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*10\^\{?-?\d+\}?)?)"
-)
+_LONGEST_NUMBER = 60  # characters of a response that is nothing but a number
+_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
 def make_verifier(options: RewardOption) -> Verifier:
@@ -80,16 +75,17 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
     unit. Raises ValueError if it is not one number.
     """
     target = _numeric_reference(reference)
+    expected = exact_number(target.value)
+    if expected is None and not _CLOCK.fullmatch(target.text):
+        raise ValueError(f"the reference answer {reference!r} is not a number")
     found = _numeric_answer(text)
     if found is None:
         return Verdict(Status.NO_ANSWER)
     written, answer = found
-    if written.text == target.text:
-        return Verdict(Status.RIGHT, answer)
-    expected, number = exact_number(target.value), exact_number(written.value)
-    if expected is None:
-        raise ValueError(f"the reference answer {reference!r} is not a number")
-    if number is None or not same_unit(target.unit, written.unit):
+    number = exact_number(written.value)
+    if expected is None or number is None or "%" in (target.unit, written.unit):
+        return _verdict(agree(target, written), answer)
+    if not same_unit(target.unit, written.unit):
         return Verdict(Status.WRONG, answer)
     allowed = Fraction(str(tolerance)) * max(Fraction(1), abs(expected))
     return _verdict(abs(number - expected) <= allowed, answer)
@@ -111,16 +107,13 @@ def _numeric_answer(text: str) -> tuple[Answer, str] | None:
     found = find(text)
     if found is None:
         return None
-    if found:
-        written = ", ".join(dict.fromkeys(found[-1]))
+    written = ", ".join(dict.fromkeys(found[-1])) if found else answer_part(text)
+    if found or len(written) <= _LONGEST_NUMBER:
         answer = read(written)
-        if r"\boxed" in text or exact_number(answer.value) is not None:
+        if found or exact_number(answer.value) is not None or _CLOCK.fullmatch(answer.text):
             return answer, written
-    part = ascii_latex(answer_part(text)[-LONGEST_TEXT:])
-    last = deque(_NUMBER.finditer(part), maxlen=1)
-    if not last or len(last[0][0]) > LONGEST_ANSWER:
-        return None
-    return read_number(last[0][0], part[last[0].end() :])
+    number = last_number(text)
+    return read_number(*number) if number else None
 
 
 def matched(text: str, reference: str, *, pattern: re.Pattern[str]) -> Verdict:
