@@ -108,7 +108,7 @@ def read(answer: str) -> Answer:
 
 def settled(target: Answer, answer: Answer) -> bool | None:
     """Return whether `answer` is the reference `target`, or None if their values decide that."""
-    if target.text == answer.text:
+    if target.text == answer.text or _listed(target.text) == _listed(answer.text):
         return True
     if target.choice[0] and target.choice[0] == answer.choice[0]:
         return not (target.choice[1] and answer.choice[1])
@@ -203,8 +203,9 @@ def sides(text: str) -> list[str]:
 
 
 def spelled(text: str) -> str:
-    """Return the letters of an answer in lower case, without blanks, brackets and full stops."""
-    return re.sub(r"[\s().,]", "", _TEXT.sub(r"\1", text)).casefold()
+    """Return the letters of an answer in lower case, without article, blanks and signs."""
+    bare = re.sub(r"^(?:an?|the) ", "", _TEXT.sub(r"\1", text).casefold())
+    return re.sub(r"[\s().,]", "", bare)
 
 
 def _word(text: str) -> str:
@@ -253,7 +254,14 @@ def _without_name(core: str) -> tuple[str, str, str]:
         return "", core, core
     if _LABEL.fullmatch(name) or (_NAME.fullmatch(name) and r"\begin{pmatrix}" in value):
         return name, value, value
-    return (name, core, value) if _NAME.fullmatch(name) else ("", core, core)
+    if _NAME.fullmatch(name):
+        return name, core, value
+    return (value, core, name) if re.fullmatch("[A-Za-z]", value) else ("", core, core)
+
+
+def _listed(text: str) -> str:
+    """Return inequalities with "and" as a list: in a list, all of them hold."""
+    return text.replace(r"\wedge ", ",")
 
 
 def _named_otherwise(target: Answer, answer: Answer) -> bool:

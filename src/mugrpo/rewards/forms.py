@@ -50,7 +50,8 @@ def form(value: str, depth: int = 0) -> Hashable:
             return inside
         text = re.sub(r"\\(cup|vee|wedge) ?", lambda match: _SIGNS[match[1]], value)
         for separator in (_OR, _AND, ",", _UNION):
-            if len(pieces := _pieces(text, separator)) > 1 or text.count(r"\pm") == 1:
+            signs = separator == "," and text.count(r"\pm") == 1
+            if len(pieces := _pieces(text, separator)) > 1 or signs:
                 return separator, _multiset(pieces, depth)
     return _as_text(value)
 

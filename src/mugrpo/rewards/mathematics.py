@@ -28,6 +28,7 @@ from sympy.core.random import seed
 
 from mugrpo.disk.records import Status
 from mugrpo.rewards.answers import Answer, last, paired, read, read_number, settled, targets
+from mugrpo.rewards.forms import exact_number
 from mugrpo.rewards.reading import Reading, equal, read_prose, read_text, read_whole, solutions
 from mugrpo.rewards.response import answer_part, denied, find, reference_part
 from mugrpo.rewards.strictness import loose
@@ -113,7 +114,8 @@ def _agree(target: Answer, answer: Answer, reading: Reading | None = None) -> bo
     if ours is None or theirs is None:
         return False
     if target.unit == answer.unit or "%" not in (target.unit, answer.unit):
-        return _same(ours, theirs)
+        number = exact_number(target.value)  # math-verify rounds: 602 10^21 and 6.02 10^23
+        return (number is not None and number == exact_number(answer.value)) or _same(ours, theirs)
     parts = [_in_parts_of_1(r, a.unit) for r, a in ((ours, target), (theirs, answer))]
     return _same(*parts) or (_at_least_1(theirs.value) and _same(ours, theirs))
 

@@ -89,6 +89,7 @@ _MINUS_APART = re.compile(r"(\bis|[:=])\s*-\s+(?=[\d.])")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d+)(?!\w)")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:/\d+)?"
 _PLAIN_INTERVAL = re.compile(rf"[(\[]\s*{_NUMBER}\s*,\s*{_NUMBER}\s*[)\]](?!\w)")
+_CURRENCY = re.compile("[\u20ac\u00a3\u00a5\u20b9](?=[0-9])")
 _UNIT_POWER = re.compile("(?<=[\\da-z])( ?)([kcm]?m|ft|in|yd)[\u00b2\u00b3]")
 
 
@@ -97,10 +98,11 @@ def _formulas(text: str) -> str:
 
     In a text without LaTeX, formulas with characters of their own, and intervals, get dollar signs.
     """
+    text = text.replace(r"\$", "")
     if any(mark in text for mark in ("$", r"\(", r"\[")):
         text = ascii_latex(text)
         return _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _MINUS_APART.sub(r"\1 -", text))
-    text = _UNIT_POWER.sub(r" \2", text)
+    text = _UNIT_POWER.sub(r" \2", _CURRENCY.sub("", text))
     text = _PLAIN_INTERVAL.sub(lambda match: f"${match[0]}$", _DASH.sub(r"\1-", text))
     text = re.sub("[\u2010-\u2014]", " ", text)
     text = "".join(

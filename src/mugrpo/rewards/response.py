@@ -46,7 +46,7 @@ _SENTENCE_END = re.compile(
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
 _LED = re.compile(
-    r"(?!sqrt|pi\b|sin|cos|tan|log)(\W*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)([-$\\]*[0-9\\$].*)",
+    r"(?!sqrt|pi\b|sin|cos|tan|log)([^\w\\]*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)([-$\\]*[0-9\\$].*)",
     re.DOTALL,
 )
 _DENIED = re.compile(

@@ -97,7 +97,7 @@ RULES = [
     _rule(r"\*\*|^[*_`']+|[*_`]+$", "", "**7**", "7"),
     _rule(rf"\\(?:left|right|middle|[bB]igg?[lrm]?)(?:\.|{_E})", "", r"\left(1,2\right)", "(1,2)"),
     _rule(rf"\\(?:(?:display|text|script)style|limits|nolimits|normalsize|footnotesize|scriptsize|tiny|small|[lL]arge|LARGE|huge|bf|rm|it|sf|tt){_E}", "", r"{\bf 7}", "7"),
-    _rule(rf"\\(?:boldsymbol|bold|bm|pmb|math(?:bf|sf|it|tt|cal|normal)|underline|emph){_E}", "", r"\boldsymbol{7}", "7"),
+    _rule(rf"\\(?:boldsymbol|bold|bm|pmb|math(?:bf|sf|it|tt|cal|normal)|underline|emph|smash|framebox|ensuremath){_E}", "", r"\boldsymbol{7}", "7"),
     _rule(r"\\(?:text)?color(?:box)?\{[^{}]*\}", "", r"\textcolor{red}{7}", "7"),
     _rule(r"\\cr(?![A-Za-z])", r"\\\\", r"\begin{pmatrix}1 \cr 2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     _rule(r"[(\[]\s*\\begin\{array\}\s*(?:\{[^{}]*\})?(.*)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}", r"\left(\begin{array}{cc} 1 & 2 \end{array}\right)", r"\begin{pmatrix}1&2\end{pmatrix}"),
@@ -150,6 +150,7 @@ RULES = [
     _rule(r"(^|[(\[,])\s*\+(?=\\infty|[0-9])", r"\1", r"(1,+\infty)", r"(1,\infty)"),
     _rule(r"\^\s*-\s*([0-9]+|[a-z])", r"^{-\1}", "x^-1", "x^{-1}"),
     _rule(rf"\(\s*(?:\\?b?mod|{_WORDY}\{{\s*mod\s*\}})\s*([^()]+)\)", r"\\pmod{\1}", r"3\ (\mathrm{mod}\ 7)", r"3\pmod{7}"),
+    _rule(r"^\(([0-9]+)\)(?=_)", r"\1", "(101)_2", "101_{2}"),
     _rule(r"_\{\(([0-9]+)\)\}", r"_{\1}", "1011_{(2)}", "1011_{2}"),
     _rule(r"(?<![0-9.])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", r"\1\\frac{\2}{\3}", "3 1/2", r"3\frac{1}{2}"),
     # Words
@@ -170,6 +171,6 @@ RULES = [
     _rule(r"^(?:\\text\{)?\s*(?:[Tt]he\s+)?(?:[Ff]inal\s+|[Cc]orrect\s+)?[Aa]nswer(?:\s+is|\s*[:=])[\s:}]*", "", r"\text{The answer is } 7", "7"),
     _rule(r",?\s*\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}\s*,?|,?\s+(?:and|or)\s+(?![^{}]*\})", _connected, r"1 \text{ or } 2", "1,2"),
     _rule(r"(?<=[0-9])(?:\^?\{?\\text\{\s*(?:st|nd|rd|th)\s*\}\}?|(?:st|nd|rd|th)$)", "", r"5^{\text{th}}", "5"),
-    _rule(rf"(?<=[0-9}}])\s*({_AFTER_NUMBER})|(?<=[0-9}}])\s+([A-Za-z]{{3,}}(?:[ /][A-Za-z]+)*)", r"\\text{\1\2}", "12 cm", r"12\text{cm}"),
+    _rule(rf"(?<=[0-9}}])\s*({_AFTER_NUMBER})|(?<=[0-9}}])\s+((?:[A-Za-z]+ )*[A-Za-z]{{3,}}(?:[ /][A-Za-z]+)*)", r"\\text{\1\2}", "12 cm", r"12\text{cm}"),
     _rule(r"^\\forall[^,]*,|^[a-z]\s*\\in\s*\\mathbb\{R\},(?=.*<|.*>|.*\\[lg]e|.*\\ne)", "", r"\forall x>0, f(x)=0", "f(x)=0"),
 ]  # fmt: skip
