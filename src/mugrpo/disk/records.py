@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a conversation
+Message = dict[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A question with its reference answer. `id` is unique within a data set.
 
-    `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...).
+    `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...),
+    with all other keys that the data gives them.
     `columns` holds the other columns of the data set, unchanged. Reward functions are called with
     them. `source` names the source of a mixture that the problem comes from.
     """
