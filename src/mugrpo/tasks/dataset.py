@@ -122,8 +122,13 @@ class Dataset:
         rows = read_rows(data, split=split, subset=subset, revision=revision)
         problems: dict[str, tuple[int, Problem]] = {}
         repeated: list[str] = []
-        for (place, row), answer in zip(rows, references_of(rows, self.options), strict=True):
-            pair = self._problem(place, row, answer)
+        column = self.options.prompt_column
+        prompts = [
+            prompt_of(cell(place, row, column, "prompt_column"), place) for place, row in rows
+        ]
+        answers = references_of(rows, self.options)
+        for (place, row), prompt, answer in zip(rows, prompts, answers, strict=True):
+            pair = stable_hash(prompt), self._problem(place, row, prompt, answer)
             identity = pair[1].id
             if identity in problems:
                 repeated.append(f"{identity!r} ({place})")
@@ -138,17 +143,17 @@ class Dataset:
             )
         return list(problems.values())
 
-    def _problem(self, place: str, row: dict[str, Any], answer: str) -> tuple[int, Problem]:
+    def _problem(
+        self, place: str, row: dict[str, Any], prompt: str | list[Message], answer: str
+    ) -> Problem:
         options = self.options
-        prompt = prompt_of(cell(place, row, options.prompt_column, "prompt_column"), place)
         if options.id_column is not None:
             value = cell(place, row, options.id_column, "id_column")
             identity = text_of(value, place, options.id_column, "id_column")
         else:
             identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
-        problem = Problem(identity, self._with_template(prompt, place), answer, columns)
-        return stable_hash(prompt), problem
+        return Problem(identity, self._with_template(prompt, place), answer, columns)
 
     def _with_template(self, prompt: str | list[Message], place: str) -> str | tuple[Message, ...]:
         """Return `prompt` with the run's prompt template and system prompt applied."""
