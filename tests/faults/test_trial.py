@@ -42,9 +42,8 @@ def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -
     ("body", "part"),
     [
         ("raise ValueError('out of order')", "judge: ValueError: out of order"),
-        ("return [columns['level'][0]]", "judge: KeyError: 'level'"),
+        ("return [columns['level'][0]]", "judge: KeyError: 'level'; the data has the columns 'an"),
         ("return [float('nan')]", "`judge` returned nan as reward 0 of 1"),
-        ("return [True]", "`judge` returned True as reward 0 of 1"),
         ("return []", "got 0 rewards for 1 completions from `judge`"),
         ("return 1.0", "`judge` returned 1.0, not a list of 1 rewards"),
     ],
