@@ -54,7 +54,7 @@ class Answer:
     """A response in the form that is judged: decoded `text`, and `ids` as sampled."""
 
     problem: Problem
-    text: str  # decoded, without special tokens
+    text: str  # decoded, without the tokens of end-of-sequence and padding
     ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
     state: TrainerState | None = None  # None outside of a run
