@@ -5,7 +5,7 @@ P prompt tokens, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -187,3 +187,13 @@ class Score:
                 f"a score with status {self.status.value!r} has reward {self.reward!r}: the reward "
                 "must be None for skipped and error, and a number for any other status"
             )
+
+
+def text_of(ids: Iterable[int], tokenizer: Any) -> str:
+    """Return sampled ids as text, without the tokens of end-of-sequence and padding.
+
+    Other special tokens stay, such as "<think>", which rewards may look for.
+    """
+    silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    text: str = tokenizer.decode([int(token) for token in ids if token not in silent])
+    return text

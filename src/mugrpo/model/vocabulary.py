@@ -1,8 +1,7 @@
-"""The facts about a model's tokens that need no model: which end a response, and what they say."""
+"""The facts about a model's tokens that an engine needs, even if it never loads the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +34,3 @@ def vocabulary_of(
             f"{size} embeddings: the tokenizer of {options.path} belongs to another model"
         )
     return Vocabulary(size, stop_ids)
-
-
-def text_of(ids: Iterable[int], tokenizer: Any) -> str:
-    """Return sampled ids as text, without the tokens of end-of-sequence and padding.
-
-    Other special tokens stay, such as "<think>", which rewards may look for.
-    """
-    silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    text: str = tokenizer.decode([int(token) for token in ids if token not in silent])
-    return text

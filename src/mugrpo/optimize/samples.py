@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.disk.records import FinishReason, GroupKey, Rollout, Score
-from mugrpo.model.vocabulary import text_of
+from mugrpo.disk.records import FinishReason, GroupKey, Rollout, Score, text_of
 from mugrpo.optimize.batching import MicroBatch
 
 

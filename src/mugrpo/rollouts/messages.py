@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
-from mugrpo.model.vocabulary import text_of
+from mugrpo.disk.records import Problem, text_of
 from mugrpo.rollouts.prompts import PromptEncoder
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, with "tool_calls" or "name"

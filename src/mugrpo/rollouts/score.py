@@ -21,9 +21,9 @@ from mugrpo.disk.records import (
     Score,
     Status,
     TrainerState,
+    text_of,
 )
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
-from mugrpo.model.vocabulary import text_of
 from mugrpo.tasks.base import Task
 
 _NONE = "every reward function returned None"
