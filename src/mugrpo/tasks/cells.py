@@ -71,26 +71,32 @@ def literal(text: str) -> Any:
 
 
 def text_of(value: Any, place: str, column: str, option: str) -> str:
-    """Return an answer or id as text. Raises UsageError if it is neither text nor a number.
-
-    A number is written without an exponent or zeros at its end: a float 4.0 stands for the 4 of
-    the data, which JSON, pandas and parquet have turned into a float.
-    """
+    """Return an answer or id as text. Raises UsageError if it is neither text nor a number."""
     if isinstance(value, str) and value.strip():
         return tokenizable(value, place)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float | Decimal) and math.isfinite(value):
-        text = f"{Decimal(str(value)):f}"
-        text = text.rstrip("0").rstrip(".") if "." in text else text
-        return "0" if text == "-0" else text
-    hint = ""
+    if (text := number_text(value)) is not None:
+        return text
+    hint = ', such as "true" in quotes' if isinstance(value, bool) else ""
     if isinstance(value, dict | list) and value:
         inner = next(iter(value)) if isinstance(value, dict) else 0
         hint = f", such as an entry of it: --task.{option} {column}.{inner}"
     raise UsageError(
         f"{place}: column {column!r} is {shown(value)}; it must be text or a finite number{hint}"
     )
+
+
+def number_text(value: Any) -> str | None:
+    """Return a finite number without an exponent or zeros at its end, or None for anything else.
+
+    A float 4.0 stands for the 4 of the data, which JSON, pandas or parquet has made a float.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, float | Decimal) or not math.isfinite(value):
+        return None
+    text = f"{Decimal(str(value)):f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
 
 
 def tokenizable(text: str, place: str) -> str:
