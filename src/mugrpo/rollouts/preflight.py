@@ -15,12 +15,18 @@ _SAID = "mugrpo-said-this"
 
 def notices(
     encode: PromptEncoder, stop_ids: Collection[int], problems: Sequence[Problem]
-) -> Iterator[str]:
-    """Yield sentences on prompts that a model was hardly trained on, and on turns without an end.
+) -> list[str]:
+    """Return sentences on prompts that no model was trained on, and on turns without an end.
 
     A response ends at one of `stop_ids`. Raises UsageError if the template ends turns with a token
-    outside the model's vocabulary.
+    outside the model's vocabulary, or takes too much time or memory.
     """
+    return encode.limited(lambda: list(_notices(encode, stop_ids, problems)), len(problems))
+
+
+def _notices(
+    encode: PromptEncoder, stop_ids: Collection[int], problems: Sequence[Problem]
+) -> Iterator[str]:
     token = encode.tokenizer.convert_ids_to_tokens
     chat = encode.options.form == "chat"
     if encode.suffix and not chat:

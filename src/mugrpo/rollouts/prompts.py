@@ -126,21 +126,27 @@ class PromptEncoder:
         """Return the texts of `problems`, from a process with limits if a template writes them."""
         if self.options.form == "plain":
             return [self.text(problem) for problem in problems]
+        return self.limited(lambda: [self.text(problem) for problem in problems], len(problems))
 
+    def limited(self, write: Callable[[], list[str]], count: int) -> list[str]:
+        """Return what `write` returns of `count` problems, from a process with limits.
+
+        Raises UsageError as `write` does, and if the chat template takes too much time or memory.
+        """
         _ = self.tools  # before the process: a worker tells them
 
         def written() -> list[str] | str:
             try:
-                return [self.text(problem) for problem in problems]
+                return write()
             except UsageError as error:
                 return str(error)
 
-        seconds = _SECONDS + len(problems) // _PER_SECOND
+        seconds = _SECONDS + count // _PER_SECOND
         try:
             texts: list[str] | str = limited(written, seconds=seconds, megabytes=_MEGABYTES)
         except LimitError as error:
             raise UsageError(
-                f"the chat template {error} for {len(problems)} problems; fix it, or name another "
+                f"the chat template {error} for {count} problems; fix it, or name another "
                 "with --prompt.chat_template"
             ) from None
         if isinstance(texts, str):
