@@ -80,7 +80,7 @@ def _train(options: argparse.Namespace) -> int:
         if told := in_words(run.folder):
             run.progress.say(told)
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
-    if sentence := standstill(lines):
+    if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)
         return LEARNED_NOTHING
     return 0

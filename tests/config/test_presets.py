@@ -45,6 +45,20 @@ def test_without_a_preset_it_is_tapered_grpo():
 
 
 @pytest.mark.parametrize(
+    ("path", "given", "longest", "slots"),
+    [
+        ("chain", {}, 48, 512),  # 65,536 tokens, of at most 512 sequences
+        ("org/model", {}, 512, 128),
+        ("org/model", {"max_new_tokens": 200}, 200, 327),
+        ("org/model", {"temperature": 0.5}, 512, 128),
+    ],
+)
+def test_responses_of_other_models_than_the_embedded_may_be_longer(path, given, longest, slots):
+    config = build_config({"model": {"path": path}, "rollouts": given}, "test")
+    assert (config.rollouts.max_new_tokens, config.engine.slots) == (longest, slots)
+
+
+@pytest.mark.parametrize(
     ("path", "lr"), [("chain", 1e-4), ("letters", 1e-4), ("smollm2", 1e-5), ("org/model", 1e-5)]
 )
 def test_the_default_learning_rate_is_lower_for_pretrained_models(path, lr):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from mugrpo.run.opening import open_run
 from mugrpo.stages import trial
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
+from tests.builders import chain_tokenizer
 from tests.faults.case import Case, chains, lines
 from tests.faults.harm import accepted, refused, stopped
 from tests.runs import state
@@ -42,9 +44,8 @@ def refused_at_the_start(case: Case, *options: object, parts: tuple[str, ...]) -
     ("body", "part"),
     [
         ("raise ValueError('out of order')", "judge: ValueError: out of order"),
-        ("return [columns['level'][0]]", "judge: KeyError: 'level'"),
+        ("return [columns['level'][0]]", "judge: KeyError: 'level'; the data has the columns 'an"),
         ("return [float('nan')]", "`judge` returned nan as reward 0 of 1"),
-        ("return [True]", "`judge` returned True as reward 0 of 1"),
         ("return []", "got 0 rewards for 1 completions from `judge`"),
         ("return 1.0", "`judge` returned 1.0, not a list of 1 rewards"),
     ],
@@ -83,6 +84,28 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     failing = (*judge(case, "raise ValueError('odd')"), "--rewards.failure_limit", 1)
     ended = case.command("check", *case.words(*failing))
     assert ended.status == 0 and "got no reward (error)" in ended.out
+
+
+@pytest.mark.parametrize("phase", ["check", "train"])
+def test_a_reference_that_a_verifier_finds_wrong_is_refused(
+    case: Case, monkeypatch: pytest.MonkeyPatch, phase: str
+):
+    """No data that is accepted is known to be; so the completion is another answer here."""
+    case.data()
+    other = lambda _, problem: f"={(int(problem.answer) + 1) % 10}"  # noqa: E731
+    monkeypatch.setattr(trial, "_made_up", other)
+    ended = case.command(phase, *case.words())
+    refused(ended, "find the reference answer wrong", "answer_pattern")
+    case.starts()
+
+
+def test_references_that_no_response_matches_are_refused_before_training(case: Case):
+    data = case.data(lines([{**row, "answer": f"#### {row['answer']}"} for row in chains()]))
+    option = '{name = "regex", pattern = "#### ([0-9])$"}'
+    case.refused("--task.rewards", "plain", parts=(f"{data}, line 1", "answer_pattern '#### (.+)'"))
+    for command in ("check", "train"):
+        refused(case.command(command, *case.words("--task.rewards", option)), "finds '7' in it")
+    case.starts("--task.rewards", option, "--task.answer_pattern", "#### (.+)")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +290,10 @@ def test_check_shows_prompts_rewards_and_bytes_and_makes_nothing(case: Case):
     ended = case.command("check", *words)
     assert ended.status == 0 and case.loads == []
     first = chains()[0]["prompt"]
+    prompt, ids = (
+        re.findall(f"{name} +'?([^'\n]+)", ended.out)[0] for name in ("prompt ", "prompt ids")
+    )
+    assert ids == str(chain_tokenizer()(prompt)["input_ids"])
     assert f"prompt      '{first}" in ended.out
     assert ended.out.count("reward      0 (no_answer) for a made-up completion") == 6
     assert f"disk        {case.run_dir} still gets at least {CHECKPOINT:,} bytes" in ended.out

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,8 +310,6 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
         ),
         ("[float('inf')]", "`returns` returned inf as reward 0 of 1 (problem p1)"),
         ("['1']", "`returns` returned '1' as reward 0 of 1 (problem p1)"),
-        ("[True]", "`returns` returned True as reward 0 of 1 (problem p1)"),
-        ("[np.bool_(True)]", "as reward 0 of 1 (problem p1)"),
         ("[10**400]", "as reward 0 of 1 (problem p1)"),
         ("[1e308]", "`returns` returned 1e+308 as reward 0 of 1 (problem p1); a reward must be a"),
         ("[-1.001e9]", "a reward must be a number between -1e+09 and 1e+09, or None"),
@@ -334,6 +333,32 @@ def test_the_index_in_the_message_is_that_in_the_batch():
         scores((function("returns"),), "[1] * 7", *"1234567", workers=workers)
     with pytest.raises(RunStopped, match="returned nan as reward 2 of 3"):
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
+
+
+@pytest.mark.parametrize(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
+def test_booleans_are_rewards_as_in_trl(text, reward):
+    assert [score.reward for score in scores((function("returns"),), text)] == [reward]
+
+
+@pytest.mark.parametrize(
+    ("signature", "columns", "reference", "taken"),
+    [
+        ("completions, solution", {"level": 2}, "12", "solution"),
+        ("completions, answer", {"level": 2}, "", "answer"),  # no answer_column
+        ("completions, *, solution, **columns", {"level": 2}, "12", "solution"),
+        ("completions, solution=None", {"level": 2}, "12", None),
+        ("completions, answer", {"level": 2, "answer": "12"}, "", None),
+    ],
+)
+def test_an_argument_that_is_no_column_is_refused_with_the_columns(
+    tmp_path, signature, columns, reference, taken
+):
+    file = tmp_path / "takes.py"
+    file.write_text(f"def judge({signature}): return [1.0]\n")
+    with Grader((function("judge", file=file),), ONE) as grader:
+        expected = pytest.raises(RunStopped, match=f"takes '{taken}', .* 'level'")
+        with expected if taken else nullcontext():
+            list(grader.scores([answer("12", reference, **columns)]))
 
 
 @pytest.mark.parametrize(

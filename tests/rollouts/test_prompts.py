@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.builders import chain_tokenizer
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))
 SIX_IDS = [5, 12, 4, 13, 3, 14]
+FREE = [(None, "error"), (None, "drop"), (100, "truncate")]  # no length is checked
 
 
 def encoder(limit: int | None = None, tokenizer: Any = None, **options: Any) -> PromptEncoder:
@@ -44,6 +47,9 @@ def test_a_plain_prompt_is_the_problems_text():
 def test_a_prompt_with_an_id_outside_the_embeddings_is_refused():
     # "=" has id 14: a model of 14 embeddings has ids 0 to 13.
     encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions())
+    for limit, overlong in FREE:  # before anything is sampled, whatever the length
+        encode = PromptEncoder(chain_tokenizer(), 14, PromptOptions(overlong=overlong), limit)
+        assert "has token '=' with id 14" in refusal(encode, SIX)
     with pytest.raises(UsageError, match=r"'3\+2-1=' has token '=' with id 14.* has 14 embeddings"):
         encode(SIX)
     assert PromptEncoder(chain_tokenizer(), 15, PromptOptions())(SIX).max() == 14
@@ -102,7 +108,8 @@ def test_only_the_last_tokens_of_a_longer_prompt_are_used_if_chosen():
 def test_tokens_are_counted_and_not_bytes():
     merged = chain_tokenizer()
     merged.add_tokens(["3+2-"])
-    assert encoder(6, merged).fitting([EIGHT]) == [EIGHT]  # five tokens: 1, +, 3+2-, 1, =
+    encode = PromptEncoder(merged, 17, PromptOptions(), 6)
+    assert encode.fitting([EIGHT]) == [EIGHT]  # five tokens: 1, +, 3+2-, 1, =
 
 
 def with_ends(both: bool) -> Any:
@@ -118,7 +125,8 @@ def with_ends(both: bool) -> Any:
 
 @pytest.mark.parametrize("both", [False, True])
 def test_tokens_that_the_tokenizer_adds_take_room_too(both: bool):
-    ids = [0, *SIX_IDS, 1] if both else [0, *SIX_IDS]
+    """But an end after every text is no part of a prompt: a response would come after it."""
+    ids = [0, *SIX_IDS]
     encode = encoder(len(ids), with_ends(both))
     assert encode(SIX).tolist() == ids
     assert encode.fitting([SIX]) == [SIX]
@@ -176,9 +184,6 @@ def test_a_conversation_in_plain_form_is_refused_with_the_option():
         encoder(None)(problem)
 
 
-FREE = [(None, "error"), (None, "drop"), (100, "truncate")]  # no length is checked
-
-
 @pytest.mark.parametrize(("limit", "overlong"), FREE)
 def test_a_conversation_in_plain_form_is_refused_before_anything_is_sampled(limit, overlong):
     encode = encoder(limit, overlong=overlong)
@@ -234,6 +239,54 @@ def test_of_several_templates_the_default_one_is_used():
     tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": "0"}
     with pytest.raises(UsageError, match="the tokenizer has no chat template"):
         encoder(None, tokenizer, form="chat")
+
+
+# ---- tools ----
+
+ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
+TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+
+
+@pytest.mark.parametrize("column", [[ADD], json.dumps([ADD]), [{**ADD, "strict": None}]])
+def test_the_tools_of_a_column_reach_the_template(column: Any):
+    tokenizer = chain_tokenizer()
+    tokenizer.chat_template = TOOLS + TEMPLATE
+    encode = encoder(None, tokenizer, form="chat")
+    problem = replace(TWO, columns={"tools": column})
+    assert encode(problem).tolist() == [12, *encode(TWO).tolist()]
+    assert encode(replace(TWO, columns={"tools": []})).tolist() == encode(TWO).tolist()
+
+
+CALLING = (
+    {"role": "user", "content": "3="},
+    {"role": "assistant", "content": "", "tool_calls": [ADD]},
+    {"role": "tool", "content": "5"},
+)
+
+
+@pytest.mark.parametrize(
+    ("problem", "part"),
+    [
+        (replace(TWO, columns={"tools": ["hammer"]}), "not a list of JSON schemas"),
+        (replace(TWO, columns={"tools": "hammer"}), "not a list of JSON schemas"),
+        (replace(TWO, columns={"tools": [ADD]}), "writes nothing of the tools"),
+        (replace(TWO, prompt=CALLING), "writes nothing of the tool_calls"),
+    ],
+)
+def test_tools_that_do_not_reach_the_model_are_refused(problem: Problem, part: str):
+    tokenizer = chain_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert part in refusal(encoder(None, tokenizer, form="chat"), problem)
+
+
+def test_tools_beside_those_of_an_environment_are_refused():
+    tokenizer = chain_tokenizer()
+    tokenizer.chat_template = TOOLS
+    options = PromptOptions(form="chat")
+    encode = PromptEncoder(tokenizer, 16, options, tools=lambda: [ADD])
+    assert encode(TWO).tolist() == [12]
+    with pytest.raises(UsageError, match="leave the column out"):
+        encode(replace(TWO, columns={"tools": [ADD]}))
 
 
 # ---- templates ----

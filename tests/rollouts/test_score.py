@@ -7,9 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Rollout, Status
-from mugrpo.rollouts.score import scored
+from mugrpo.optimize import samples
+from mugrpo.rollouts.messages import MessageEncoder
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.score import response_text, scored
+from tests.builders import chain_tokenizer
 from tests.rollouts.scoring import (
     CUT,
     PROBLEMS,
@@ -34,6 +39,25 @@ def test_an_answer_is_the_text_without_its_end_and_the_ids_with_it(folder):
         Answer(PROBLEMS[3], "3+2=5", [5, 12, 4, 14, 7, 1], FinishReason.STOP),
         Answer(PROBLEMS[4], "5,", [7, 15], FinishReason.LENGTH),
     ]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_special_tokens_stay_in_a_text_but_for_its_end_and_padding(cut):
+    """In what rewards get, what an environment gets, and what people read."""
+    tokenizer = chain_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>"]})  # id 16
+    ended = [] if cut else [1]
+    said = replace(
+        response(3, 0, cut=cut), response_ids=np.array([16, 7, 0, 16, 4, *ended], np.int32)
+    )
+    assert tokenizer.decode([0, 1], skip_special_tokens=True) == ""
+    encode = MessageEncoder(PromptEncoder(tokenizer, 17, PromptOptions()))
+    assert {
+        response_text(said, tokenizer),
+        samples.response(said, RIGHT, tokenizer)["text"],
+        encode.plain(said.response_ids)["content"],
+        encode.message(np.array([3], np.int32), np.array([16, 7, 0, 16, 4, 1]))["content"],
+    } == {"<think>5<think>2"}
 
 
 @pytest.mark.parametrize("ahead", [False, True])

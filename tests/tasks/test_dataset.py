@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from contextlib import nullcontext
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.config.load import build_config
+from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.tasks import patterns
+from mugrpo.tasks.references import sentences
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
 # ---- columns ----
@@ -45,11 +51,19 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
         (5, "5"),
         (-3, "-3"),
         (4.5, "4.5"),
+        (4.0, "4"),
+        (-0.0, "0"),
+        (1e22, "1" + "0" * 22),
+        (2.5e-7, "0.00000025"),
+        (0.1 + 0.2, "0.30000000000000004"),
         ("04", "04"),
+        ("4.0", "4.0"),
         (10**20, "1" + "0" * 20),
     ],
 )
-def test_answers_and_ids_are_text_or_numbers_as_they_are_written(jsonl, value, text):
+def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_end(
+    jsonl, value, text
+):
     (problem,) = all_problems(jsonl(row("3+2=", value, id=value)), id_column="id")
     assert (problem.id, problem.answer) == (text, text)
     assert problem.columns == {"answer": value, "id": value}
@@ -73,7 +87,7 @@ def test_answers_and_ids_are_text_or_numbers_as_they_are_written(jsonl, value, t
 def test_other_answers_and_ids_are_refused_with_file_line_and_column(jsonl, column, value, shown):
     good = {"prompt": "1", "solution": "1", "id": "a"}
     data = jsonl(good, {**good, "id": "b", column: value})
-    assert refusal(data, answer_column="solution", id_column="id") == (
+    assert refusal(data, answer_column="solution", id_column="id").startswith(
         f"{data}, line 2: column {column!r} is {shown}; it must be text or a finite number"
     )
 
@@ -83,10 +97,27 @@ def test_an_integer_beyond_every_float_is_an_answer(jsonl):
     assert problem.answer == "1" + "0" * 400
 
 
-def test_a_decimal_of_parquet_is_a_number(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.decimal128(5, 2), Decimal("1.50"), "1.5"),
+        (pa.decimal128(5, 2), Decimal("4.00"), "4"),
+        (pa.float32(), 5.1, "5.1"),  # 5.099999904632568 as a float64
+        (pa.float16(), np.float16(5.1), "5.1"),  # 5.1015625
+        (pa.float64(), 5.1, "5.1"),
+        (pa.float32(), 7.0, "7"),
+        (pa.int64(), 7, "7"),
+    ],
+)
+def test_a_number_of_parquet_is_as_short_as_it_was_written(tmp_path, kind, value, text):
+    """So is one in a list within a table, as verl stores its references."""
     data = str(tmp_path / "p.parquet")
-    pq.write_table(pa.table({"prompt": ["1"], "answer": [Decimal("1.50")]}), data)
-    assert [p.answer for p in all_problems(data)] == ["1.50"]
+    nested = pa.array([{"truths": [value]}], pa.struct([("truths", pa.list_(kind))]))
+    pq.write_table(
+        pa.table({"prompt": ["1"], "answer": pa.array([value], kind), "r": nested}), data
+    )
+    for column in ("answer", "r.truths.0"):
+        assert [p.answer for p in all_problems(data, answer_column=column)] == [text]
 
 
 def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
@@ -200,7 +231,7 @@ def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
 def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
     data = jsonl(row("1"), row("2"), {"prompt": "3"})
     assert refusal(data).startswith(f"{data}, line 3 has no column 'answer' (it has 'prompt'); ")
-    assert refusal(data, id_column="id").startswith(f"{data}, line 1 has no column 'id' (")
+    assert refusal(jsonl(row("1")), id_column="id").startswith(f"{data}, line 1 has no column 'id'")
 
 
 # ---- prompts ----
@@ -212,7 +243,7 @@ def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
 )
 def test_a_prompt_that_is_neither_text_nor_conversation_is_refused(jsonl, value, shown):
     data = jsonl(row("1"), row(value))
-    assert refusal(data) == (
+    assert refusal(data).startswith(
         f"{data}, line 2: the prompt is {shown}; it must be text, or a list of "
         '{"role": ..., "content": ...}'
     )
@@ -292,10 +323,145 @@ def test_half_a_surrogate_pair_is_refused_with_its_place(jsonl):
     assert [(p.prompt, p.answer) for p in all_problems(whole)] == [("\U0001f600", "\U0001f600")]
 
 
-def test_a_conversation_keeps_its_turns_and_drops_all_but_role_and_content(jsonl):
-    messages = [{**message, "name": "x"} for message in chat("hi", "hello", "3+2?")]
-    (problem,) = all_problems(jsonl(row(messages)))
-    assert problem.prompt == tuple(chat("hi", "hello", "3+2?"))
+CALLS = (
+    {"role": "user", "content": "3+2?"},
+    {
+        "role": "assistant",
+        "reasoning_content": "A sum.",
+        "tool_calls": [{"function": {"name": "add", "arguments": {"a": 3, "b": 2}}}],
+    },
+    {"role": "tool", "name": "add", "tool_call_id": "1", "content": "5"},
+)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_conversation_keeps_all_keys_of_its_messages(jsonl, tmp_path, suffix):
+    """Parquet gives each message the keys of all, so null there means absent."""
+    rows = [row(list(CALLS)), row("plain")] if suffix == "jsonl" else [row(list(CALLS))]
+    data = jsonl(*rows)
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data := str(tmp_path / "p.parquet"))
+    assert all_problems(data)[0].prompt == (CALLS[0], {**CALLS[1], "content": ""}, CALLS[2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(chat("3+2?", "5", r"\(2+2\)?")),
+        repr(chat("3+2?", "5", r"\(2+2\)?")),  # as pandas writes it into a CSV file
+        json.dumps(chat("3+2?", "5", r"\(2+2\)?"), indent=1),
+    ],
+)
+def test_a_conversation_stored_as_text_is_a_conversation(jsonl, tmp_path, text):
+    pa_csv.write_csv(pa.table({"prompt": [text], "answer": ["4"]}), tmp_path / "p.csv")
+    for data in (jsonl(row(text)), str(tmp_path / "p.csv")):
+        (problem,) = all_problems(data)
+        assert problem.prompt == tuple(chat("3+2?", "5", r"\(2+2\)?"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[{'role': 'user', 'content': '2+2?'}\n {'role': 'user'}]", "not JSON"),  # numpy's repr
+        ('[{"from": "human", "value": "2+2?"}]', "message 0"),
+        ('{"role": "user", "content": "2+2?"}', "must be text, or a list"),
+        ('{"messages": [{"role": "user", "content": "2+2?"}]}', "COLUMN.messages"),
+    ],
+)
+def test_other_text_that_stores_a_conversation_is_refused(jsonl, text, part):
+    assert part in refusal(jsonl(row(text)))
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
+def test_other_text_in_brackets_is_a_prompt(jsonl, text):
+    assert [p.prompt for p in all_problems(jsonl(row(text)))] == [text]
+
+
+def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
+    """The columns of verl's data sets, whose references are in `reward_model`."""
+    verl = {
+        "prompt": chat("3+2?"),
+        "reward_model": {"style": "rule", "ground_truth": "5"},
+        "extra_info": '{"index": 7, "question": {"text": "3+2?"}}',
+    }
+    options = {"answer_column": "reward_model.ground_truth", "id_column": "extra_info.index"}
+    (problem,) = all_problems(jsonl(verl), **options, prompt_column="extra_info.question.text")
+    assert (problem.id, problem.prompt, problem.answer) == ("7", "3+2?", "5")
+    assert problem.columns == verl  # whole, for reward functions
+    (literal,) = all_problems(
+        jsonl({"prompt": "1", "a.b": "2", "a": {"b": "3"}}), answer_column="a.b"
+    )
+    assert literal.answer == "2"
+    near = refusal(jsonl(verl), answer_column="ground_truth")
+    assert "did you mean 'reward_model.ground_truth'?" in near
+    assert "--task.answer_column reward_model.style" in refusal(
+        jsonl(verl), answer_column="reward_model"
+    )
+
+
+# ---- references that no response can match ----
+
+ARROW, SENTENCE = "(?s)<answer>(.+?)</answer>", r"(?i)answer[*\s]*(?:is|:)[*:\s]*(.+?)\.?\s*$"
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewards", "option", "value", "found"),
+    [
+        ("3 + 9 = <<3+9=12>>12.\n#### 12", "math", "answer_pattern", "#### (.+)", "12"),
+        ("3 + 9 = <<3+9=12>>12.\n#### 12", "plain", "answer_pattern", "#### (.+)", "12"),
+        ("3 + 9 = <<3+9=12>>12.\n#### 12", "exact", "answer_pattern", "#### (.+)", "12"),
+        ("####12", "math", "answer_pattern", r"####\s*(.+)", "12"),
+        ("The answer is: 180.", "math", "answer_pattern", SENTENCE, "180"),
+        ("Since 2x = 360, the answer is $180$", "plain", "answer_pattern", SENTENCE, "$180$"),
+        ("**Final Answer:** -4", "math", "answer_pattern", SENTENCE, "-4"),
+        ("<think>4?</think><answer>4</answer>", "math", "answer_pattern", ARROW, "4"),
+        ("<think>4?</think> 4", "math", "answer_pattern", "(?s)</think>(.+)", "4"),
+        ('{"answer": 4}', "math", "answer_column", "answer.answer", "4"),
+        ("{'unit': 'm', 'value': 4.0}", "plain", "answer_column", "answer.value", "4"),
+        ('["4"]', "math", "answer_column", "answer.0", "4"),
+    ],
+)
+def test_a_reference_that_no_response_matches_is_refused_with_what_takes_the_answer_out(
+    jsonl, answer, rewards, option, value, found
+):
+    data = jsonl(row("1", answer))
+    text = refusal(data, rewards=rewards)
+    assert text.startswith(f"{data}, line 1: column 'answer' is ") and "no response" in text
+    shown = f"'{value}'" if option == "answer_pattern" else value
+    assert text.endswith(f"--task.{option} {shown}")
+    assert [p.answer for p in all_problems(data, rewards=rewards, **{option: value})] == [found]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rewards"),
+    [
+        *((text, reward) for reward in ("math", "plain") for text in (
+            "the Great Wall", "Alice and Bob", "no real solutions", "20,000 Leagues Under the Sea",
+            "[1, 2]", "[1,2)", r"\text{(B)}", r"So the answer is \boxed{5}.", "2:30 p.m.",
+        )),
+        ("She has 5.\n#### 12", "numeric"),  # the last number is the answer
+        ("Answer: 12", "exact"),  # the prompt may ask for it in this form
+        ('{"answer": 4}', "exact"),
+    ],
+)  # fmt: skip
+def test_a_reference_that_a_response_may_match_is_accepted(jsonl, answer, rewards):
+    assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [answer]
+
+
+def test_a_reference_in_which_the_pattern_of_regex_finds_something_else_is_refused(jsonl, tmp_path):
+    regex = {"name": "regex", "pattern": "#### (.+)"}
+    for answers, refused in ((["12", "#### 12"], True), (["12", "7"], False)):
+        data_set = task(jsonl(*map(row, "12", answers)), rewards=[regex], eval_share=0.0)
+        with pytest.raises(UsageError, match="finds '12'") if refused else nullcontext():
+            data_set.prepare(tmp_path / "log")
+        data_set.close()
+
+
+def test_sentences_as_references_are_refused_if_most_are_and_told_otherwise():
+    prose = ["There are 180 apples.", "Since 2x = 360, x is 180."]
+    answers = ["180", "yes", "x is even", "June 20"]
+    assert sentences([*prose, *answers], (PlainOptions(),)) == prose
+    assert sentences(prose, (ExactOptions(), NumericOptions())) == []
 
 
 def test_only_the_beginning_of_a_long_value_is_shown(jsonl):

@@ -204,6 +204,12 @@ def test_two_columns_of_one_name_are_refused(file):
     assert refusal(data) == f"{data}, line 2 names the column 'a' twice; rename one"
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_columns_that_something_else_separates_are_refused_with_the_fix(file, mark):
+    text = refusal(file("p.csv", f"prompt{mark}answer\n1,5{mark}2\n".encode()))
+    assert f"separates columns by {mark!r}" in text and f"sep={mark!r}" in text
+
+
 # ---- parquet ----
 
 
@@ -321,6 +327,16 @@ def test_rows_of_the_hub_are_numbered_as_those_of_files_are(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"a": 1}, {"a": 2}])
     places = [place for place, _ in read_rows("a/b")]
     assert places == ["a/b [train], row 1", "a/b [train], row 2"]
+
+
+def test_narrow_floats_of_the_hub_are_as_short_as_they_were_written(monkeypatch):
+    kind = datasets.Features({"answer": datasets.Value("float32"), "n": datasets.Value("int64")})
+    table = datasets.Dataset.from_dict({"answer": [5.1, None], "n": [1, 2]}, features=kind)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
+    assert [row for _, row in read_rows("a/b")] == [
+        {"answer": 5.1, "n": 1},
+        {"answer": None, "n": 2},
+    ]
 
 
 def test_without_the_hubs_package_the_sentence_has_the_pip_line(monkeypatch):

@@ -156,8 +156,8 @@ def test_duplicates_are_refused_as_in_training(jsonl):
 class ReadsNoDollars:
     """A grader that cannot read the reference "$"."""
 
-    def start(self, log: Path) -> None:
-        pass
+    def start(self, log: Path) -> list[str]:
+        return []
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
         return {reference: "why" for reference in references if reference == "$"}

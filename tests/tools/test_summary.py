@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mugrpo.rollouts.statistics import described
 from mugrpo.tools.summary import standstill, summarize
 
 
@@ -39,7 +40,7 @@ SKIPPED = (math.nan, 0.25, 1)
     ],
 )
 def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str, Any]]):
-    assert standstill(lines) is None
+    assert standstill(lines, 48) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str
     ],
 )
 def test_a_stage_without_any_gradient_is_named(lines: list[dict[str, Any]], said: str):
-    sentence = standstill(lines)
+    sentence = standstill(lines, 48)
     assert sentence is not None and said in sentence
 
 
@@ -70,7 +71,7 @@ def test_values_that_are_no_numbers_count_as_none(value):
     ]
     text = summarize(lines)
     assert "unknown before" in text and "0 rollouts were generated for updates" in text
-    assert standstill(lines) is None
+    assert standstill(lines, 48) is None
 
 
 def test_closing_lines_have_the_interval_of_each_accuracy_if_it_is_known():
@@ -92,3 +93,23 @@ def test_grpo_is_not_compared_with_itself():
     lines = [{"kind": "update", "update": 1}]
     assert "GRPO with mu=4 would have made 1" in summarize(lines, "mu-grpo")
     assert "GRPO" not in summarize(lines, "grpo")
+
+
+@pytest.mark.parametrize(
+    ("refresh", "blamed"),
+    [
+        ({"status/truncated": 8}, True),  # half of 16
+        ({"status/truncated": 7}, False),
+        ({"status/wrong": 16, "mean_length": 48.0}, True),  # all judged, with truncated = "scored"
+        ({"status/wrong": 16, "mean_length": 47.9}, False),
+    ],
+)
+def test_truncated_responses_are_blamed_on_their_limit(refresh: dict[str, Any], blamed: bool):
+    line = {"kind": "refresh", "stage": 1, "rollouts": 16, **refresh}
+    sentence = standstill([line, *stage(0, LEARNS), *stage(1, *[WRONG] * 16)], 48) or ""
+    assert ("rollouts.max_new_tokens = 48" in sentence) is blamed
+    assert ("how hard" in sentence) is not blamed
+    line |= {"zero_variance_share": 1.0}
+    assert ("rollouts.max_new_tokens = 48" in described(line, 48)) is blamed
+    assert ("too hard" in described(line, 48)) is not blamed
+    assert ("max_new_tokens" in described({**line, "zero_variance_share": 0.5}, 48)) is blamed

@@ -185,7 +185,7 @@ def test_a_callback_can_end_the_run_and_training_goes_on_from_there(tmp_path: Pa
 
 def test_rewards_that_fail_or_break_their_contract_stop_the_run(tmp_path: Path):
     def broken(completions, **_):
-        return [True] * len(completions)
+        return ["right"] * len(completions)
 
     def failing(completions, **_):
         return [1 / (len(text) - len(text)) for text in completions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,8 +56,19 @@ class RewardOption(NamedOptions):
         """Return whether it compares the text of an answer with the reference."""
         return True
 
+    def written(self, reference: str) -> str:
+        """Return a response whose answer is the reference."""
+        return reference
 
-class MathOptions(RewardOption):
+
+class BoxReader(RewardOption):
+    """A reward that reads the answer in the last box."""
+
+    def written(self, reference: str) -> str:
+        return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+
+
+class MathOptions(BoxReader):
     """1 if math-verify finds the answer equal to the reference, else 0."""
 
     name: Literal["math"] = "math"
@@ -65,7 +77,7 @@ class MathOptions(RewardOption):
     matches of math-verify: x=7=12 for 12, {1,2} for (1,2), act for cat."""
 
 
-class PlainOptions(RewardOption):
+class PlainOptions(BoxReader):
     """1 if the answer equals the reference as normalized text or as an exact number, else 0."""
 
     name: Literal["plain"] = "plain"
@@ -239,6 +251,15 @@ Rewards = Annotated[
     BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
     AfterValidator(_sensible),
 ]
+
+
+def deciding(rewards: Sequence[RewardOption]) -> list[RewardOption]:
+    """Return the verifiers among `rewards` that a status or a reward depends on.
+
+    They are the first one, and all with a weight.
+    """
+    verifiers = [reward for reward in rewards if reward.verifies]
+    return [one for one in verifiers if one.weight or one is verifiers[0]]
 
 
 class RewardOptions(Options):

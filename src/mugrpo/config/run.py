@@ -20,7 +20,9 @@ from mugrpo.config.rewards import RewardOptions
 
 EMBEDDED_MODELS = ("chain", "letters")
 NAMED_MODELS = (*EMBEDDED_MODELS, "smollm2")
-PRETRAINED_LR = 1e-5  # the default of optimizer.lr for all models but the embedded ones
+# Defaults for all models but the embedded ones. TRL and verl have 512 tokens, too: a worked answer
+# to a school problem takes 100 to 300, while reasoning models need thousands.
+PRETRAINED_LR, PRETRAINED_LONGEST = 1e-5, 512
 
 # The options that turn scored rollouts into the loss and the step of an update.
 UPDATE_PARTS = (
@@ -84,7 +86,8 @@ class RolloutOptions(Options):
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=FIXED)
     """Sampling temperature. Every logprob of the run is log_softmax(logits / temperature)."""
     max_new_tokens: int = Field(48, ge=1)
-    """Longest response in tokens, including its end-of-sequence token."""
+    """Longest response in tokens, including its end-of-sequence token. Its default is 512 for every
+    model.path but "chain" and "letters"."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)
     """Rollouts per shard, the unit that is published and resumed; rounded up to whole groups."""
 
@@ -155,19 +158,14 @@ class RunConfig(Options):
     def over_preset(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return `raw` over its preset. A group that neither names gets the default name.
 
-        If neither names a learning rate, it is that of the kind of model. If neither names a
-        correction, an engine that quantizes gets one. If neither has slots, they are as many as the
-        length of responses allows.
+        If neither names a learning rate or a longest response, they are those of the kind of model.
+        If neither names a correction, an engine that quantizes gets one. If neither has slots, they
+        are as many as the length of responses allows.
         """
         fields = cls.model_fields
         names: dict[str, Any] = {
             group: {"name": fields[group].default.name} for group in cls.choices()
         }
-        rollouts = raw.get("rollouts", {})
-        longest = rollouts.get("max_new_tokens") if isinstance(rollouts, dict) else None
-        if not isinstance(longest, int) or longest < 1:  # unset, or refused later
-            longest = RolloutOptions().max_new_tokens
-        names["engine"]["slots"] = engines.slots_for(longest)
         engine = raw.get("engine", {})
         found = engine.get("quantization") if isinstance(engine, dict) else None
         if found or getattr(engine, "quantizes", False):
@@ -175,7 +173,16 @@ class RunConfig(Options):
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
         model = raw.get("model", {})
         path = model.get("path", "chain") if isinstance(model, dict) else model.path
-        kind = {} if path in EMBEDDED_MODELS else {"optimizer": {"lr": PRETRAINED_LR}}
+        kind: dict[str, Any] = {}
+        longest = RolloutOptions().max_new_tokens
+        if path not in EMBEDDED_MODELS:
+            longest = PRETRAINED_LONGEST
+            kind = {"optimizer": {"lr": PRETRAINED_LR}, "rollouts": {"max_new_tokens": longest}}
+        rollouts = raw.get("rollouts", {})
+        given = rollouts.get("max_new_tokens") if isinstance(rollouts, dict) else None
+        if isinstance(given, int) and given >= 1:  # else unset, or refused later
+            longest = given
+        names["engine"]["slots"] = engines.slots_for(longest)
         return beneath(beneath(names, kind), beneath(preset, raw))
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ P prompt tokens, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Message = dict[str, str]  # {"role": "user", "content": "..."}: one turn of a conversation
+Message = dict[str, Any]  # {"role": "user", "content": "..."}, perhaps with "tool_calls" or others
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A question with its reference answer. `id` is unique within a data set.
 
-    `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...).
+    `prompt` is text, or the turns of a conversation in order: ({"role": ..., "content": ...}, ...),
+    with all other keys that the data gives them.
     `columns` holds the other columns of the data set, unchanged. Reward functions are called with
     them. `source` names the source of a mixture that the problem comes from.
     """
@@ -53,7 +54,7 @@ class Answer:
     """A response in the form that is judged: decoded `text`, and `ids` as sampled."""
 
     problem: Problem
-    text: str  # decoded, without special tokens
+    text: str  # decoded, without the tokens of end-of-sequence and padding
     ids: Sequence[int]  # as sampled, with the end-of-sequence token if there is one
     finish_reason: FinishReason
     state: TrainerState | None = None  # None outside of a run
@@ -186,3 +187,13 @@ class Score:
                 f"a score with status {self.status.value!r} has reward {self.reward!r}: the reward "
                 "must be None for skipped and error, and a number for any other status"
             )
+
+
+def text_of(ids: Iterable[int], tokenizer: Any) -> str:
+    """Return sampled ids as text, without the tokens of end-of-sequence and padding.
+
+    Other special tokens stay, such as "<think>", which rewards may look for.
+    """
+    silent = (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    text: str = tokenizer.decode([int(token) for token in ids if token not in silent])
+    return text

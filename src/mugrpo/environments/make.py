@@ -57,6 +57,7 @@ def tools_of(config: RunConfig, held: Held = NONE_HELD) -> Sequence[Mapping[str,
 
 
 def row_of(problem: Problem) -> dict[str, Any]:
-    """Return what `reset` gets of a problem: the columns, "prompt" and "answer"."""
+    """Return what `reset` gets of a problem: the columns, "prompt" and, if it has one, "answer"."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
-    return {"answer": problem.answer, **problem.columns, "prompt": prompt}
+    answer = {"answer": problem.answer} if problem.answer else {}
+    return {**answer, **problem.columns, "prompt": prompt}

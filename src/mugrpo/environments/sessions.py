@@ -149,7 +149,7 @@ class Answering:
             [told] = self._runner.run(_all([told]))
             if isinstance(told, Exception):
                 raise told
-        if told is None or isinstance(told, bool) or usable_number(told) is not None:
+        if told is None or usable_number(told) is not None:
             return self._done(_reward(told, self._label))
         messages = self._checked(told)
         self._messages.extend(messages)
@@ -215,8 +215,8 @@ def _means(log: CallLog) -> dict[str, float]:
 
 def _reward(value: Any, label: str) -> float | None:
     """Return a reward as a float. None is no reward, a bool 0 or 1, as in TRL."""
-    if value is None or isinstance(value, bool):
-        return None if value is None else float(value)
+    if value is None:
+        return None
     if (number := usable_number(value)) is None:
         raise BrokenContractError(
             f"{label} returned {printable(repr(value), 60)}; a reward must be a number between "

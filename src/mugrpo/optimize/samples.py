@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.disk.records import GroupKey, Rollout, Score
+from mugrpo.disk.records import FinishReason, GroupKey, Rollout, Score, text_of
 from mugrpo.optimize.batching import MicroBatch
 
 
 def response(rollout: Rollout, score: Score, tokenizer: Any) -> dict[str, Any]:
     """Return a response and its score as people read them."""
+    ended = rollout.finish_reason is FinishReason.STOP
     return {
         "sample": rollout.sample,
-        "text": tokenizer.decode(rollout.response_ids, skip_special_tokens=True),
+        "text": text_of(rollout.response_ids[: -1 if ended else None], tokenizer),
         "status": score.status.value,
         "reward": score.reward,
         "parts": score.parts,

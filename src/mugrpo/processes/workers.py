@@ -130,7 +130,7 @@ def failure(
     process must not be used again.
     """
     try:
-        text = str(error)
+        text = "; ".join([str(error), *getattr(error, "__notes__", ())])
     except Exception:
         text = ""
     return {

@@ -32,7 +32,8 @@ NONE_HELD: Held = MappingProxyType({})
 class BrokenContractError(Exception):
     """The error for a function that does not return a usable number or None for each completion.
 
-    Also for one that logs what is not a number, or not one value for each completion.
+    Also for one that takes what is no column, or that logs what is not a number, or not one value
+    for each completion.
     """
 
 
@@ -123,29 +124,40 @@ class RewardFunction:
         self._function = function
         self._runner = runner
         self._parameters = parameters_of(function)
+        self._required = required_of(function)
 
     def __call__(self, items: Sequence[Mapping[str, Any]], log: CallLog) -> list[float | None]:
         """Return a reward, or None for no reward, for each of `items`, and note in `log` what the
         function logs.
 
-        Raises BrokenContractError if the function returns or logs anything else. Errors that the
-        function raises are passed on.
+        Raises BrokenContractError if the function takes what is no column, or returns or logs
+        anything else. Errors that the function raises are passed on.
         """
         state = items[0]["state"]  # a call's items share it
+        columns = _columns(items)
         arguments: dict[str, Any] = {
             "prompts": [item["prompt"] for item in items],
             "completions": [_completion(item) for item in items],
             "completion_ids": [item["ids"] for item in items],
-            **_columns(items),
+            **columns,
             "trainer_state": state and TrainerState(**state),
             "log_extra": log.log_extra,
             "log_metric": log.log_metric,
         }
+        existing = f"the data has the columns {', '.join(map(repr, columns)) or '(none)'}"
+        if missing := [name for name in self._required if name not in arguments]:
+            raise BrokenContractError(
+                f"`{self.label}` takes {missing[0]!r}, which is no column: {existing}"
+            )
         if self._parameters is not None:
             arguments = {name: arguments[name] for name in self._parameters if name in arguments}
-        rewards = self._function(**arguments)
-        if inspect.isawaitable(rewards):
-            rewards = self._runner.run(_wait_for(rewards))
+        try:
+            rewards = self._function(**arguments)
+            if inspect.isawaitable(rewards):
+                rewards = self._runner.run(_wait_for(rewards))
+        except KeyError as error:
+            error.add_note(existing)  # it may be a column that is not there
+            raise
         return self._checked(rewards, items)
 
     def _checked(self, rewards: Any, items: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -174,14 +186,14 @@ class RewardFunction:
 def usable_number(reward: Any, largest: float = _LARGEST) -> float | None:
     """Return `reward` as a float, or None if it is not a number of at most `largest`.
 
-    Numbers are int, float, and scalars of numpy and torch, but not bool.
+    Numbers are int, float, bool (0 or 1, as in TRL), and scalars of numpy and torch.
     """
     if not isinstance(reward, int | float) and hasattr(reward, "item"):
         try:
             reward = reward.item()
         except (ValueError, RuntimeError):  # an array of several numbers
             return None
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
+    if not isinstance(reward, int | float):
         return None
     try:
         return float(reward) if abs(reward) <= largest else None  # nan is not
@@ -199,9 +211,12 @@ def _completion(item: Mapping[str, Any]) -> str | list[dict[str, Any]]:
 def _columns(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return each column as a list.
 
-    "answer" has the reference answers, unless a column has that name.
+    "answer" has the reference answers if there are any, unless a column has that name.
     """
-    rows = [{"answer": item["answer"], **item["columns"]} for item in items]
+    rows = [
+        {**({"answer": item["answer"]} if item["answer"] else {}), **item["columns"]}
+        for item in items
+    ]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names if name not in _NOT_COLUMNS}
 
@@ -218,6 +233,16 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return tuple(parameter.name for parameter in parameters)
+
+
+def required_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments without which `function` cannot be called by keywords."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in parameters if one.kind in kinds and one.default is one.empty]
 
 
 def _shown(value: Any) -> float | str:

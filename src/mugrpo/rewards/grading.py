@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from mugrpo.config.rewards import (
+    BoxReader,
     FunctionOptions,
     MathOptions,
-    PlainOptions,
+    RegexOptions,
     RewardOption,
     WorkerOptions,
+    deciding,
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
@@ -73,24 +75,22 @@ class Grader:
         return self._pool.said
 
     def unreadable(self, references: Iterable[str]) -> dict[str, str]:
-        """Return the references that `math` or `plain` does not find equal to themselves.
+        """Return the references that no response matches, each with the reason.
 
-        The value of each is the reason. Without these rewards there is none. They do not count if
-        neither status nor reward depends on them.
+        For `math` and `plain`, these are not equal to themselves. For `regex`, the pattern finds
+        something else in them. Rewards on which neither status nor reward depends do not count.
         """
-        verifiers = [r for r in self._rewards if r.verifies]
-        asked = [r for r in verifiers if isinstance(r, MathOptions | PlainOptions)]
-        asked = [r for r in asked if r.weight or r is verifiers[0]]
-        if not asked:
-            return {}
-        options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
-        distinct = list(dict.fromkeys(references))
-        calls = ([to_json({"text": _as_answer(r), "answer": r})] for r in distinct)
-        reasons = {}
-        with closing(Pool(options, self._workers)) as pool:
-            for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
-                if not all(outcome.get("values", {"none": 0.0}).values()):
-                    reasons[reference] = outcome.get("failure", "it is not equal to itself")
+        distinct, reasons = list(dict.fromkeys(references)), dict[str, str]()
+        for kind in (BoxReader, RegexOptions):
+            asked = [r for r in deciding(self._rewards) if isinstance(r, kind)]
+            if not asked:
+                continue
+            options = [r.model_copy(update={"weight": 1.0}).model_dump() for r in asked]
+            calls = ([to_json({"text": asked[0].written(r), "answer": r})] for r in distinct)
+            with closing(Pool(options, self._workers)) as pool:
+                for reference, [outcome] in zip(distinct, pool.run(calls), strict=True):
+                    if reason := _unmatched(outcome, asked[0]):
+                        reasons.setdefault(reference, reason)
         return reasons
 
     def scores(self, answers: Iterable[Answer]) -> Iterator[Score]:
@@ -164,8 +164,15 @@ def _require_available(reward: RewardOption) -> None:
         raise UsageError("the reward math needs math-verify: pip install 'mugrpo[math]'")
 
 
-def _as_answer(reference: str) -> str:
-    return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+def _unmatched(outcome: Mapping[str, Any], reward: RewardOption) -> str | None:
+    """Return why no response matches a reference that was judged as a response, or None."""
+    if isinstance(reward, RegexOptions) and "failure" not in outcome:
+        if outcome["status"] != Status.WRONG:  # it is "12", and the pattern wants "= 12"
+            return None
+        return f"the pattern of regex finds {outcome['answers']['answer']!r} in it"
+    if all(outcome.get("values", {"none": 0.0}).values()):
+        return None
+    return str(outcome.get("failure", "it is not equal to itself"))
 
 
 def _unsendable(problem: str, columns: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from mugrpo.config.options import at_stage
 from mugrpo.config.stages import DifficultyBand, RatedProblems
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
+from mugrpo.tasks.cells import entry
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -44,8 +46,9 @@ def stated_rates(problems: Sequence[Problem], column: str | None) -> Floats:
     if column is None:
         return rates_P
     for index, problem in enumerate(problems):
-        if (cell := problem.columns.get(column)) is not None:
-            rates_P[index] = _rate(cell, problem.id, column)
+        with suppress(KeyError):
+            if (cell := entry(problem.columns, column)) is not None:
+                rates_P[index] = _rate(cell, problem.id, column)
     if np.isnan(rates_P).all():
         raise UsageError(
             f"difficulty.column = {column!r}, but no problem has such a solve rate; name a column "

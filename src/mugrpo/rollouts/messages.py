@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Problem, text_of
 from mugrpo.rollouts.prompts import PromptEncoder
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, with "tool_calls" or "name"
@@ -104,8 +104,7 @@ class MessageEncoder:
 
     def plain(self, ids: Ids) -> Message:
         """Return what the model has sampled as a message with nothing but text."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": text_of(ids, self._tokenizer)}
 
     def message(self, before: Ids, ids: Ids) -> Message:
         """Return the message that the model has sampled as `ids`, which end with a stop id.

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.records import Problem
+from mugrpo.disk.records import Message, Problem
 from mugrpo.processes.limited import LimitError, limited
+from mugrpo.tasks.cells import literal, shown
+from mugrpo.tasks.conversations import present
 
 # What a chat template may take: for all problems, and problems per further second of CPU time.
 _SECONDS, _MEGABYTES, _PER_SECOND = 20, 4096, 100
@@ -81,10 +83,13 @@ class PromptEncoder:
         """Return the problems whose prompts leave room for a response.
 
         Raises UsageError if some do not and `overlong` is "error", if none does, if a problem
-        cannot be written in the chosen form, or if the chat template takes too much time or memory.
+        cannot be written in the chosen form, if an id is outside the model's vocabulary, or if the
+        chat template takes too much time or memory.
         """
-        texts = self._texts(problems)
-        limit = self.limit
+        texts, limit = self._texts(problems), self.limit
+        if self._may_be_outside:
+            for problem, text in zip(problems, texts, strict=True):
+                self.checked(self._ids(problem, text), f"problem {problem.id!r}")
         if limit is None or self.options.overlong == "truncate":
             return list(problems)
         fitting, longest = [], 0
@@ -121,21 +126,27 @@ class PromptEncoder:
         """Return the texts of `problems`, from a process with limits if a template writes them."""
         if self.options.form == "plain":
             return [self.text(problem) for problem in problems]
+        return self.limited(lambda: [self.text(problem) for problem in problems], len(problems))
 
+    def limited(self, write: Callable[[], list[str]], count: int) -> list[str]:
+        """Return what `write` returns of `count` problems, from a process with limits.
+
+        Raises UsageError as `write` does, and if the chat template takes too much time or memory.
+        """
         _ = self.tools  # before the process: a worker tells them
 
         def written() -> list[str] | str:
             try:
-                return [self.text(problem) for problem in problems]
+                return write()
             except UsageError as error:
                 return str(error)
 
-        seconds = _SECONDS + len(problems) // _PER_SECOND
+        seconds = _SECONDS + count // _PER_SECOND
         try:
             texts: list[str] | str = limited(written, seconds=seconds, megabytes=_MEGABYTES)
         except LimitError as error:
             raise UsageError(
-                f"the chat template {error} for {len(problems)} problems; fix it, or name another "
+                f"the chat template {error} for {count} problems; fix it, or name another "
                 "with --prompt.chat_template"
             ) from None
         if isinstance(texts, str):
@@ -147,18 +158,68 @@ class PromptEncoder:
         """The number of tokens that the tokenizer adds to every text."""
         return len(self.tokenizer("")["input_ids"])
 
+    @cached_property
+    def _may_be_outside(self) -> bool:
+        """Whether the tokenizer has ids outside the model's vocabulary."""
+        return bool(max(self.tokenizer.get_vocab().values()) >= self.vocab_size)
+
+    @cached_property
+    def suffix(self) -> list[int]:
+        """The ids that the tokenizer puts after every text, such as an end-of-sequence token.
+
+        They are no part of a prompt: the model would have to answer after the end.
+        """
+        whole, bare = self.tokenizer("1")["input_ids"], self.ids_of("1")
+        starts = range(len(whole) - len(bare) + 1) if bare else ()
+        ends = (n + len(bare) for n in starts if whole[n : n + len(bare)] == bare)
+        return list(whole[next(ends, len(whole)) :])
+
     def _ids(self, problem: Problem, text: str) -> list[int]:
         special = self.options.form == "plain"  # a template writes its own special tokens
         encoded = self.tokenizer(text, add_special_tokens=special, verbose=False)
         ids: list[int] = encoded["input_ids"]
+        ids = ids[: len(ids) - len(self.suffix)] if special else ids
         if not ids:
             raise UsageError(f"problem {problem.id!r} has an empty prompt")
         return ids
 
-    def _chat_text(self, problem: Problem) -> str:
+    def messages(self, problem: Problem) -> list[Message]:
+        """Return the conversation that the chat template writes for `problem`."""
         turns = problem.prompt
-        messages = [{"role": "user", "content": turns}] if isinstance(turns, str) else list(turns)
-        return self.rendered(messages, prompting=True, about=f"problem {problem.id!r}")
+        return [{"role": "user", "content": turns}] if isinstance(turns, str) else list(turns)
+
+    def _chat_text(self, problem: Problem) -> str:
+        about, messages = f"problem {problem.id!r}", self.messages(problem)
+        tools = self._tools_of(problem)
+        text = self.rendered(messages, prompting=True, about=about, tools=tools)
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        for what, named in (("tools", tools), ("tool_calls", calls)):
+            names = [name for name in map(_name, named) if name]
+            if missing := next((name for name in names if name not in text), None):
+                raise UsageError(
+                    f"the chat template writes nothing of the {what} of {about}, such as "
+                    f"{missing}; name another with --prompt.chat_template"
+                )
+        return text
+
+    def _tools_of(self, problem: Problem) -> Sequence[Mapping[str, Any]]:
+        """Return the tools that the template tells about: the environment's, or a column's."""
+        column = problem.columns.get("tools")
+        if not (column.strip() if isinstance(column, str) else column):
+            return self.tools
+        found = present(literal(column) if isinstance(column, str) else column)
+        if not isinstance(found, list) or not all(map(_name, found)):
+            raise UsageError(
+                f"problem {problem.id!r}: the column 'tools', which the chat template gets, is "
+                f"{shown(column)}, not a list of JSON schemas of functions; rename it if it is "
+                "something else"
+            )
+        if self.tools and found:
+            raise UsageError(
+                f"problem {problem.id!r} has tools in its column 'tools', but only those of the "
+                "environment can be called; leave the column out"
+            )
+        return found
 
     def rendered(
         self,
@@ -166,16 +227,18 @@ class PromptEncoder:
         *,
         prompting: bool,
         about: str = "an environment's message",
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return what the chat template writes for `messages`.
 
-        If `prompting`, the beginning of the model's next turn is added. Raises UsageError, naming
-        what the messages are `about`, if the template fails.
+        If `prompting`, the beginning of the model's next turn is added. It tells about `tools`, by
+        default those of the environment. Raises UsageError, naming what the messages are `about`,
+        if the template fails.
         """
         try:
             text: str = self.tokenizer.apply_chat_template(
                 list(messages),
-                tools=list(self.tools) or None,
+                tools=list(self.tools if tools is None else tools) or None,
                 chat_template=self.template,
                 add_generation_prompt=prompting,
                 tokenize=False,
@@ -188,6 +251,12 @@ class PromptEncoder:
                 "another with --prompt.chat_template"
             ) from None
         return text
+
+
+def _name(tool: Any) -> str | None:
+    """Return the name of the function that a schema or a call is of, or None if it is neither."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _own_template(tokenizer: Any) -> str | None:

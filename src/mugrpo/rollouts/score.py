@@ -21,6 +21,7 @@ from mugrpo.disk.records import (
     Score,
     Status,
     TrainerState,
+    text_of,
 )
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_scores
 from mugrpo.tasks.base import Task
@@ -198,15 +199,13 @@ def publish_scores(
 
 
 def response_text(rollout: Rollout, tokenizer: Any) -> str:
-    """Return a response as text, without special tokens and without the id that only ends it.
+    """Return a response as text, without the id that only ends it.
 
     Of a response with turns, return the last one.
     """
     stopped = rollout.finish_reason is FinishReason.STOP
     begin = 0 if rollout.turns is None else int(rollout.turns[-1])
-    ids = rollout.response_ids[begin : -1 if stopped else None]
-    text: str = tokenizer.decode(ids, skip_special_tokens=True)
-    return text
+    return text_of(rollout.response_ids[begin : -1 if stopped else None], tokenizer)
 
 
 def overlong_penalty(length: int, longest: int, buffer: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mugrpo.disk.shards import ShardSet
 
+_MOSTLY = 0.5  # share of truncated responses from which they are what is wrong
 _HARDLY_ANY_SIGNAL = 0.9  # warn if at least this share of the groups has no reward variance
 
 
@@ -73,8 +74,27 @@ def logged_means(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: sums[name] / counts[name] for name in sorted(sums)}
 
 
-def described(refresh: dict[str, Any]) -> str:
-    """Return a stage's statuses in one line, and a warning if hardly any group has a gradient."""
+def truncation(refresh: Mapping[str, Any], longest: int) -> str | None:
+    """Return what to say of a stage most of whose responses are truncated at `longest` tokens.
+
+    Return None for other stages.
+    """
+    share = refresh.get("status/truncated", 0) / max(1, refresh["rollouts"])
+    if refresh.get("mean_length") == longest:  # all are, be they judged or not
+        share = 1.0
+    if share < _MOSTLY:
+        return None
+    return (
+        f"{share:.0%} of the responses are truncated: raise rollouts.max_new_tokens = {longest}, "
+        "or find out why they do not end (the chat template, model.eos_token)"
+    )
+
+
+def described(refresh: Mapping[str, Any], longest: int) -> str:
+    """Return a stage's statuses in one line, and a warning if hardly any group has a gradient.
+
+    Responses have at most `longest` tokens.
+    """
     rows = refresh["rollouts"]
     counts = {key[7:]: n for key, n in refresh.items() if key.startswith("status/")}
     parts = [f"{name.replace('_', ' ')} {n} ({n / rows:.1%})" for name, n in counts.items()]
@@ -87,10 +107,13 @@ def described(refresh: dict[str, Any]) -> str:
         rate = refresh["drawn_solve_rate"]
         mean = "not known" if rate is None else f"{rate:.3f}"
         text += f"\n  {excluded} problems passed over; mean solve rate of those drawn: {mean}"
-    share = refresh["zero_variance_share"]
+    share, cut = refresh["zero_variance_share"], truncation(refresh, longest)
     if share is not None and share >= _HARDLY_ANY_SIGNAL:
+        usual = "Problems are too hard or too easy for the model, or the reward never varies"
         text += (
             f"\n  warning: in {share:.0%} of the groups all rewards are equal; they give no "
-            "gradient. Problems are too hard or too easy for the model, or the reward never varies"
+            f"gradient. {cut or usual}"
         )
+    elif cut:
+        text += f"\n  warning: {cut}"
     return text

@@ -229,4 +229,4 @@ def score_stage(run: OpenRun, stage: Stage, metrics: MetricsLog, *, again: bool 
     measured = refresh_metrics(rollouts, scores)
     refresh = {"stage": stage.number, **measured, **draw_metrics(stage)}
     if metrics.put("refresh", stage.first_update, **refresh):
-        run.progress.say(described(refresh))
+        run.progress.say(described(refresh, run.config.rollouts.max_new_tokens))

@@ -22,6 +22,7 @@ from mugrpo.disk.shards import ShardSet, read_statuses
 from mugrpo.rollouts.replay import replayed
 from mugrpo.rollouts.score import scored
 from mugrpo.rollouts.selection import Group, batches, correctness_varies, further_groups
+from mugrpo.rollouts.statistics import refresh_metrics, truncation
 from mugrpo.stages.draw import draw_metrics
 from mugrpo.stages.stage import Stage
 
@@ -104,7 +105,7 @@ def plan_stage(stage: Stage, say: Callable[[str], None]) -> None:
             full = batches([*chosen, *others], per_update, count)
             summary += "; the rest are filled with other groups"
         if len(full) < count:
-            raise _short(summary, options)
+            raise _short(stage, summary, options)
         say(summary)
     full, notes = _with_replayed(stage, full, say)
     write_plan(
@@ -260,10 +261,12 @@ def _varies(stage: Stage, rollouts: ShardSet, scores: ShardSet, number: int) -> 
     return [correctness_varies(group, stage.config.rewards) for group in groups]
 
 
-def _short(summary: str, options: DynamicSampling) -> RunStopped:
+def _short(stage: Stage, summary: str, options: DynamicSampling) -> RunStopped:
+    measured = refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))
+    cut = truncation(measured, stage.config.rollouts.max_new_tokens)
     return RunStopped(
-        f"{summary} (sampling.max_oversampling = {options.max_oversampling:g}). The problems are "
-        "too hard or too easy for the model: raise --sampling.max_oversampling, fill the updates "
-        "with other groups (--sampling.when_short fill), or train on every group (--sampling.name "
-        "every), each with --force"
+        f"{summary} (sampling.max_oversampling = {options.max_oversampling:g}). "
+        f"{cut or 'The problems are too hard or too easy for the model'}. You can also raise "
+        "--sampling.max_oversampling, fill the updates with other groups (--sampling.when_short "
+        "fill), or train on every group (--sampling.name every), each with --force"
     )

@@ -1,7 +1,8 @@
-"""What a run needs only later, tried before its first rollout: engines, loss, rewards, disk.
+"""What a run needs only later, tried before its first rollout: prompts, engines, rewards, disk.
 
 The data is read, with the held-out problems, when the run is opened, and its sinks are opened with
-`Work`. The rewards judge a made-up completion here: the reference answer.
+`Work`. The rewards judge a made-up completion here: the reference answer, in a box if that is what
+the first of them reads.
 
 A run that is resumed tries all of it again. What keeps a run from beginning only stops one that has
 results: the same command may succeed later, when a judge's server is back or the disk has room.
@@ -15,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mugrpo.config.mixture import asks_environment
+from mugrpo.config.mixture import asks_environment, datasets_in
+from mugrpo.config.rewards import RewardOption, deciding
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
 from mugrpo.model.loading import trained_parameters
 from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.rollouts.preflight import notices
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.plan import shards_made
@@ -28,6 +31,7 @@ from mugrpo.stages.stage import Stage
 from mugrpo.stages.suites_in_training import Suites
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
+_IDS = 40  # of a prompt's beginning, and as many of its end
 _WEIGHT = 12  # bytes of a trained parameter in a checkpoint: fp32, with AdamW's two moments
 _TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
 _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
@@ -37,9 +41,11 @@ def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
     Raises UsageError for an engine that cannot be started, a file without an objective, a reward
-    that fails or breaks its contract, and a disk that is too small for the checkpoints. For these
-    rewards and this disk it is RunStopped if the run has results already.
+    that fails, breaks its contract or finds the reference answer wrong, and a disk that is too
+    small for the checkpoints. For these rewards and this disk it is RunStopped if the run has
+    results already.
     """
+    _try_prompts(run, tell)
     require_engines(run.config)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
@@ -47,16 +53,31 @@ def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
     _try_disk(run, tell)
 
 
+def _try_prompts(run: OpenRun, tell: bool) -> None:
+    for sentence in notices(run.prompts, run.vocabulary.stop_ids, run.problems):
+        run.progress.say(sentence)
+    if tell:
+        ids = run.prompts(run.problems[0]).tolist()
+        shown = f"{str(ids[:_IDS])[:-1]}, ... {str(ids[-_IDS:])[1:]}"
+        run.progress.say(f"prompt ids  {ids if len(ids) <= 2 * _IDS else shown}")
+
+
 def _try_rewards(run: OpenRun, tell: bool) -> None:
     held_out = run.eval_problems if run.config.evaluation.every else ()
     count = _SHOWN if tell else 1
     problems = [*_first(run.problems, count), *_first(held_out, count)]
     for problem, score in zip(problems, _scores(run, problems), strict=True):
-        completion = f"a made-up completion, {problem.answer!r} to problem {problem.id!r}"
+        made_up = _made_up(run, problem)
+        completion = f"a made-up completion, {made_up!r} to problem {problem.id!r}"
         if tell:
             run.progress.say(f"prompt      {run.prompts.text(problem)!r}")
             reward = "none" if score.reward is None else f"{score.reward:g}"
             run.progress.say(f"reward      {reward} ({score.status}) for {completion}")
+        if score.status is Status.WRONG and _verifier(run, problem):
+            raise (UsageError if run.folder.is_untouched() else RunStopped)(
+                f"the rewards find the reference answer wrong: {completion}; choose another "
+                "reward, or take the answer out of what the data has with task.answer_pattern"
+            )
         broken = score.status in (Status.ERROR, Status.UNFINISHED)  # None may be right here
         if broken and run.config.rewards.failure_limit < 1:
             failed = f"the rewards failed on {completion}: {score.parts['reason']}"
@@ -71,6 +92,19 @@ def _try_rewards(run: OpenRun, tell: bool) -> None:
                 f"warning: {completion} got no reward ({score.status}); the run stops if a larger "
                 f"share than rewards.failure_limit = {run.config.rewards.failure_limit:g} gets none"
             )
+
+
+def _made_up(run: OpenRun, problem: Problem) -> str:
+    verifier = _verifier(run, problem)
+    return verifier.written(problem.answer) if verifier else problem.answer
+
+
+def _verifier(run: OpenRun, problem: Problem) -> RewardOption | None:
+    """Return the reward that decides whether a response is right, or None if functions do."""
+    task = run.config.task
+    sources = {getattr(one, "source", None): one for one in datasets_in(task)}
+    options = sources.get(problem.source)
+    return next(iter(deciding(options.rewards)), None) if options else None
 
 
 def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -99,8 +133,8 @@ def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:
     state = run.state(newest, run.schedule().stage_of(newest))
     own = 1.0 if asks_environment(run.config.task) else None
     answers = (
-        Answer(p, p.answer, run.prompts.ids_of(p.answer), FinishReason.STOP, state, own)
-        for p in problems
+        Answer(p, text, run.prompts.ids_of(text), FinishReason.STOP, state, own)
+        for p, text in ((p, _made_up(run, p)) for p in problems)
     )
     try:
         yield from run.task.score(answers)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.rewards import CodeOptions, NumericOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
-from mugrpo.rewards.code.cases import read_tests
 from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rewards.grading import Grader
-from mugrpo.rewards.verifiers import has_number
-from mugrpo.tasks.patterns import found_by
-from mugrpo.tasks.rows import Row, is_local, read_rows
-
-_ROLES = ("system", "user", "assistant", "tool", "developer")
+from mugrpo.tasks.cells import cell, shown, text_of
+from mugrpo.tasks.conversations import prompt_of
+from mugrpo.tasks.references import references_of, sentences
+from mugrpo.tasks.rows import is_local, read_rows
 
 
 class Dataset:
@@ -67,10 +61,22 @@ class Dataset:
             answer = bad[0].answer
             raise UsageError(
                 f"the rewards cannot use {len(bad)} of {len(problems)} reference answers; the "
-                f"first: {_shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
+                f"first: {shown(answer)} ({self._places[bad[0].id]}): {unreadable[answer]}; fix "
                 "the data, choose another reward, or set task.answer_pattern"
             )
-        return said
+        return [*said, *self._notice(problems)]
+
+    def _notice(self, problems: Sequence[Problem]) -> Iterator[str]:
+        """Yield a sentence if references read like sentences. Raises UsageError if most do."""
+        prose = sentences([problem.answer for problem in problems], self.options.rewards)
+        if prose:
+            text = (
+                f"{len(prose)} of {len(problems)} reference answers read like whole sentences, "
+                f"which only the same words match (such as {shown(prose[0])})"
+            )
+            if 2 * len(prose) > len(problems):
+                raise UsageError(f"{text}; take the answers out with task.answer_pattern")
+            yield f"warning: {text}"
 
     def score(self, answers: Iterable[Answer]) -> Iterator[Score]:
         return self.grader.scores(answers)
@@ -116,9 +122,13 @@ class Dataset:
         rows = read_rows(data, split=split, subset=subset, revision=revision)
         problems: dict[str, tuple[int, Problem]] = {}
         repeated: list[str] = []
-        found = self._found(rows)
-        for place, row in rows:
-            pair = self._problem(place, row, found)
+        column = self.options.prompt_column
+        prompts = [
+            prompt_of(cell(place, row, column, "prompt_column"), place) for place, row in rows
+        ]
+        answers = references_of(rows, self.options)
+        for (place, row), prompt, answer in zip(rows, prompts, answers, strict=True):
+            pair = stable_hash(prompt), self._problem(place, row, prompt, answer)
             identity = pair[1].id
             if identity in problems:
                 repeated.append(f"{identity!r} ({place})")
@@ -133,60 +143,17 @@ class Dataset:
             )
         return list(problems.values())
 
-    def _found(self, rows: Sequence[Row]) -> dict[str, str | None]:
-        """Return what task.answer_pattern finds in each reference answer, or None for nothing."""
-        pattern, column = self.options.answer_pattern, self.options.answer_column
-        if pattern is None or column is None:
-            return {}
-        cells = (row.get(column) for _, row in rows)
-        return found_by(pattern, sorted({str(cell) for cell in cells if cell is not None}))
-
     def _problem(
-        self, place: str, row: dict[str, Any], found: Mapping[str, str | None]
-    ) -> tuple[int, Problem]:
+        self, place: str, row: dict[str, Any], prompt: str | list[Message], answer: str
+    ) -> Problem:
         options = self.options
-        prompt = prompt_of(_cell(place, row, options.prompt_column, "prompt_column"), place)
-        answer = ""
-        if options.answer_column is not None:
-            answer = self._answer(place, row, options.answer_column, found)
         if options.id_column is not None:
-            cell = _cell(place, row, options.id_column, "id_column")
-            identity = _text(cell, place, options.id_column)
+            value = cell(place, row, options.id_column, "id_column")
+            identity = text_of(value, place, options.id_column, "id_column")
         else:
             identity = hashlib.sha256(canonical([prompt, answer])).hexdigest()[:16]
         columns = {name: value for name, value in row.items() if name != options.prompt_column}
-        problem = Problem(identity, self._with_template(prompt, place), answer, columns)
-        return stable_hash(prompt), problem
-
-    def _answer(
-        self, place: str, row: dict[str, Any], column: str, found: Mapping[str, str | None]
-    ) -> str:
-        cell = _cell(place, row, column, "answer_column")
-        code = any(isinstance(reward, CodeOptions) for reward in self.options.rewards)
-        if code and isinstance(cell, list | dict):
-            cell = json.dumps(cell)
-        text = _text(cell, place, column)
-        if self.options.answer_pattern is not None:
-            if (answer := found[text]) is None:
-                raise UsageError(
-                    f"{place}: task.answer_pattern = {self.options.answer_pattern!r} matches "
-                    f"nothing in {_shown(text)}"
-                )
-            text = answer
-        numeric = any(isinstance(reward, NumericOptions) for reward in self.options.rewards)
-        if numeric and not has_number(text):
-            raise UsageError(
-                f"{place}: column {column!r} is {_shown(text)}, which the reward numeric cannot "
-                "compare with; choose another reward, or set task.answer_pattern"
-            )
-        if code:
-            try:
-                read_tests(text)
-            except ValueError as error:
-                raise UsageError(
-                    f"{place}: column {column!r} has no tests for the reward code: {error}"
-                ) from None
-        return text
+        return Problem(identity, self._with_template(prompt, place), answer, columns)
 
     def _with_template(self, prompt: str | list[Message], place: str) -> str | tuple[Message, ...]:
         """Return `prompt` with the run's prompt template and system prompt applied."""
@@ -217,82 +184,3 @@ def stable_hash(prompt: str | list[Message]) -> int:
 def canonical(value: Any) -> bytes:
     """Return a JSON value as bytes that do not depend on the order of its keys."""
     return json.dumps(value, sort_keys=True).encode()
-
-
-def _cell(place: str, row: dict[str, Any], column: str, option: str) -> Any:
-    if column not in row:
-        near = difflib.get_close_matches(column, row, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? Name it" if near else "name one of them"
-        raise UsageError(
-            f"{place} has no column {column!r} (it has {', '.join(map(repr, row))}); {hint} with "
-            f"--task.{option}"
-        )
-    return row[column]
-
-
-def prompt_of(value: Any, place: str) -> str | list[Message]:
-    """Return a prompt from the data: text, or a conversation that a model can answer.
-
-    Raises UsageError, naming `place`, if it is anything else.
-    """
-    if isinstance(value, str):
-        if not value.strip():
-            raise UsageError(f"{place}: the prompt is empty")
-        return _tokenizable(value, place)
-    if not isinstance(value, list | tuple) or not value:
-        raise UsageError(
-            f"{place}: the prompt is {_shown(value)}; it must be text, or a list of "
-            '{"role": ..., "content": ...}'
-        )
-    messages: list[Message] = []
-    for number, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise UsageError(
-                f"{place}: message {number} of the prompt is {_shown(message)}; it must be "
-                '{"role": ..., "content": text}'
-            )
-        if message.get("role") not in _ROLES:
-            raise UsageError(
-                f"{place}: message {number} of the prompt has role {message.get('role')!r}; it "
-                f"must be one of {', '.join(_ROLES)}"
-            )
-        messages.append(
-            {"role": message["role"], "content": _tokenizable(message["content"], place)}
-        )
-    if messages[-1]["role"] not in ("user", "tool"):
-        last = messages[-1]["role"]
-        raise UsageError(
-            f"{place}: the prompt ends with the turn of the {last}; its last turn must be the "
-            "user's or a tool's"
-        )
-    return messages
-
-
-def _tokenizable(text: str, place: str) -> str:
-    """Return `text`. Raises UsageError for half a surrogate pair, which no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{place}: character {error.start} is half a surrogate pair "
-            f"({text[error.start]!r}), which is not text; fix the data"
-        ) from None
-    return text
-
-
-def _text(value: Any, place: str, column: str) -> str:
-    """Return an answer or id as text. Raises UsageError if it is neither text nor a number."""
-    if isinstance(value, str) and value.strip():
-        return _tokenizable(value, place)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float | Decimal) and math.isfinite(value):
-        return str(value)
-    raise UsageError(
-        f"{place}: column {column!r} is {_shown(value)}; it must be text or a finite number"
-    )
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub import constants
@@ -138,6 +139,12 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 continue
             if not header:
                 header = values
+                other = next((mark for mark in ";\t|" if mark in header[0]), None)
+                if len(header) == 1 and other is not None:
+                    raise UsageError(
+                        f"{place} separates columns by {other!r}; save the file with commas "
+                        f"(pandas.read_csv({path.name!r}, sep={other!r}).to_csv(...))"
+                    )
                 if repeated := [name for name in header if header.count(name) > 1]:
                     raise UsageError(f"{place} names the column {repeated[0]!r} twice; rename one")
                 continue
@@ -154,10 +161,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            narrow = _narrow(file.schema_arrow)
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", row
+                    yield f"{path}, row {number}", _with_short(row, narrow)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
 
@@ -187,8 +195,35 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
             f"({type(error).__name__}: {_first_line(error)}). Without a network, name a local file "
             "with --task.data; a gated data set needs `hf auth login` first"
         ) from None
+    features = getattr(table, "features", None)
+    narrow = _narrow(features.arrow_schema) if features else {}
     for number, row in enumerate(table, start=1):
-        yield f"{data} [{split}], row {number}", dict(row)
+        yield f"{data} [{split}], row {number}", _with_short(row, narrow)
+
+
+def _narrow(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the columns whose cells are or hold floats of fewer than 64 bits."""
+    return {field.name: field.type for field in schema if "float" in str(field.type)}
+
+
+def _with_short(row: dict[str, Any], narrow: dict[str, pa.DataType]) -> dict[str, Any]:
+    return {**row, **{name: _short(row[name], kind) for name, kind in narrow.items()}}
+
+
+def _short(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with the shortest decimal number for each narrow float in it.
+
+    The float32 of 5.1 is 5.099999904632568 as a Python float.
+    """
+    if value is None:
+        return None
+    if pa.types.is_float16(kind) or pa.types.is_float32(kind):
+        return float(str((np.float16 if pa.types.is_float16(kind) else np.float32)(value)))
+    if pa.types.is_struct(kind):
+        return {**value, **{field.name: _short(value[field.name], field.type) for field in kind}}
+    if hasattr(kind, "value_type") and isinstance(value, list):
+        return [_short(inner, kind.value_type) for inner in value]
+    return value
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
 
 from mugrpo.config.suites import Suite
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.tasks.cells import entry
 from mugrpo.tasks.patterns import found_by
 from mugrpo.tasks.rows import Row, is_local, read_rows
 
@@ -51,9 +53,17 @@ def with_data(suite: Suite, file: str) -> Suite:
     return suite.over({"task": {**task.model_dump(), **changed}})
 
 
-def _column(columns: Collection[str], names: tuple[str, ...]) -> str | None:
-    """Return the first of `names` that is among `columns`, or None."""
-    return next((name for name in names if name in columns), None)
+def _column(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """Return the first of `names` that `row` has, as a column or by a dotted path, or None."""
+    return next((name for name in names if _has(row, name)), None)
+
+
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    try:
+        entry(row, name)
+    except KeyError:
+        return False
+    return True
 
 
 def _either(names: tuple[str, ...]) -> str:
@@ -64,6 +74,6 @@ def _matches(task: DatasetOptions, rows: list[Row], answer: str | None) -> bool:
     """Return whether the task's answer_pattern matches one of the answers in `rows`."""
     if task.answer_pattern is None or answer is None:
         return False
-    texts = {str(row[answer]) for _, row in rows if row.get(answer) is not None}
-    found = found_by(task.answer_pattern, sorted(texts))
+    cells = (entry(row, answer) for _, row in rows if _has(row, answer))
+    found = found_by(task.answer_pattern, sorted({str(cell) for cell in cells if cell is not None}))
     return any(match is not None for match in found.values())

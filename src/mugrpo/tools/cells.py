@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mugrpo.disk.records import Status
+from mugrpo.tasks.cells import number_text
 
 _LEAST = -1e38  # of a float32
 
@@ -31,7 +32,7 @@ def _answer(value: Any) -> str:
         value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"its answer is {value}; it must be text or a finite number")
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else number_text(value) or json.dumps(value)
     text.encode()
     return text if text.strip() else ""
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +28,9 @@ _MEANINGS = {
     "problem_id": "the problem",
     "occurrence": "the epoch in which the problem was drawn; with it and the stage, a group",
     "sample": "the position in the group",
-    "prompt": "the problem, as text or as a conversation",
+    "prompt": "the problem, as text or as a conversation (in JSON, if its messages have more keys)",
     "answer": "the reference answer",
-    "response": "the response as text, without special tokens",
+    "response": "the response as text, without tokens of end-of-sequence and padding",
     "reward": "the reward, or null if it was not known (status skipped or error)",
     "status": "what the judge said: right, wrong, no_answer, truncated, ...",
     "parts": "details of the reward (JSON)",
@@ -105,13 +106,15 @@ def export_rollouts(
             "`mugrpo score` first"
         )
     problems = {problem.id: problem for problem in run.problems}
-    chat = any(not isinstance(problem.prompt, str) for problem in run.problems)
+    conversations = [p.prompt for p in run.problems if not isinstance(p.prompt, str)]
+    keys = {name for turns in conversations for message in turns for name in message}
+    form = "json" if keys - {"role", "content"} else "chat" if keys else "text"
     rows = 0
     with publish_folder(out, replace=False) as folder:
         (folder / "data").mkdir()
         for number, rollouts, scores, shard in shards:
             run.stop.check()
-            table = _table(run, problems, number, rollouts, scores, shard, chat=chat)
+            table = _table(run, problems, number, rollouts, scores, shard, form)
             if not reasons:
                 table = _without_reasons(table)
             pq.write_table(table, folder / "data" / f"stage-{number:03d}-{shard:05d}.parquet")
@@ -150,10 +153,12 @@ def _table(
     rollouts: ShardSet,
     scores: ShardSet,
     shard: int,
-    *,
-    chat: bool,
+    form: str,
 ) -> pa.Table:
-    """Return a shard as a table with the columns of `_meanings`."""
+    """Return a shard as a table with the columns of `_meanings`.
+
+    Conversations are JSON if `form` says so: no column of Arrow has messages with any keys.
+    """
     stored = rollouts.open(shard).read()
     columns = dict(zip(stored.column_names, stored.columns, strict=True))
     columns["logprobs"] = columns.pop("behavior_logprobs")
@@ -161,9 +166,11 @@ def _table(
     responses = list(read_rollouts(rollouts, shard))
     asked = [_problem(problems, rollout, rollouts.path(shard)) for rollout in responses]
     texts = [response_text(rollout, run.prompts.tokenizer) for rollout in responses]
-    prompts = [_turns(problem.prompt) if chat else problem.prompt for problem in asked]
+    prompts: list[Any] = [problem.prompt for problem in asked]
+    prompts = prompts if form == "text" else list(map(_turns, prompts))
+    prompts = list(map(json.dumps, prompts)) if form == "json" else prompts
     columns["stage"] = pa.array([stage] * len(asked), pa.int32())
-    columns["prompt"] = pa.array(prompts, _MESSAGES if chat else pa.string())
+    columns["prompt"] = pa.array(prompts, _MESSAGES if form == "chat" else pa.string())
     columns["answer"] = pa.array([problem.answer for problem in asked], pa.string())
     columns["response"] = pa.array(texts, pa.string())
     if run.config.environment.given:

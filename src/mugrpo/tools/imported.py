@@ -20,7 +20,8 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem, Rollout, Score, Status
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.rollouts.prompts import PromptEncoder
-from mugrpo.tasks.dataset import canonical, prompt_of
+from mugrpo.tasks.conversations import prompt_of
+from mugrpo.tasks.dataset import canonical
 from mugrpo.tasks.rows import read_rows
 from mugrpo.tools.foreign import FORMATS, Cells, Row, rows_of, turns_of
 from mugrpo.tools.grouping import Group, Imported, grouped, meant

@@ -134,7 +134,7 @@ def _begin(stage: Stage, provenance: Raw) -> str:
     stage.folder.config.write_text(json.dumps(document, indent=1) + "\n")
     stage.folder.metrics.write_text(json.dumps(line) + "\n")
     stage.folder.journal.begin()
-    return described(refresh)
+    return described(refresh, stage.config.rollouts.max_new_tokens)
 
 
 def _write_stage(

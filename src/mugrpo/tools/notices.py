@@ -61,7 +61,9 @@ def _lacks_end(one: Imported, longest: int) -> bool:
 def _has_other_text(one: Imported, tokenizer: Any) -> bool:
     if one.row.response is None:
         return False
-    texts = (response_text(one.rollout, tokenizer), tokenizer.decode(one.rollout.response_ids))
+    ids = one.rollout.response_ids
+    texts = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (True, False)]
+    texts.append(response_text(one.rollout, tokenizer))
     return one.row.response.strip() not in [text.strip() for text in texts]
 
 

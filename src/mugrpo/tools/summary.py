@@ -10,6 +10,7 @@ from typing import Any
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.costs import refresh_parts
 from mugrpo.report.read import accuracy_text, number
+from mugrpo.rollouts.statistics import truncation
 from mugrpo.run.progress import clock
 
 LEARNED_NOTHING = 4  # exit status of `mugrpo train`
@@ -86,15 +87,18 @@ def whereabouts(folder: RunDir, update: int) -> str:
     return f"checkpoint  {folder.checkpoint(update)}\nreport      {report}"
 
 
-def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
+def standstill(lines: Iterable[dict[str, Any]], longest: int) -> str | None:
     """Return a sentence if the run, or stages with a quarter of its updates, learned nothing.
 
     An update learns nothing if its gradient is 0 or was not applied. A stage of such updates is
     fine if no other one had a clearly higher reward: then the task is solved. Fewer than 16 updates
-    of a run that learned say nothing.
+    of a run that learned say nothing. Responses have at most `longest` tokens.
     """
     stages: dict[int, list[dict[str, Any]]] = {}
+    cut: dict[int, str | None] = {}
     for line in lines:
+        if line["kind"] == "refresh" and line.get("rollouts"):
+            cut[int(number(line, "stage") or 0)] = truncation(line, longest)
         if line["kind"] == "update":
             stages.setdefault(int(number(line, "stage") or 0), []).append(line)
     rewards = {stage: _reward(of) for stage, of in stages.items()}
@@ -109,11 +113,14 @@ def standstill(lines: Iterable[dict[str, Any]]) -> str | None:
         return None
     skipped = sum(number(line, "skipped") or 0 for line in updates)
     reward = _reward(updates)
+    usual = (
+        "If all responses to a problem get the same reward, there is nothing to learn from: look "
+        "at the samples, the rewards, and how hard the problems are"
+    )
     return (
         f"nothing was learned in stage{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}: "
         f"{skipped:.0f} of {len(updates)} updates were not applied, and the others had no gradient "
-        f"(mean reward {reward:.3f}). If all responses to a problem get the same reward, there is "
-        "nothing to learn from: look at the samples, the rewards, and how hard the problems are"
+        f"(mean reward {reward:.3f}). {next(filter(None, map(cut.get, idle)), usual)}"
     )
 
 
