@@ -53,7 +53,7 @@ def test_only_the_end_of_a_text_is_read():
 @pytest.mark.parametrize("verifier", [STRICT, LIBRARY])
 @pytest.mark.parametrize("reference", ["", "$", "$ $"])
 def test_a_reference_that_cannot_be_read_is_an_error_and_not_a_verdict(reference, verifier):
-    with pytest.raises(ValueError, match="can(not)? read the reference"):
+    with pytest.raises(ValueError, match=r"read the reference"):
         verifier(r"\boxed{12}", reference)
 
 

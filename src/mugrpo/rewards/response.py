@@ -46,18 +46,22 @@ _SENTENCE_END = re.compile(
 _PROSE = re.compile(r"(?:[A-Za-z']+[ ,]+){3}")
 _RANGE = re.compile("(?<=[0-9])\\s*[\u2010-\u2014]\\s*(?=[0-9])")  # 3 to 5, and no difference
 _LED = re.compile(
-    r"(?!sqrt|pi\b|sin|cos|tan|log)([^\w\\]*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)([-$\\]*[0-9\\$].*)",
+    r"(?!sqrt|pi\b|sin|cos|tan|log)([^\w\\]*[A-Za-z][A-Za-z'\u2019]{2,}[^0-9$\\]*?)"
+    r"([-$\\]*[0-9\\$].*)",
     re.DOTALL,
 )
 _DENIED = re.compile(
-    r"(?:\bnot|n['\u2019]t|\bnever|\bcannot|\bminus|\bnegative|\b(?:more|less|greater|fewer|other|rather) than)"
-    r"\s+(?:be\s+|equal\s+(?:to\s+)?|exactly\s+)?[\s$\\(\[{]*$|(?:\\neq?|\u2260)[\s$\\(\[{]*$|-[$\\(\[{]*$"
+    r"(?:\bnot|n['\u2019]t|\bnever|\bcannot|\bminus|\bnegative"
+    r"|\b(?:more|less|greater|fewer|other|rather) than)"
+    r"\s+(?:be\s+|equal\s+(?:to\s+)?|exactly\s+)?[\s$\\(\[{]*$"
+    r"|(?:\\neq?|\u2260)[\s$\\(\[{]*$|-[$\\(\[{]*$"
     r"|\b(?:half|twice|square|root|third|quarter|double|triple)\s+(?:of\s+)?[\s$]*$",
     re.IGNORECASE,
 )
 _COMPARED = re.compile(r"(?:[<\u2264\u2265\u2260]|\\(?:neq?|leq?|geq?|lt|gt)\s*|\w\s*>)\s*$")
 _ALONE = re.compile(
-    r"[\[{('\"`*_>$\s]*(\*\*[A-Za-z]+\*\*|\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)[\]})'\"`*_$.\s]*"
+    r"[\[{('\"`*_>$\s]*(\*\*[A-Za-z]+\*\*|\([A-Ja-j]\)|[A-Ja-j]|-?[0-9]*\.?[0-9]+%?)"
+    r"[\]})'\"`*_$.\s]*"
 )
 
 

@@ -81,11 +81,11 @@ TELLING = _words(
     "anticlockwise positive negative heads tails even odd"
 )
 OTHERWISE = _words(
-    "not no never neither nor cannot isnt arent wasnt cant is are was were too than or to minus plus "
-    "times over about approximately roughly nearly almost between far anything but wrong incorrect "
-    "false zero point least most root power square squared cubed factorial twice double triple pair "
-    "couple half halve third quarter fourth fifth sixth seventh eighth ninth tenth hundredth "
-    "thousandth millionth crore lakh bn mil gross score "
+    "not no never neither nor cannot isnt arent wasnt cant is are was were too than or to "
+    "minus plus times over about approximately roughly nearly almost between far anything but "
+    "wrong incorrect false zero point least most root power square squared cubed factorial "
+    "twice double triple pair couple half halve third quarter fourth fifth sixth seventh "
+    "eighth ninth tenth hundredth thousandth millionth crore lakh bn mil gross score "
     "if unless except remainder r mod base "
     "january february march april may june july august september october november december"
 )

@@ -107,8 +107,8 @@ def _faults(text: str, column: str, options: DatasetOptions) -> Iterator[str]:
 def _unmatched(text: str, reward: RewardOption) -> bool:
     """Return whether a reference holds more than the answer that `reward` compares with it.
 
-    `numeric` reads the last number of any text, and `regex` tells by its own pattern
-    (`Grader.unreadable`).
+    `numeric` compares only references that are one number (`has_number`), and `regex` tells by its
+    own pattern (`Grader.unreadable`).
     """
     if isinstance(reward, ExactOptions):  # a model may be asked for "Answer: 4", or for JSON
         return "\n" in text.strip() and _MARK.search(text) is not None
