@@ -291,6 +291,17 @@ print(add(*map(int, input().split())))
 """,
     "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
     "a float": "print(float(sum(map(int, input().split()))))",
+    "usual names without imports": """
+class Adder:
+    def __init__(self, numbers: List[int]): self.numbers = deque(numbers)
+    def add(self) -> Optional[int]: return reduce(operator.add, self.numbers)
+print(Adder(list(map(int, sys.stdin.read().split()))).add() + gcd(2, 2) - pow(2, 1, 4))
+""",
+    "usual names of its own": """
+def gcd(a, b): return a + b
+for accumulate in map(int, input().split()): globals().setdefault('heappop', accumulate)
+print(gcd(heappop, accumulate))
+""",
     "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
 }
 # In WebAssembly there are no threads, no sockets, and no size of stdin.
