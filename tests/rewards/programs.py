@@ -278,6 +278,17 @@ def add(a, b):
 # Those of them that attack what an assert does with a value
 ASSERTED = ("equal to everything", "an object equal to everything", "its own abs", "text")
 
+# One or two of each kind
+KINDS = (
+    *("printing: a loop", "printing: 10 GB", "printing: recursion", "printing: a fork bomb"),
+    *("printing: the end of all", "printing: a crash", "printing: 100 MB", "printing: no output"),
+    *("printing: outcomes everywhere", "printing: exit at once", "printing: its own judge"),
+    *("printing: files outside", "printing: a full disk", "printing: ptrace", "printing: root"),
+    *("printing: a connection", "printing: a zero byte", "printing: no Python"),
+    *("called: equal to everything", "called: its own encoder", "called: a set of one hash"),
+    *("called: its own result", "called: depth", "asserted: its own abs"),
+)
+
 # They only look as if
 TRULY_RIGHT: dict[str, str] = {
     "plain": "a, b = map(int, input().split()); print(a + b)",
@@ -299,8 +310,10 @@ print(Adder(list(map(int, sys.stdin.read().split()))).add() + gcd(2, 2) - pow(2,
 """,
     "usual names of its own": """
 def gcd(a, b): return a + b
-for accumulate in map(int, input().split()): globals().setdefault('heappop', accumulate)
-print(gcd(heappop, accumulate))
+def read():
+    global accumulate
+    for accumulate in map(int, input().split()): yield accumulate
+print(gcd(*read()) + 0 * accumulate)
 """,
     "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
 }
