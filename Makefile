@@ -16,7 +16,7 @@ SOAK_OPTIONS ?= --hours 6
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wasm test-wheel test-long \
+  test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -69,13 +69,6 @@ test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verif
 
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about ten minutes)
 	$(BIN)/pytest -m ray tests/targets
-
-.venv/installed-wasm: .venv/installed-test
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,wasm]'
-	touch $@
-
-test-wasm: .venv/installed-wasm  ## hostile programs in WebAssembly (about two minutes)
-	SANDBOX=wasm $(BIN)/pytest tests/rewards/test_code_hostile.py
 
 test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
 	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets

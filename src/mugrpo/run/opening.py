@@ -233,7 +233,7 @@ def _folder_and_config(
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
-        config = build_config(raw, str(folder.config))
+        config = build_config(raw, str(folder.config), overrides)
         theirs = build_config(stored["config"], str(folder.config)) if overrides else config
         return folder, config, theirs
     config = load_config(target, overrides)

@@ -69,7 +69,9 @@ def import_rollouts(
     raw = _raw(target, folder, overrides)
     task = raw["task"]
     named = "data" in task
-    config = build_config({**raw, "task": {"data": source.names[0], **task}}, str(target))
+    config = build_config(
+        {**raw, "task": {"data": source.names[0], **task}}, str(target), overrides
+    )
     remember(config, say)
     own = _dataset(config) if named else None
     train, held_out = (own.train_problems(), own.eval_problems()) if own else ((), ())

@@ -73,7 +73,8 @@ def measure(
     under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
-    base, why = with_precision(build_config(apply_overrides(found.raw, overrides), target))
+    raw = apply_overrides(found.raw, overrides)
+    base, why = with_precision(build_config(raw, target, overrides))
     if why:
         progress.say(why)
     require_packages(base.lora)
@@ -136,7 +137,7 @@ def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
     return with_precision(config)[0]
 
 
