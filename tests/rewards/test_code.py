@@ -409,6 +409,14 @@ def test_a_server_runs_what_bubblewrap_does(url: str):
     assert question["path"] == "/run_code" and question["language"] == "python"
 
 
+def test_a_draft_in_a_thought_is_no_program(url: str):
+    verifier, draft = fusion(url), ADD.replace("a + b", "a * b")
+    assert not verifier(f"<think>{ADD}</think>{draft}", CALLS).right
+    one = '{"inputs": ["1, 2"], "outputs": ["3"]}'
+    assert verifier(f"<think>\n{draft}\n</think>\n{ADD}", one).right
+    assert verifier(f"<think>\n{ADD}\n</think>\nIt adds.", one).status is Status.NO_ANSWER
+
+
 def test_the_server_never_learns_what_is_expected(url: str):
     verifier = fusion(url)
     Server.asked.clear()

@@ -15,6 +15,7 @@ from mugrpo.rewards.code.asserts import Assertion
 from mugrpo.rewards.code.cases import Case, Tests, read_tests
 from mugrpo.rewards.code.choosing import choose
 from mugrpo.rewards.code.sandbox import TRAPPED, Outcome, Request
+from mugrpo.rewards.response import final_part
 from mugrpo.rewards.verdict import Verdict
 
 LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
@@ -42,7 +43,7 @@ class Code:
 
     def __call__(self, text: str, reference: str) -> Verdict:
         tests = self._tests(reference)
-        program = read_program(text)
+        program = read_program(final_part(text))
         if program is None:
             return Verdict(Status.NO_ANSWER)
         passed, failure = self._judged(program, tests)
