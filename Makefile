@@ -1,5 +1,7 @@
-# The entry point for everything. `make demo` and `make test` need Python 3.11, pip and make.
-PYTHON ?= python3.11
+# The entry point for everything. `make demo` and `make test` need Python 3.11 or newer, pip and make.
+SUITS := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for one in python3.11 python3.12 python3.13 python3; do \
+  $$one $(SUITS) 2>/dev/null && echo $$one && break; done)
 BIN := .venv/bin
 
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
@@ -14,7 +16,7 @@ SOAK_OPTIONS ?= --hours 6
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wasm test-wheel test-long \
+  test-wheel test-long \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -67,13 +69,6 @@ test-verifiers: .venv/installed-test verifiers-env  ## tests with the real verif
 
 test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about ten minutes)
 	$(BIN)/pytest -m ray tests/targets
-
-.venv/installed-wasm: .venv/installed-test
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,wasm]'
-	touch $@
-
-test-wasm: .venv/installed-wasm  ## hostile programs in WebAssembly (about two minutes)
-	SANDBOX=wasm $(BIN)/pytest tests/rewards/test_code_hostile.py
 
 test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
 	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets
@@ -155,9 +150,12 @@ wheel: .venv/installed  ## build the wheel into dist/
 clean:  ## remove the environment and what was built
 	rm -rf .venv build dist
 
-# An environment is marked only once it is complete, so the next call finishes an incomplete one.
+# An environment is marked only once it is complete, so the next call finishes an incomplete one. One that
+# could never be completed must not be left to it: of an old Python, or without pip (Debian's python3-venv).
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	@$(or $(PYTHON),false) $(SUITS) || { echo "PYTHON=$(PYTHON) is not Python 3.11 or newer; name one" \
+	  "that this machine has, as in: make demo PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/installed: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt torch

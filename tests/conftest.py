@@ -7,11 +7,9 @@ import os
 import pytest
 import torch
 
-from mugrpo.config.rewards import CodeOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
-from mugrpo.rewards.code.choosing import tried
 from tests.builders import TINY_FORMS, sampled_experience, tiny_policy
 
 torch.set_num_threads(1)  # the models are tiny
@@ -24,11 +22,12 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in which sandbox hostile programs ran, if any did."""
-    passed = terminalreporter.stats.get("passed", [])
-    if any("test_a_hostile_program_is_wrong" in report.nodeid for report in passed):
-        found = tried(CodeOptions(sandbox=os.environ.get("SANDBOX", "auto")))  # type: ignore[arg-type]
-        terminalreporter.write_line(f"hostile programs ran in {getattr(found, 'name', found)}")
+    """Say in which sandboxes hostile programs ran, if their test did."""
+    stats, test = terminalreporter.stats, "test_hostile_programs_are_wrong"
+    asked = [r for name in ("passed", "failed", "skipped") for r in stats.get(name, [])]
+    if any(test in report.nodeid for report in asked):
+        ran = [r.nodeid.partition("[")[2][:-1] for r in stats.get("passed", []) if test in r.nodeid]
+        terminalreporter.write_line(f"hostile programs ran in {' and '.join(ran) or 'no sandbox'}")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ PHASES = {
     "optimize": "make a stage's missing updates",
 }
 
-_TRUST = "approve the code and commands that a run or config of someone else's names"
+_TRUST = "approve the code and commands that a run begun elsewhere names"
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -169,7 +169,6 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     study.add_argument("--work", type=Path, help=work)
     study.add_argument("--jobs", type=int, help="cells at once (default: as many as cores allow)")
     study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
-    study.add_argument("--trust", action="store_true", help=_TRUST)
     add("objectives", "list presets, objectives and their parts")
     complete = add("completion", "print a script that completes commands and options in a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")

@@ -129,7 +129,7 @@ def _bakeoff(options: argparse.Namespace) -> None:
     with _opened(options) as run:
         _check_stage(run, options.stage)
         methods = options.objectives.split(",")
-        table = bakeoff(run, options.stage, methods, force=options.force, trust=options.trust)
+        table = bakeoff(run, options.stage, methods, force=options.force)
         run.progress.say(f"{table.read_text()}{table.with_name('report.html')}")
 
 
@@ -139,7 +139,7 @@ def _alignment(options: argparse.Namespace) -> None:
     with _opened(options) as run:
         _check_stage(run, options.stage)
         methods = options.objectives.split(",") if options.objectives else []
-        rows = alignment(run, options.stage, methods, options.groups, trust=options.trust)
+        rows = alignment(run, options.stage, methods, options.groups)
         run.progress.say(table(rows))
 
 
@@ -158,9 +158,8 @@ def _study(options: argparse.Namespace) -> int:
         _say(show_study(options.target))
         return 0
     work = options.work or Path("runs") / "studies" / options.target.stem
-    keep, trust = options.keep, options.trust
     page, failed = run_study(
-        options.target, work, options.jobs, keep=keep, trust=trust, say=_say, stop=options.stop
+        options.target, work, options.jobs, keep=options.keep, say=_say, stop=options.stop
     )
     _say(page)
     for sentence in failed:

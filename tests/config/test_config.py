@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from mugrpo.arguments import DEMO
-from mugrpo.config.describe import as_toml
+from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
+from mugrpo.config.unknown import ELSEWHERE
 from mugrpo.disk.errors import UsageError
+from mugrpo.trl.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
@@ -108,10 +111,51 @@ def test_an_option_used_as_a_group_is_refused():
         ("optimiser.lr", "optimizer.lr"),
         ("micro_batch_tokens", "optimizer.micro_batch_tokens"),
         ("veto.kapa", "veto.kappa"),
+        ("optimizer.beta", "optimizer.betas"),  # a slip, not TRL's beta
+        # Names of TRL, verl and prime-rl, in any section
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("schedule.num_generations", "schedule.group_size"),
+        ("num-generations", "schedule.group_size"),
+        ("optimizer.beta1.num_generations", "schedule.group_size"),
+        ("actor_rollout_ref.rollout.n", "schedule.group_size"),
+        ("actor_rollout_ref.actor.optim.lr", "optimizer.lr"),
+        ("actor_rollout_ref.actor.clip_ratio", "objective.ratio_clip"),
+        ("data.train_batch_size", "schedule.batches_per_stage"),
+        ("algorithm.adv_estimator", "advantage.name"),
+        ("model.name", "model.path"),
+        ("training.micro_batch_tokens", "optimizer.micro_batch_tokens"),
+        ("task.beta", "reference.coefficient"),
     ],
 )
 def test_unknown_options_are_refused_with_the_nearest_name(refusal, name, near):
     assert refusal(f"--{name}", "1").endswith(f"did you mean {near}?")
+
+
+def test_a_name_like_no_other_of_its_section_is_answered_with_the_section(refusal):
+    assert refusal("--optimizer.clip=1").endswith("logprob_chunk_tokens, nonfinite_limit")
+    assert "task.name" not in refusal("--model.nme=x")
+
+
+def test_trls_names_are_answered_with_the_options_that_its_trainer_sets_here():
+    """Another test compares those fields with the installed TRL's."""
+    ours = {option.name for option in describe()}
+    assert set(ELSEWHERE.values()) <= ours
+    told = {name: re.match(r"`([a-z_.]+)", field.text) for name, field in FIELDS.items()}
+    same = {name: found[1] for name, found in told.items() if found and found[1] in ours}
+    renamed = {name: o for name, o in same.items() if o.rpartition(".")[2] != name}
+    assert len(renamed) > 25
+    assert {name: ELSEWHERE.get(name) for name in renamed} == renamed
+
+
+def test_a_fault_is_blamed_on_where_it_stands(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[optimizer]\nlearning_rate = 1\n")
+    with pytest.raises(UsageError) as both:
+        load_config(file, ["--schedule.num_generations", "3", "--engine.name=zzz"])
+    told = dict(part.split(": ", 1) for part in re.split(r"; (?=/|on the)", str(both.value)))
+    assert told.keys() == {str(file), "on the command line"}
+    assert "optimizer.lr" in told[str(file)]
+    assert "group_size" in told["on the command line"] and "zzz" in told["on the command line"]
 
 
 def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
@@ -149,7 +193,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
 @pytest.mark.parametrize("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
 def test_intervals_out_of_order_are_refused(refusal, interval):
     sentence = refusal("--preset=mu-grpo", f"--objective.ratio_clip={interval}")
-    assert sentence.startswith("the command line: objective.ratio_clip = ")
+    assert sentence.startswith("on the command line: objective.ratio_clip = ")
     assert "it needs 0 <= low < high" in sentence
 
 
@@ -176,7 +220,7 @@ def test_intervals_out_of_order_are_refused(refusal, interval):
 )
 def test_a_value_of_another_type_is_refused(refusal, override, sentence):
     refused = refusal("--preset=mu-grpo", f"--{override}")
-    assert refused.startswith(f"the command line: {sentence}")
+    assert refused.startswith(f"on the command line: {sentence}")
 
 
 def test_every_fault_is_named_at_once(refusal):

@@ -206,11 +206,11 @@ def test_an_unknown_preset_is_refused_with_the_choices(refusal):
 def test_a_fault_of_the_whole_config_names_its_option_and_not_every_value(
     refusal, overrides, beginning
 ):
-    assert re.match(f"the command line: {re.escape(beginning)}", refusal(*overrides))
+    assert re.match(f"on the command line: {re.escape(beginning)}", refusal(*overrides))
 
 
 def test_a_preset_that_is_a_table_is_refused(refusal):
-    sentence = "the command line: preset = {'name': 'grpo'}: no such preset; choose among "
+    sentence = "on the command line: preset = {'name': 'grpo'}: no such preset; choose among "
     assert refusal("--preset.name=grpo").startswith(sentence)
 
 

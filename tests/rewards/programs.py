@@ -278,6 +278,17 @@ def add(a, b):
 # Those of them that attack what an assert does with a value
 ASSERTED = ("equal to everything", "an object equal to everything", "its own abs", "text")
 
+# One or two of each kind
+KINDS = (
+    *("printing: a loop", "printing: 10 GB", "printing: recursion", "printing: a fork bomb"),
+    *("printing: the end of all", "printing: a crash", "printing: 100 MB", "printing: no output"),
+    *("printing: outcomes everywhere", "printing: exit at once", "printing: its own judge"),
+    *("printing: files outside", "printing: a full disk", "printing: ptrace", "printing: root"),
+    *("printing: a connection", "printing: a zero byte", "printing: no Python"),
+    *("called: equal to everything", "called: its own encoder", "called: a set of one hash"),
+    *("called: its own result", "called: depth", "asserted: its own abs"),
+)
+
 # They only look as if
 TRULY_RIGHT: dict[str, str] = {
     "plain": "a, b = map(int, input().split()); print(a + b)",
@@ -291,6 +302,19 @@ print(add(*map(int, input().split())))
 """,
     "as a module": "if __name__ == '__main__': print(sum(map(int, input().split())))",
     "a float": "print(float(sum(map(int, input().split()))))",
+    "usual names without imports": """
+class Adder:
+    def __init__(self, numbers: List[int]): self.numbers = deque(numbers)
+    def add(self) -> Optional[int]: return reduce(operator.add, self.numbers)
+print(Adder(list(map(int, sys.stdin.read().split()))).add() + gcd(2, 2) - pow(2, 1, 4))
+""",
+    "usual names of its own": """
+def gcd(a, b): return a + b
+def read():
+    global accumulate
+    for accumulate in map(int, input().split()): yield accumulate
+print(gcd(*read()) + 0 * accumulate)
+""",
     "blanks": "print(' ', sum(map(int, open(0).read().split())), end='   ')",
 }
 # In WebAssembly there are no threads, no sockets, and no size of stdin.

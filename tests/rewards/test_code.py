@@ -18,7 +18,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.rewards.code import bubblewrap, choosing
 from mugrpo.rewards.code.asserts import Assertion, read_assert
-from mugrpo.rewards.code.cases import Printed, Returned, read_tests
+from mugrpo.rewards.code.cases import Printed, Returned, read_tests, with_function
 from mugrpo.rewards.code.comparing import same_text, same_value, value_of
 from mugrpo.rewards.code.inside import LONGEST_OUTPUT, decode, encode
 from mugrpo.rewards.code.judging import LONGEST_PROGRAM, Code, read_program
@@ -27,12 +27,21 @@ from mugrpo.rewards.code.seccomp import filter_program
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verdict import Unfinished
 
+MARKS = ("py", "python3", "Python", "PYTHON", "{.python}", "{.python .number}", "{python}", "py3")
+MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", " python")
+
 
 @pytest.mark.parametrize(
     ("text", "program"),
     [
         ("```python\nprint(1)\n```", "print(1)"),
-        ("First:\n```py\n1\n```\nBetter:\n```\n2\n```\nDone.", "2"),
+        ("First:\n```py\n1\n```\nBetter:\n```py\n2\n```\nDone.", "2"),
+        ("```py\n1\n```\nIt prints\n```\n5\n```", "1"),  # output, without a mark
+        ("```\n1\n```\nBetter:\n```\n2\n```", "2"),
+        ("```py\n1\n```\nIt prints\n```\n5", "1"),
+        ("```\n1\n```\nBetter:\n```\n2", None),  # cut off
+        *((f"```{mark}\n1\n```\n```\n2\n```", "1") for mark in MARKS),
+        *((f"```\n1\n```\n```{mark}\n2\n```", "1") for mark in ("text", "pycon", "cpp", "pyx")),
         ("```python\n1\n```\nIt prints\n```text\n5\n```\n", "1"),  # not Python
         ("```Python3 title=x\n1\n2\n```", "1\n2"),
         ("~~~\na = '```'\n```\n~~~", "a = '```'\n```"),  # another fence does not close it
@@ -40,10 +49,12 @@ from mugrpo.rewards.verdict import Unfinished
         ("```python\r\nx = '\x0c\u2028'\r\n```\r\n", "x = '\x0c\u2028'"),
         ("   ```python\n1\n   ```", "1"),
         ("1. So:\n   ```python\n   if 1:\n       2\n 3\n   ```", "if 1:\n    2\n3"),
+        ("- So:\n\n      ```py\n      if 1:\n        2\n      ```", "if 1:\n  2"),  # in a list
+        ("\t```py\n\tif 1:\n\t\t2\n\t```", "if 1:\n\t2"),
+        ("```py\nD\n    ```\nD\n```", "D\n    ```\nD"),  # a fence in a docstring
         ("```x``` is it:\n```python\n1\n```", "1"),  # marks in a line are no fence
         ("~~~ `py`\n1\n~~~\n~~~py\n2\n~~~", "2"),
         ("`" * 100_000 + "x`", None),
-        ("    ```python\n1\n    ```", None),  # indented code
         ("```python\n1\n```\n```python\n2", None),  # cut off
         ("```python\n1\n```\n```text\n2", "1"),
         ("```python\n1\n``` and\n```", "1\n``` and"),
@@ -56,7 +67,7 @@ from mugrpo.rewards.verdict import Unfinished
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_the_last_block_is_the_program(text: str, program: str | None):
+def test_the_last_marked_block_or_else_the_last_is_the_program(text: str, program: str | None):
     assert read_program(text) == program
 
 
@@ -183,6 +194,11 @@ def test_what_describes_no_value_is_none(claim: str):
         value_of(claim)
 
 
+def test_a_list_of_one_result_stands_for_it_in_apps_alone():
+    one = Outcome(0, "3")
+    assert Returned({}, [3]).passed(one, 0) and not Returned({}, [3], listed=False).passed(one, 0)
+
+
 def test_the_forms_of_tests():
     tests = read_tests('{"inputs": ["1\\n", ["2", 3]], "outputs": ["1", "2"], "fn_name": null}')
     assert tests.cases == [Printed({"stdin": "1\n"}, "1"), Printed({"stdin": "2\n3"}, "2")]
@@ -192,6 +208,17 @@ def test_the_forms_of_tests():
     tests = read_tests(json.dumps(table))
     assert tests.cases == [Returned({"call": "f", "arguments": [1, [2]]}, [3])]
     assert tests.setup == "import math"
+    lines = {"fn_name": "f", "inputs": ['[1]\n"a"', ""], "outputs": ["[3]", "null"]}
+    by_lines = [Returned({"call": "f", "arguments": [[1], "a"]}, [3], listed=False)]
+    by_lines += [Returned({"call": "f", "arguments": []}, None, listed=False)]
+    assert read_tests(json.dumps(lines)).cases == by_lines
+    row = [
+        {"input": given, "output": expected, "testtype": "functional"}
+        for given, expected in zip(lines["inputs"], lines["outputs"], strict=True)
+    ]
+    for cell, metadata in ((row, {"func_name": "f"}), (json.dumps(row), '{"func_name": "f"}')):
+        assert read_tests(json.dumps(with_function(cell, metadata))).cases == by_lines
+    assert with_function(pairs, None) == with_function(pairs, "{}") == pairs
     statements = ["assert f(1) == 2", "assert -3 == f(2), 'no'"]
     cases = [Assertion({"value": "f(1)"}, 2), Assertion({"value": "f(2)"}, -3)]
     assert read_tests(json.dumps(statements)).cases == cases
@@ -251,6 +278,11 @@ def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
         ('{"inputs": [1], "outputs": ["1"]}', "test 1 has '1' for a text"),
         ('{"fn_name": "f", "inputs": [1], "outputs": [1]}', "has '1' for a list of arguments"),
         ('{"fn_name": "f()", "inputs": [[]], "outputs": [1]}', "is not a function's name"),
+        ('{"fn_name": "f", "inputs": ["[1"], "outputs": ["1"]}', "test 1 is not JSON: Expecting"),
+        (
+            '[{"input": "1", "output": "1", "testtype": "functional"}]',
+            "no metadata with a func_name",
+        ),
         ('{"asserts": ["assert f("]}', "assert 1 is not Python: "),
         ('{"asserts": [1]}', "assert 1 is '1', not a statement"),
         ('["assert f(1)", "print(f(1))"]', "assert 2 is 'print(f(1))', not one assert"),
@@ -375,6 +407,14 @@ def test_a_server_runs_what_bubblewrap_does(url: str):
     )
     question = Server.asked[-1]
     assert question["path"] == "/run_code" and question["language"] == "python"
+
+
+def test_a_draft_in_a_thought_is_no_program(url: str):
+    verifier, draft = fusion(url), ADD.replace("a + b", "a * b")
+    assert not verifier(f"<think>{ADD}</think>{draft}", CALLS).right
+    one = '{"inputs": ["1, 2"], "outputs": ["3"]}'
+    assert verifier(f"<think>\n{draft}\n</think>\n{ADD}", one).right
+    assert verifier(f"<think>\n{ADD}\n</think>\nIt adds.", one).status is Status.NO_ANSWER
 
 
 def test_the_server_never_learns_what_is_expected(url: str):

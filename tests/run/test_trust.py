@@ -7,15 +7,12 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mugrpo
-from mugrpo.config.load import load_config
 from mugrpo.run import trust
 from tests.faults.case import CONFIG, GOOD
 from tests.faults.harm import accepted, refused
@@ -187,9 +184,10 @@ def test_ones_own_run_never_asks(folder: Path, command: Command, kind: str, stat
     for target in ([config, *words], [run_dir]):
         assert UNKNOWN not in command("train", *target).err
         assert UNKNOWN not in command("generate", *target).err
+    shutil.move(run_dir, folder / "moved")
+    assert UNKNOWN not in command("train", folder / "moved").err
     (name,) = state.iterdir()
     assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(name.stat().st_mode) == 0o700
-    assert kind in next(name.iterdir()).read_text()
 
 
 def test_a_changed_file_of_ones_own_run_asks_one_question(folder: Path, command: Command):
@@ -240,117 +238,23 @@ def test_the_arms_of_a_bakeoff_and_the_methods_file_are_checked(
     arm.write_text(json.dumps(stored))
     accepted(arm.parent)
     refused(command(*words, "grpo", "--force"), f"{UNKNOWN}objective.path")
-    method = tmp_path / "clone" / "method.toml"
-    as_a_clone(method.parent)
+    method = tmp_path / "method.toml"  # a config, so that it never asks
     method.write_text(f'objective = {{ name = "file", path = "{folder}/their_code.py" }}\n')
-    words.remove("--trust")
-    for compare in (words, ["alignment", *words[1:]]):
-        refused(
-            command(*compare, method),
-            f"{method} lies in the git clone {method.parent} and {UNKNOWN}",
-        )
     assert not (folder / "ran").exists()
+    words.remove("--trust")
+    assert command(*words, method).status == 0
+    assert (folder / "ran").exists()
 
 
-def as_a_clone(folder: Path, *lines: str) -> None:
-    log = folder / ".git" / "logs" / "HEAD"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    line = "0 1 Somebody <s@example.org> 1000000000 +0000\tclone: from there\n"
-    log.write_text("".join([line, *lines]))
-
-
-def moved(seconds: int, how: str) -> str:
-    return f"1 2 Somebody <s@example.org> {seconds} +0000\t{how}\n"
-
-
-@pytest.fixture
-def opens(folder: Path) -> Callable[..., bool]:
-    """Return a function that tells whether a config with an objective file opens."""
-
-    def opened(config: Path, *words: str, **options: Any) -> bool:
-        own = ["--objective.name=file", f"--objective.path={folder / 'their_code.py'}", *words]
-        with (
-            suppress(mugrpo.UsageError),
-            mugrpo.open_run(config, overrides=own, run_dir=folder / "new", **options),
-        ):
-            return True
-        return False
-
-    return opened
-
-
-def test_a_config_in_a_clone_asks_once_and_again_after_a_pull_but_not_after_ones_own_edit(
-    folder: Path, opens: Callable[..., bool]
-):
-    config, code = config_in(folder), folder / "their_code.py"
-    as_a_clone(folder, moved(1000000005, "commit: a change of one's own"))
-    assert not opens(config) and not opens(config, force=True)
-    assert opens(config, trust=True) and opens(config)
-    code.write_text(code.read_text() + "# edited here\n")
-    assert opens(config)
-    as_a_clone(folder, moved(2**40, "pull: Fast-forward"))
-    assert opens(config)  # the pull did not change this file
-    code.write_text(code.read_text() + "# changed by the pull\n")
-    assert not opens(config)
-
-
-def test_a_config_in_a_clone_with_an_emptied_log_asks_after_each_change(
-    folder: Path, opens: Callable[..., bool]
-):
-    """git forgets old lines of its log, so it no longer tells who changed something."""
-    config, code = config_in(folder), folder / "their_code.py"
-    as_a_clone(folder)
-    (folder / ".git" / "logs" / "HEAD").write_text("")
+def test_a_config_on_the_command_line_never_asks_wherever_it_lies(folder: Path, command: Command):
+    """Neither in a clone with a remote, nor in the folder of a received run."""
+    (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text('[remote "origin"]\n\turl = there\n')
-    assert not opens(config)
-    assert opens(config, trust=True) and opens(config)
-    code.write_text(code.read_text() + "# changed by somebody\n")
-    assert not opens(config)
-
-
-def test_the_checkout_that_mugrpo_is_imported_from_is_trusted(
-    folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
-):
-    config = config_in(folder)
-    as_a_clone(folder)
-    as_a_clone(folder.parent)
-    monkeypatch.setattr(trust, "_CHECKOUT", folder)
-    assert opens(config)
-
-
-def test_a_config_in_a_run_or_of_another_user_asks(
-    folder: Path, opens: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
-):
-    config = config_in(folder)
-    inside = config_in(received(folder, "task.rewards"))
-    shutil.move(folder / "run", folder / "theirs")
-    inside = folder / "theirs" / inside.name
-    assert not opens(inside)
-    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
-    monkeypatch.setattr(Path, "stat", _owned_by(Path.stat, config, 87654321))
-    assert not opens(config)
-    monkeypatch.undo()
-
-
-def test_the_packaged_config_does_not_ask_wherever_mugrpo_is_installed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Here another user has installed it, in the environment of a clone."""
-    config = config_in(folder)
-    as_a_clone(folder)
-    monkeypatch.setattr(Path, "stat", _owned_by(Path.stat, config, 87654321))
-    options = load_config(config)
-    assert trust.theirs_in(config, options)
-    monkeypatch.setattr(trust, "_PACKAGE", folder)
-    assert trust.theirs_in(config, options) is None
-
-
-def _owned_by(original: Callable[..., os.stat_result], path: Path, user: int) -> Callable[..., Any]:
-    def stat(self: Path, **options: Any) -> os.stat_result:
-        found = original(self, **options)
-        return os.stat_result([*found[:4], user, *found[5:10]]) if self == path else found
-
-    return stat
+    run_dir = received(folder, "task.rewards")
+    for place in (folder, run_dir):
+        config = shutil.copy(config_in(folder), place / "mine.toml")
+        words = ["--run-dir", place / "mine", f"--objective.path={folder}/their_code.py"]
+        assert command("generate", config, *words, "--objective.name=file").status == 0
 
 
 @pytest.mark.long
@@ -386,9 +290,7 @@ def test_ones_own_config_needs_no_folder_for_approvals(
     words = [config_in(folder), "--run-dir", folder / "run", "--task.rewards=their_code.py:judge"]
     generated = command("generate", *words)
     assert generated.status == 0, generated
-    said = f"remember that you use task.rewards = {folder}/their_code.py; name another folder"
-    assert no_state in generated.out and said in generated.out
-    assert "XDG_STATE_HOME" in generated.out
+    assert no_state in generated.out and "XDG_STATE_HOME" in generated.out
 
 
 def test_without_a_folder_for_approvals_a_yes_holds_for_its_process(
@@ -400,7 +302,7 @@ def test_without_a_folder_for_approvals_a_yes_holds_for_its_process(
     approved = command("train", run_dir, "--trust")
     assert no_state in approved.out and ran.exists()
     assert UNKNOWN not in command("train", run_dir).err  # in the same process
-    trust._unwritten.clear()
+    trust._known.clear()
     refused(command("train", run_dir), f"{run_dir} {UNKNOWN}task.rewards")
 
 

@@ -567,4 +567,4 @@ def test_the_page_names_every_format_field_and_option(capsys: pytest.CaptureFixt
     own = capsys.readouterr().out.partition("options of a run")[0]
     options = set(re.findall(r"^  (--[a-z-]+)", own, re.MULTILINE))
     assert {"--policy", "--columns"} < options
-    assert [o for o in options - {"--run-dir", "--trust"} if o not in page] == []
+    assert [o for o in options - {"--run-dir"} if o not in page] == []

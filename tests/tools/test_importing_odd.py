@@ -359,16 +359,11 @@ def test_columns_that_have_two_meanings_or_none_are_refused(take: Any, columns: 
     refused(take(table(**GIVEN), "--columns", columns), f"--columns {columns}", part)
 
 
-def test_a_config_from_elsewhere_that_names_code_needs_trust(take: Any, tmp_path: Path):
-    """The config lies in another run; its code is neither run nor remembered as approved."""
-    (tmp_path / "config.json").write_text('{"provenance": {}}')
+def test_the_code_of_an_imported_run_is_known_and_does_not_run(take: Any, tmp_path: Path):
     (tmp_path / "rewards.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     own = '{ name = "regex", pattern = "=([0-9])$" }'
     config = CONFIG.replace(own, f'["{tmp_path / "rewards.py"}:right"]')
-    for _ in range(2):
-        ended = take(table(**GIVEN), config=config)
-        refused(ended, f"lies in the run {tmp_path} and names code", "approve them with --trust")
-    checked(take(table(**GIVEN), "--trust", config=config))
+    checked(take(table(**GIVEN), config=config))
     assert not (tmp_path / "ran").exists()
 
 

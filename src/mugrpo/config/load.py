@@ -8,9 +8,8 @@ derived. An override of a group's `name` starts that group from the defaults of 
 from __future__ import annotations
 
 import copy
-import difflib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from mugrpo.config.mixture import Source
 from mugrpo.config.options import Options, choices
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
+from mugrpo.config.unknown import unknown
 from mugrpo.disk.errors import UsageError
 
 Group = TypeVar("Group", bound=Options)
@@ -38,7 +38,7 @@ def load_config(file: Path | str | None = None, overrides: Sequence[str] = ()) -
     and values out of bounds.
     """
     raw = apply_overrides(read_toml(Path(file)) if file else {}, overrides)
-    return build_config(raw, str(file) if file else "the command line")
+    return build_config(raw, str(file) if file else "on the command line", overrides)
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -54,18 +54,37 @@ def lay_over(raw: dict[str, Any], pairs: Sequence[tuple[str, Any]]) -> dict[str,
     return raw
 
 
-def build_config(raw: dict[str, Any], source: str) -> RunConfig:
-    """Return the config of raw nested values. Raises UsageError with `source` and the faults."""
-    return validated(RunConfig, raw, source)
+def build_config(raw: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Return the config of raw nested values. Raises UsageError with `source` and the faults.
+
+    Faults of what `overrides` have set already are blamed on the command line.
+    """
+    return validated(RunConfig, raw, source, [name for name, _ in parse_overrides(overrides)])
 
 
-def validated(group: type[Group], raw: dict[str, Any], source: str) -> Group:
-    """Return the options of `group` with raw nested values. Raises UsageError as build_config."""
+def validated(
+    group: type[Group], raw: dict[str, Any], source: str, typed: Sequence[str] = ()
+) -> Group:
+    """Return the options of `group` with raw nested values. Raises UsageError as build_config.
+
+    `typed` are the options that the command line has set.
+    """
     try:
         return group.model_validate(raw)
     except ValidationError as error:
-        faults = (_sentence(fault, group) for fault in error.errors())
-        raise UsageError(f"{source}: " + "; ".join(faults)) from None
+        faults: dict[str, list[str]] = {}
+        for fault in error.errors():
+            name = _dotted(fault["loc"], group)
+            place = "on the command line" if _is_typed(name, typed) else source
+            faults.setdefault(place, []).append(_sentence(fault, group))
+        places = (f"{place}: {'; '.join(sentences)}" for place, sentences in faults.items())
+        raise UsageError("; ".join(places)) from None
+
+
+def _is_typed(name: str, typed: Iterable[str]) -> bool:
+    """Return whether the option or table `name` was set by name, in part, or by its choice."""
+    names = (one.removesuffix("name").removesuffix(".") for one in typed)
+    return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in names)
 
 
 def as_override(name: str, value: Any) -> str:
@@ -169,7 +188,8 @@ def _sentence(error: Any, root: type[Options]) -> str:
     """Return a sentence that explains one of pydantic's errors on the options of `root`."""
     name, value = _dotted(error["loc"], root), error["input"]
     if error["type"] == "extra_forbidden":
-        return _unknown(name, root)
+        inner = [f"{name}.{leaf}" for leaf, _ in leaves(value)] if isinstance(value, dict) else []
+        return unknown(name, inner, root)
     if error["type"] == "missing":
         return f"{name} must be given"
     if error["type"] == "union_tag_invalid":
@@ -189,32 +209,3 @@ def _dotted(location: Sequence[str | int], root: type[Options]) -> str:
     listed = {place + 1 for place, part in enumerate(location) if isinstance(part, int)}
     chosen |= {place for place in listed if location[place : place + 1] in _IN_LISTS}
     return ".".join(str(part) for place, part in enumerate(location) if place not in chosen)
-
-
-def _unknown(name: str, root: type[Options]) -> str:
-    """Return a sentence that says there is no option `name`, with a hint at the right one."""
-    group, _, leaf = name.rpartition(".")
-    in_group = root.choices().get(group, {})
-    owners = [repr(n) for n, options in in_group.items() if leaf in options.model_fields]
-    if owners:
-        return f"{name} is an option if {group}.name = {' or '.join(owners)}"
-    known = list(dict.fromkeys(option.name for option in describe(root)))
-    if near := _near(name, known):
-        hint = f"did you mean {near}?"
-    elif root is RunConfig:
-        hint = "`mugrpo train --help all` lists all options"
-    else:
-        hint = f"choose among {', '.join(known)}"
-    return f"there is no option {name}; {hint}"
-
-
-def _near(name: str, known: list[str]) -> str | None:
-    """Return the option or group most similar to `name`: by whole name, group or last part."""
-    group, leaf = name.partition(".")[0], name.rpartition(".")[2]
-    groups = {option.partition(".")[0] for option in known}
-    whole = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    by_group = difflib.get_close_matches(group, groups - {group}, n=1, cutoff=0.7)
-    leaves = {option: option.rpartition(".")[2] for option in known}
-    near = difflib.get_close_matches(leaf, leaves.values(), n=1, cutoff=0.7)
-    by_leaf = [option for option in known if leaves[option] in near]
-    return next(iter([*whole, *by_group, *by_leaf]), None)

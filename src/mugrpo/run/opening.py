@@ -33,7 +33,7 @@ from mugrpo.run.provenance import (
     provenance_of,
     settled_config,
 )
-from mugrpo.run.trust import Theirs, require_trusted, theirs_in
+from mugrpo.run.trust import require_known
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
 
@@ -62,14 +62,14 @@ def open_run(
     prints. `stop` can end the work early. The first of several `ranks` locks and checks the run.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
-    data, model or code (unless `force`), if it names code or commands the user has neither used nor
-    approved here (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
+    data, model or code (unless `force`), if a run's directory names code that is not known here
+    (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.shown)
-    folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
+    folder, config, stored = _folder_and_config(Path(target), overrides, run_dir)
     config = _settled_precision(folder, config, progress)
     if not ranks.driven or ranks.by_hand:
-        require_trusted(config, theirs, trust=trust, force=force, say=progress.say)
+        require_known(config, stored, target, progress.say, trust=trust, force=force)
     require_packages(config.lora)
     task, prompts = make_task(config.task, held), prompt_encoder(config, held)
     problems, eval_problems = _problems(task, config, prompts, progress)
@@ -209,10 +209,10 @@ def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
 
 def _folder_and_config(
     target: Path, overrides: Sequence[str], run_dir: Path | str | None
-) -> tuple[RunDir, RunConfig, Theirs | None]:
+) -> tuple[RunDir, RunConfig, RunConfig | None]:
     """Return the directory and the config of the run that `target` names.
 
-    Also return what may be someone else's: for a directory, always the stored config.
+    Also return the stored config if `target` is a directory.
 
     Raises UsageError if `target` is a directory without a run, or if the options contradict the
     run in it.
@@ -233,13 +233,13 @@ def _folder_and_config(
                 "config; change single options, or start another run from a config file with "
                 "--run-dir"
             )
-        config = build_config(raw, str(folder.config))
+        config = build_config(raw, str(folder.config), overrides)
         theirs = build_config(stored["config"], str(folder.config)) if overrides else config
-        return folder, config, Theirs(theirs, str(target))
+        return folder, config, theirs
     config = load_config(target, overrides)
     folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
     folder.read_config()
-    return folder, config, theirs_in(target, config)
+    return folder, config, None
 
 
 def _settled_precision(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:

@@ -9,7 +9,6 @@ from pathlib import Path
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.stopping import StopFlag
-from mugrpo.run.trust import require_trusted, theirs_in
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, compared, folder_of, table, write_page
 from mugrpo.study.running import Cells
@@ -22,7 +21,6 @@ def run_study(
     jobs: int | None,
     *,
     keep: bool,
-    trust: bool = False,
     say: Callable[[str], None],
     stop: StopFlag,
 ) -> tuple[Path, list[str]]:
@@ -30,16 +28,11 @@ def run_study(
 
     Returns the path of the page (of the study's file if there are no results) and a sentence per
     failure. Raises UsageError if the file is bad, if `jobs` is below 1, if stored results were made
-    with other options, if another process works in `work`, or, unless `trust`, for someone else's
-    code (see `run.trust`); Interrupted after a signal.
+    with other options, or if another process works in `work`; Interrupted after a signal.
     """
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: at least one cell must run at once; name 1 or more")
     study, cells = load_study(file)
-    for cell in cells:
-        for source in (file, Path(study.base)):
-            theirs = theirs_in(source, cell.config)
-            require_trusted(cell.config, theirs, trust=trust, say=say)
     results = Results(folder_of(file) / RESULTS)
     with RunDir(work).locked():
         running = Cells(

@@ -50,20 +50,17 @@ from mugrpo.tools.methods import configs_of
 Row = dict[str, Any]
 
 
-def alignment(
-    run: OpenRun, number: int, methods: Sequence[str], groups: int, *, trust: bool = False
-) -> list[Row]:
+def alignment(run: OpenRun, number: int, methods: Sequence[str], groups: int) -> list[Row]:
     """Measure the alignment of each method's gradient at every checkpoint within a stage.
 
     Without methods, measure that of the run's own objective. At most `groups` groups of unused
     rollouts are compared with two times as many fresh ones. Return a row per checkpoint and method,
     which RUN/alignment/stage-000/alignment.json gets too. Raises UsageError for an unknown method,
-    for one that needs logprobs of other policies, for a stage without rollouts or scores, for one
-    without a checkpoint between its updates, and, unless `trust`, for someone else's code (see
-    `run.trust`).
+    for one that needs logprobs of other policies, for a stage without rollouts or scores, and
+    for one without a checkpoint between its updates.
     """
     stage = Stage.of(run, number)
-    configs = configs_of(run, methods, trust=trust) if methods else {"this run": run.config}
+    configs = configs_of(run, methods) if methods else {"this run": run.config}
     for name, config in configs.items():
         if not can_align(config):
             raise UsageError(f"{name} needs logprobs of other policies; leave it out")

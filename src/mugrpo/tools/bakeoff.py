@@ -43,19 +43,16 @@ _OF_THE_STAGE = (*_SAMPLED, "plan", "draw")
 Line = dict[str, Any]
 
 
-def bakeoff(
-    run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False, trust: bool = False
-) -> Path:
+def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
     """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
 
     A method (see `configs_of`) sets the parts of the update; everything else is taken from `run`.
     Returns the path of the table. Raises UsageError for an unknown method, two methods with the
-    same name, a stage without rollouts or scores, a method that was trained on other rollouts or
-    with other options before, and, unless `trust`, for someone else's code (see `run.trust`).
+    same name, a stage without rollouts or scores, and a method that was trained on other rollouts
+    or with other options before.
     """
     configs = {
-        name: _on_one_stage(run, config)
-        for name, config in configs_of(run, methods, trust=trust).items()
+        name: _on_one_stage(run, config) for name, config in configs_of(run, methods).items()
     }
     the_stage = Stage.of(run, stage)
     first = the_stage.first_update

@@ -95,13 +95,6 @@ def _models() -> Finding:
     return text, way_out or ", ".join(f"`mugrpo convert {name}` adds it" for name in missing)
 
 
-def _approvals() -> Finding:
-    from mugrpo.run.trust import approvals_folder
-
-    folder = approvals_folder()
-    return _folder(folder, f"kept in {folder}", "name another folder in XDG_STATE_HOME")
-
-
 def _sandbox() -> Finding:
     from mugrpo.config.rewards import CodeOptions
     from mugrpo.rewards.code.choosing import WAY_OUT, tried
@@ -127,6 +120,5 @@ _CHECKS = {
     "extras": _extras,
     "vLLM": _vllm,
     "models": _models,
-    "approvals": _approvals,
     "sandbox": _sandbox,
 }

@@ -14,12 +14,12 @@ def add_exchange(
     add: Callable[..., argparse.ArgumentParser], parent: argparse.ArgumentParser, trust: str
 ) -> None:
     """Add the commands. `parent` has the options of a run, `trust` is the help of --trust."""
-    _add_import(add, parent, trust)
+    _add_import(add, parent)
     _add_publish(add, trust)
 
 
 def _add_import(
-    add: Callable[..., argparse.ArgumentParser], parent: argparse.ArgumentParser, trust: str
+    add: Callable[..., argparse.ArgumentParser], parent: argparse.ArgumentParser
 ) -> None:
     text = "begin a run with the rollouts that another program has saved"
     command = add("import", text, parents=[parent])
@@ -42,7 +42,6 @@ def _add_import(
     command.add_argument("--bad", choices=("refuse", "drop"), default="refuse", help=bad)
     home = "the run's directory, which must not exist yet (default: runs/NAME)"
     command.add_argument("--run-dir", type=Path, help=home)
-    command.add_argument("--trust", action="store_true", help=trust)
 
 
 def _add_publish(add: Callable[..., argparse.ArgumentParser], trust: str) -> None:
@@ -108,7 +107,6 @@ def run_import(options: argparse.Namespace, say: Callable[[object], None]) -> No
         source,
         run_dir=options.run_dir,
         overrides=options.overrides,
-        trust=options.trust,
         say=say,
         check=options.stop.check,
     )

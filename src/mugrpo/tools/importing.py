@@ -31,7 +31,7 @@ from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import prompt_encoder
 from mugrpo.run.provenance import config_document, provenance_of
-from mugrpo.run.trust import require_trusted, theirs_in
+from mugrpo.run.trust import remember
 from mugrpo.stages.plan import stage_shards
 from mugrpo.stages.stage import Stage
 from mugrpo.tasks.dataset import Dataset, canonical
@@ -55,7 +55,6 @@ def import_rollouts(
     *,
     run_dir: Path | None = None,
     overrides: Sequence[str] = (),
-    trust: bool = False,
     say: Say = print,
     check: Callable[[], None] = lambda: None,
 ) -> Path:
@@ -70,8 +69,10 @@ def import_rollouts(
     raw = _raw(target, folder, overrides)
     task = raw["task"]
     named = "data" in task
-    config = build_config({**raw, "task": {"data": source.names[0], **task}}, str(target))
-    require_trusted(config, theirs_in(target, config), trust=trust, say=say)
+    config = build_config(
+        {**raw, "task": {"data": source.names[0], **task}}, str(target), overrides
+    )
+    remember(config, say)
     own = _dataset(config) if named else None
     train, held_out = (own.train_problems(), own.eval_problems()) if own else ((), ())
     encode = prompt_encoder(config)

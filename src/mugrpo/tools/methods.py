@@ -12,36 +12,33 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import UPDATE_PARTS, RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.run.opened import OpenRun
-from mugrpo.run.trust import require_trusted, theirs_in
+from mugrpo.run.trust import remember
 
 
-def configs_of(
-    run: OpenRun, methods: Sequence[str], *, trust: bool = False
-) -> dict[str, RunConfig]:
+def configs_of(run: OpenRun, methods: Sequence[str]) -> dict[str, RunConfig]:
     """Return each method's name with the config of `run`, changed in the parts of the update.
 
     A method is a preset's name or a TOML file. "all" stands for every preset; of presets with the
-    same parts, only the first is taken. Raises UsageError for an unknown method, for two methods
-    with the same name, and, unless `trust`, for someone else's code (see `run.trust`).
+    same parts, only the first is taken. Raises UsageError for an unknown method and for two methods
+    with the same name.
     """
     if list(methods) == ["all"]:
-        return _distinct({name: _with_method(run, name, trust) for name in PRESETS})
+        return _distinct({name: _with_method(run, name) for name in PRESETS})
     names = list(dict.fromkeys(methods))
-    configs = {Path(name).stem: _with_method(run, name, trust) for name in names}
+    configs = {Path(name).stem: _with_method(run, name) for name in names}
     if len(configs) < len(names):
         raise UsageError(f"{', '.join(names)}: two methods have the same name; rename a file")
     return configs
 
 
-def _with_method(run: OpenRun, method: str, trust: bool) -> RunConfig:
+def _with_method(run: OpenRun, method: str) -> RunConfig:
     """Return the config of `run` with the parts of `method`.
 
     Raises UsageError if there is no such method.
     """
     if method.endswith(".toml"):
         source = load_config(Path(method))
-        theirs = theirs_in(Path(method), source)
-        require_trusted(source, theirs, trust=trust, say=run.progress.say)
+        remember(source, run.progress.say)
     elif method in PRESETS:
         source = build_config({"preset": method}, method)
     else:

@@ -20,8 +20,6 @@ def add_problems(add: Callable[..., argparse.ArgumentParser]) -> None:
     problems.add_argument("target", type=Path, metavar="CONFIG", help=config)
     most = "write the first N problems at most (default: %(default)s)"
     problems.add_argument("--count", type=int, default=1024, metavar="N", help=most)
-    trust = "approve the code and commands that a config of someone else's names"
-    problems.add_argument("--trust", action="store_true", help=trust)
 
 
 def run_problems(options: argparse.Namespace, say: Say) -> None:
@@ -32,7 +30,6 @@ def run_problems(options: argparse.Namespace, say: Say) -> None:
     """
     from mugrpo.config.load import load_config
     from mugrpo.environments.verifiers.pool import VerifiersEnvironments
-    from mugrpo.run.trust import require_trusted, theirs_in
 
     config = load_config(options.target)
     if config.environment.verifiers is None:
@@ -45,7 +42,6 @@ def run_problems(options: argparse.Namespace, say: Say) -> None:
             f"{options.target} names no file for the problems; set task.name = 'dataset' and "
             "task.data = 'FILE.jsonl'"
         )
-    require_trusted(config, theirs_in(options.target, config), trust=options.trust, say=say)
     out = Path(config.task.data)
     if out.exists():
         raise UsageError(f"{out} exists already; remove it to write it again")

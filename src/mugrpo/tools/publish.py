@@ -29,7 +29,7 @@ from mugrpo.processes.stopping import StopFlag
 from mugrpo.report.read import RunData, lines_by_kind
 from mugrpo.run.opening import run_as_it_is
 from mugrpo.run.progress import Progress
-from mugrpo.run.trust import Theirs, require_trusted
+from mugrpo.run.trust import require_known
 from mugrpo.run.weights import NOT_THE_MODEL
 from mugrpo.tools.card import CURVE, Subject, hub_base, learning_curve, model_card
 from mugrpo.tools.exporting import export_rollouts
@@ -106,7 +106,7 @@ def _verified(
     if stored is None:
         raise UsageError(f"{run.root} is not a run; name a run's directory")
     config = build_config(stored["config"], str(run.config))
-    require_trusted(config, Theirs(config, str(run.root)), trust=wanted.trust, say=say)
+    require_known(config, config, run.root, say, trust=wanted.trust)
     run.journal.require()
     updates = run.checkpoint_updates()
     update = max(updates, default=0) if wanted.update is None else wanted.update

@@ -201,23 +201,17 @@ def test_results_of_two_runs_are_not_taken_for_each_other(
     assert ended.status == 2 and "has this suite with weights =" in ended.err
 
 
-def test_code_in_someone_elses_suite_is_refused_and_not_remembered(
-    reference: Path, suite: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+def test_a_suites_file_is_a_config_so_it_never_asks(
+    reference: Path, suite: Path, tmp_path: Path, command: Command
 ):
-    """The suite lies in a run's folder, as one that was copied from elsewhere."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = Path(shutil.copytree(reference, tmp_path / "run"))
     (run / "judge.py").write_text("def one(completions, **_):\n    return [1.0]\n")
-    theirs = run / "theirs.toml"
+    mine = run / "mine.toml"
     old = 'rewards = [{ name = "regex", pattern = "=(\\\\d)$" }]'
     assert old in suite.read_text()
-    theirs.write_text(suite.read_text().replace(old, f'rewards = "{run / "judge.py"}:one"'))
-    arguments = ("benchmark", "chain", "--suite", theirs, "--out", tmp_path / "out")
-    for _ in range(2):  # a refusal approves nothing
-        ended = command(*arguments)
-        assert ended.status == 2 and "judge.py" in ended.err and "--trust" in ended.err
-    assert command(*arguments, "--trust").status == 0
-    assert command(*arguments).status == 0
+    mine.write_text(suite.read_text().replace(old, f'rewards = "{run / "judge.py"}:one"'))
+    out = ("--out", tmp_path / "out")
+    assert command("benchmark", "chain", "--suite", mine, *out).status == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 - {"inputs": [...], "outputs": [...]}: what is printed for each stdin; also a list of
   {"input": ..., "output": ...};
 - the same with "fn_name": what a function, or a method of the class Solution, returns for a list of
-  arguments (APPS, TACO);
+  arguments (APPS, TACO), or for text with an argument as JSON on each line (LiveCodeBench; in its
+  list, a test has "testtype": "functional" and "metadata": {"func_name": ...});
 - a list of assert statements, or {"asserts": [...]} (MBPP).
 
 A table may have "setup", Python code that comes before the program. Expected results stay here:
@@ -15,6 +16,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,16 +44,16 @@ class Printed:
 
 @dataclass(frozen=True)
 class Returned:
-    """A test of what a function returns."""
+    """A test of what a function returns. If `listed`, [x] stands for x too, as in APPS."""
 
     job: Mapping[str, Any]
     expected: Any
+    listed: bool = True
 
     def passed(self, outcome: Outcome, tolerance: float) -> bool:
-        """A list of one expected result stands for this result too, as in APPS."""
         assert outcome.output is not None
         value, expected = value_of(outcome.output), self.expected
-        if isinstance(expected, list) and len(expected) == 1:
+        if self.listed and isinstance(expected, list) and len(expected) == 1:
             return any(same_value(value, each, tolerance) for each in (expected, expected[0]))
         return same_value(value, expected, tolerance)
 
@@ -101,8 +103,36 @@ def _table_of(entries: list[Any]) -> Any:
         return {"asserts": entries}
     if entries and all(isinstance(e, dict) and e.keys() >= {"input", "output"} for e in entries):
         inputs, outputs = ([e[side] for e in entries] for side in ("input", "output"))
-        return {"inputs": inputs, "outputs": outputs}
+        table = {"inputs": inputs, "outputs": outputs}
+        if any(entry.get("testtype") == "functional" for entry in entries):
+            table["fn_name"] = _function_of(entries[0].get("metadata"))
+            if table["fn_name"] is None:
+                raise ValueError(
+                    "the tests are functional, but the first has no metadata with a func_name"
+                )
+        return table
     return None
+
+
+def _function_of(metadata: Any) -> Any:
+    """Return the function's name in LiveCodeBench's metadata (a table, or JSON text), or None."""
+    with suppress(ValueError, RecursionError):
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    return metadata.get("func_name") if isinstance(metadata, dict) else None
+
+
+def with_function(cell: Any, metadata: Any) -> Any:
+    """Return a cell's tests, with the function's name if `metadata` beside the cell has it.
+
+    LiveCodeBench has the tests in one column and the name in another. Other cells are unchanged.
+    """
+    name, tests = _function_of(metadata), cell
+    with suppress(ValueError, RecursionError):
+        tests = json.loads(cell) if isinstance(cell, str) else cell
+    tables = isinstance(tests, list) and all(isinstance(test, dict) for test in tests)
+    if name is None or not tables:
+        return cell
+    return [{**test, "metadata": {"func_name": name}} for test in tests]
 
 
 def _list_in(table: Mapping[str, Any], name: str) -> list[Any]:
@@ -126,6 +156,13 @@ def _text(number: int, lines: Any) -> str:
 
 
 def _returned(number: int, name: str, arguments: Any, expected: Any) -> Returned:
+    if isinstance(arguments, str) and isinstance(expected, str):
+        try:
+            values = [json.loads(line) for line in arguments.split("\n") if line.strip()]
+            result = json.loads(expected)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"test {number} is not JSON: {error}") from None
+        return Returned({"call": name, "arguments": values}, result, listed=False)
     if not isinstance(arguments, list):
         raise ValueError(f"test {number} has {str(arguments)[:40]!r} for a list of arguments")
     return Returned({"call": name, "arguments": arguments}, expected)

@@ -25,16 +25,25 @@ import io
 import json
 import math
 import os
+import symtable
 import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 LONGEST_OUTPUT = 4 << 20  # bytes of a job's output
 GIVEN = "__given__"
 FILE = "program.py"  # the program's name in tracebacks
+
+# What solutions use without importing it: on the sites that they were written for, it is there.
+_MODULES = (
+    *("collections", "typing", "math", "itertools", "functools", "heapq", "bisect", "string"),
+    *("re", "random", "sys", "operator", "copy", "datetime", "io", "json", "statistics"),
+)
+_ALONE = (*_MODULES, "decimal", "fractions", "os", "queue", "time")  # as modules, without names
 
 _EXACT = 1 << 53  # integers from here on are written in base 16, which has no limit on digits
 _ALIKE = 200  # entries of a set with the same hash: making it takes time for each pair of them
@@ -118,11 +127,15 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
         sys.stdout = _Nowhere()
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # `site` has them, which -S leaves out
     for source in (request["setup"], request["program"]):
-        exec(compile(source, FILE, "exec", dont_inherit=True), names)
+        code = compile(source, FILE, "exec", dont_inherit=True)
+        names.update(_usual(source, {*names, *vars(builtins)}))
+        exec(code, names)
     if prints:
         return
     if "call" in job:
-        function = names.get(job["call"]) or getattr(names["Solution"](), job["call"])
+        solution: Any = names.get("Solution")
+        own = hasattr(solution, job["call"])
+        function = getattr(solution(), job["call"]) if own else names[job["call"]]
         value = function(*job["arguments"])
     else:
         if "given" in job:
@@ -131,6 +144,31 @@ def perform(request: dict[str, Any], job: dict[str, Any]) -> None:
     result = json.dumps(encode(value)).encode()
     while result:
         result = result[os.write(1, result) :]
+
+
+def _usual(source: str, known: set[str]) -> dict[str, Any]:
+    """Return what the usual imports give `source` of the names that it uses and nothing defines.
+
+    A program that imports or defines all of its names gets nothing, and takes no time for it.
+    """
+    top = symtable.symtable(source, FILE, "exec")
+    used, tables = set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        outer = (s for s in table.get_symbols() if table is top or s.is_global())
+        used |= {symbol.get_name() for symbol in outer if symbol.is_referenced()}
+    defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    found = {}
+    for name in used - defined - known:
+        if name in _ALONE:
+            found[name] = import_module(name)
+            continue
+        for module in map(import_module, _MODULES):
+            if name in getattr(module, "__all__", dir(module)) and not name.startswith("_"):
+                found[name] = getattr(module, name)
+                break
+    return found
 
 
 def serve() -> None:

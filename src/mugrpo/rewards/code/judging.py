@@ -1,4 +1,4 @@
-"""The verifier "code": the last code block of a response, judged by tests."""
+"""The verifier "code": the program of a response, judged by tests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from mugrpo.rewards.code.asserts import Assertion
 from mugrpo.rewards.code.cases import Case, Tests, read_tests
 from mugrpo.rewards.code.choosing import choose
 from mugrpo.rewards.code.sandbox import TRAPPED, Outcome, Request
+from mugrpo.rewards.response import final_part
 from mugrpo.rewards.verdict import Verdict
 
 LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
 
-_FENCE = re.compile(r"( {0,3})(`{3,}+(?!.*`)|~{3,})[ \t]*([\w+#.-]*)")
-_PYTHON = ("", "python", "python3", "py")
+# The mark may be an attribute, as in {.python}. In a list, a fence has any indentation.
+_FENCE = re.compile(r"([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)")
+_PYTHON = re.compile(r"[{.]*py(?:thon)?[0-9.]*", re.IGNORECASE)
 _RAN_OUT = {-signal.SIGXCPU: "out of CPU time", TRAPPED: "out of fuel, memory or stack"}
 
 Check = tuple[int, Mapping[str, Any]]  # a test's index, and a job for the second sandbox
@@ -41,7 +43,7 @@ class Code:
 
     def __call__(self, text: str, reference: str) -> Verdict:
         tests = self._tests(reference)
-        program = read_program(text)
+        program = read_program(final_part(text))
         if program is None:
             return Verdict(Status.NO_ANSWER)
         passed, failure = self._judged(program, tests)
@@ -113,32 +115,35 @@ def _named(failures: dict[int, str], count: int) -> str | None:
 
 
 def read_program(text: str) -> str | None:
-    """Return the last fenced block of Python in a text, or None if there is none.
+    """Return the last fenced block that is marked as Python, else the last one without a mark.
 
-    A block without a language counts as Python. A block that is not closed is cut off: if it is the
-    last one, there is none. As in CommonMark, a fence has at least three marks, its end as many,
-    and lines lose as much indentation as the fence has.
+    So output that is shown after a program is not taken for it. A block that is not closed is cut
+    off: if it would be the program, there is none. As in CommonMark, a fence has at least three
+    marks, its end as many, and lines lose as much indentation as the fence has.
     """
-    program: list[str] | None = None
-    opened: tuple[str, str, bool] | None = None  # indentation, marks, and whether it is Python
+    programs: dict[bool, str | None] = {}  # by whether they are marked
+    opened: tuple[str, str, str] | None = None  # indentation, marks, and what follows them
     lines: list[str] = []
     for line in re.split(r"\r?\n", text):
         fence = _FENCE.match(line)
         if opened is None:
             if fence:
-                opened, lines = (fence[1], fence[2], fence[3].lower() in _PYTHON), []
+                opened, lines = (fence[1], fence[2], fence[3]), []
             continue
-        indented, marks, python = opened
-        if fence and not line[fence.end() :].strip() and _closes(fence, marks):
-            program = lines if python else program
+        indented, marks, language = opened
+        if fence and not line[fence.end() :].strip() and _closes(fence, indented, marks):
+            if not language or _PYTHON.fullmatch(language):
+                programs[bool(language)] = "\n".join(lines)
             opened = None
         else:
-            lines.append(line[: len(indented)].lstrip(" ") + line[len(indented) :])
-    if opened is not None and opened[2]:
-        return None
-    source = "\n".join(program or [])
-    return source if source.strip() and len(source) <= LONGEST_PROGRAM else None
+            lines.append(line[: len(indented)].lstrip(" \t") + line[len(indented) :])
+    if opened is not None and (not opened[2] or _PYTHON.fullmatch(opened[2])):
+        programs[bool(opened[2])] = None
+    source = programs.get(True, programs.get(False))
+    return source if source and source.strip() and len(source) <= LONGEST_PROGRAM else None
 
 
-def _closes(fence: re.Match[str], marks: str) -> bool:
-    return not fence[3] and fence[2][0] == marks[0] and len(fence[2]) >= len(marks)
+def _closes(fence: re.Match[str], indented: str, marks: str) -> bool:
+    """Return whether a fence closes a block: not if it is in a docstring of it, further in."""
+    near = len(fence[1]) <= len(indented) + 3
+    return near and not fence[3] and fence[2][0] == marks[0] and len(fence[2]) >= len(marks)

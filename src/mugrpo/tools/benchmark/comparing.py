@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.run_dir import RunDir
 from mugrpo.rollouts.intervals import Difference, Floats, holm, interval, paired, pooled
 from mugrpo.rollouts.measures import avg_at
-from mugrpo.run.trust import is_run
 
 Result = Mapping[str, Any]  # the content of a result.json
 Estimate = tuple[float, float, float]  # a mean over problems, and the ends of its 95 % interval
@@ -86,6 +86,12 @@ def stored(name: str, suites: Sequence[str] | None = None) -> Measurement:
             "`mugrpo benchmark TARGET --suite A,B,...` makes them"
         )
     return Measurement(name, results)
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether `folder` is a run's directory. A model's has a config.json too."""
+    stored = RunDir(folder).config_as_stored()
+    return isinstance(stored, dict) and "provenance" in stored
 
 
 def _place(name: str) -> tuple[Path, int | None]:

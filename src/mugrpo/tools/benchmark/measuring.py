@@ -24,13 +24,14 @@ from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.sinks import Sinks
-from mugrpo.run.trust import Theirs, is_run, require_trusted, theirs_in
+from mugrpo.run.trust import require_known
 from mugrpo.stages.refresh import refreshed
 from mugrpo.stages.results import line_of
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.suites import measure_suite, suite_config, suite_run
 from mugrpo.stages.work import weights_of
 from mugrpo.tasks.stand_in import with_data
+from mugrpo.tools.benchmark.comparing import is_run
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,12 @@ class Target:
     folder: RunDir  # of the run; for a model, that of the results
     results: Path
     raw: dict[str, Any]  # the config, with the model and the engine
-    theirs: Theirs | None  # None for a model: this user names all of it
-    run: bool
+    stored: RunConfig | None  # None for a model
 
     @property
     def own(self) -> dict[str, Any]:
         """How a suite samples unless the command line says otherwise: a run as it trains."""
-        if not self.run:
+        if not self.stored:
             return {}
         return {"temperature": self.raw["rollouts"]["temperature"], "top_p": 1.0}
 
@@ -73,7 +73,8 @@ def measure(
     under other options; RunStopped if the engine cannot go on.
     """
     found = _target(target, out)
-    base, why = with_precision(build_config(apply_overrides(found.raw, overrides), target))
+    raw = apply_overrides(found.raw, overrides)
+    base, why = with_precision(build_config(raw, target, overrides))
     if why:
         progress.say(why)
     require_packages(base.lora)
@@ -83,9 +84,8 @@ def measure(
     chosen = {**found.own, **chosen}
     mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
     configs = [_config(base, suite, overrides) for suite in mine]
-    for suite, config in zip(mine, configs, strict=True):
-        alone = theirs_in(suite.file, suite_config(RunConfig(), suite))
-        require_trusted(config, found.theirs, alone, trust=trust, say=progress.say)
+    for config in configs:
+        require_known(config, found.stored, target, progress.say, trust=trust)
     results = []
     with _locked(found, progress), ExitStack() as opened:
         runs = [
@@ -120,13 +120,13 @@ def _target(target: str, out: Path | None) -> Target:
         stored = folder.read_config()
         assert stored is not None
         raw = stored["config"]
-        theirs = Theirs(build_config(raw, str(folder.config)), target)
-        return Target(folder, out or path / "benchmarks", raw, theirs, run=True)
+        config = build_config(raw, str(folder.config))
+        return Target(folder, out or path / "benchmarks", raw, config)
     if path.suffix == ".toml":
         raise UsageError(f"{target} is a config file; name a run, a model directory or a hub id")
     name = path.resolve().name if path.exists() else target.replace("/", "--")
     results = out or Path("runs") / "benchmarks" / name
-    return Target(RunDir(results), results, {"model": {"path": target}}, None, run=False)
+    return Target(RunDir(results), results, {"model": {"path": target}}, None)
 
 
 def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
@@ -137,7 +137,7 @@ def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
 def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
     """Return the suite's config. The command line's options stand above the suite's."""
     raw = suite_config(base, suite).model_dump(mode="json")
-    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}")
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
     return with_precision(config)[0]
 
 
@@ -150,7 +150,7 @@ def _as_trained(run: OpenRun, base: RunConfig) -> OpenRun:
 
 def _updates(found: Target, text: str | None) -> list[int]:
     """Return the updates to measure. Raises UsageError if one has no checkpoint."""
-    if not found.run:
+    if not found.stored:
         if text is not None:
             raise UsageError(f"--update {text}: a model has no updates; leave it out")
         return [0]
@@ -169,12 +169,12 @@ def _updates(found: Target, text: str | None) -> list[int]:
 @contextmanager
 def _locked(found: Target, progress: Progress) -> Iterator[None]:
     """Lock the run, or the folder of a model's results, against other processes."""
-    elsewhere = found.run and found.results != found.folder.benchmarks
+    elsewhere = found.stored and found.results != found.folder.benchmarks
     other = RunDir(found.results).locked() if elsewhere else nullcontext()
     with found.folder.locked() as notices, other:
         for notice in notices:
             progress.say(notice)
-        if found.run:
+        if found.stored:
             found.folder.journal.require()
             if found.folder.journal.exists():
                 found.folder.journal.settle()
@@ -186,7 +186,7 @@ def _metrics(
     found: Target, config: RunConfig, out: Path | None, progress: Progress
 ) -> Iterator[MetricsLog | None]:
     """Yield the log of a run's metrics, which its sinks copy; None for results elsewhere."""
-    if not found.run or out is not None:
+    if not found.stored or out is not None:
         yield None
         return
     folder, update = found.folder, found.folder.newest_update()
