@@ -322,7 +322,6 @@ CHILD = """
     import hashlib, sys, time
     from pathlib import Path
     from mugrpo.model import pretrained
-from mugrpo.model.loading import load_model
 
     def halting(file, folder):
         (folder / "config.json").write_text("{}")
@@ -397,10 +396,11 @@ def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monk
     config = tiny_config("qwen2")
     config.tie_word_embeddings, config.quantization_config = False, None
     stored = AutoModelForCausalLM.from_config(config)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda **_: stored)
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda **_: chain_tokenizer())
-    head = stored.lm_head.weight.detach().clone()
-    pretrained.convert_gguf(tmp_path / "x.gguf", tmp_path / "made", tied=True, dtype="bfloat16")
+    head, tokenizer = stored.lm_head.weight.detach().clone(), chain_tokenizer()
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda **_: stored)
+        patch.setattr(AutoTokenizer, "from_pretrained", lambda **_: tokenizer)
+        pretrained.convert_gguf(tmp_path / "x.gguf", tmp_path / "made", tied=True, dtype="bfloat16")
     model = load_model(tmp_path / "made")
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert torch.equal(model.get_input_embeddings().weight, head.bfloat16().float())
