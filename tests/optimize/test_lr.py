@@ -34,7 +34,7 @@ def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
 
 
 def test_linear_falls_from_the_peak_after_the_warm_up_to_the_final_share():
-    # After 2 updates of warm-up, progress goes 0, 1/5, .. 4/5 and lowers the rate by 0.8 x progress.
+    # After 2 updates of warm-up, progress goes 0, 1/5, .. 4/5; it lowers the rate by 0.8 of it.
     assert rates("linear", updates=7, warmup=2, final=0.2) == pytest.approx(
         [0.5, 1.0, 1.0, 0.84, 0.68, 0.52, 0.36]
     )

@@ -65,6 +65,14 @@ def model_path(options: ModelOptions) -> str:
     return str(folder)
 
 
+def refuse_no_folder(path: str) -> None:
+    """Raise UsageError if `path` is neither a directory nor like a hub id."""
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
+        )
+
+
 def model_fingerprint(options: ModelOptions) -> str:
     """Return a hash of the files in the model's directory, or the hub id itself."""
     folder = Path(model_path(options))
