@@ -1,4 +1,4 @@
-"""How long should OpenMP's threads spin at barriers? `python benchmarks/spinning.py`, 12 minutes.
+"""How long should OpenMP's threads spin at barriers? `python benchmarks/spinning.py`, 12 minutes at most.
 
 A thread of libgomp that waits for others spins before it sleeps. If other processes want the cores,
 it spins in the time that the thread it waits for would need. Each setting has a fresh process,
@@ -81,9 +81,9 @@ def measure(model: str, precision: str, busy: int, tiny: bool) -> dict[str, floa
     update = addition_update(policy, config, 8 if small else 2, 8, all_varied=True)
     trainer = Trainer(policy, config)
     trainer.step(update.experience)  # the warm-up; the generation of its rollouts was another
-    problems = list(make_task(config.task).train_problems())[: 4 if tiny else 64 if small else 4]
+    problems = list(make_task(config.task).train_problems())[: 4 if tiny else 32 if small else 2]
     workload = requests(encoder(policy, config), problems, 8)
-    count = 1 if tiny or not small else 10
+    count = 1 if tiny or not small else 5
     works: dict[str, Callable[[], object]] = {
         "generation": partial(sampled, policy, config, workload),
         "update": lambda: [trainer.step(update.experience) for _ in range(count)],
@@ -121,7 +121,7 @@ def main() -> None:
     cli = parser(str(__doc__), repetitions=2)
     add_precision(cli)
     cli.add_argument("--busy", type=int, default=4, help="busy processes")
-    cli.add_argument("--minutes", type=float, default=12, help="begin no repetition after these")
+    cli.add_argument("--minutes", type=float, default=6, help="begin no repetition after these")
     cli.add_argument("--child", choices=MODELS, help="measure one model in this process")
     args = cli.parse_args()
     precision, models = args.precision or "fp32", MODELS[:1] if args.tiny else MODELS
@@ -151,12 +151,12 @@ def main() -> None:
         for name in SETTINGS
         if name != DEFAULT
     ]
-    threads = torch.get_num_threads()
+    count = len(cores())  # and as many threads
     details = {
         "precision": precision,
         "busy processes": args.busy,
         "load before": load,
-        "fair share": min(1.0, len(cores()) / (threads + args.busy)),
+        "fair share": count / (count + args.busy),
     }
     row = Row("spinning", "OpenMP's waiting", "calls/s", found, ratios, details, tiny=args.tiny)
     publish(row, args.output)

@@ -8,7 +8,8 @@ import sys
 # Turns of a waiting loop before a thread sleeps; libgomp's own number is 300,000. If others want
 # the cores, a spinning thread takes the time of the one it waits for: generation was 8 to 40 times
 # slower. On an idle machine, sleeping at once costs 1.25 to 1.6 times, and this many nothing.
-_SPINS = 10_000
+# `benchmarks/spinning.py` compares numbers: with 10,000, half of the loss was still there.
+_SPINS = 1_000
 
 
 def cores() -> list[int]:
