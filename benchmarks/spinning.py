@@ -1,4 +1,4 @@
-"""How long should OpenMP's threads spin at barriers? `python benchmarks/spinning.py`, 12 minutes at most.
+"""How long should OpenMP's threads spin at barriers? `python benchmarks/spinning.py`, 12 minutes.
 
 A thread of libgomp that waits for others spins before it sleeps. If other processes want the cores,
 it spins in the time that the thread it waits for would need. Each setting has a fresh process,
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-import torch  # before mugrpo, which then leaves the setting alone
+import torch  # noqa: F401 - before mugrpo, which then leaves the setting alone
 
 from mugrpo.config.cores import cores
 from mugrpo.model.policy import load_policy

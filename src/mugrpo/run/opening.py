@@ -52,13 +52,13 @@ def open_run(
     ranks: Ranks = ALONE,
     held: Held = NONE_HELD,
 ) -> Iterator[OpenRun]:
-    """Open the run that `target` names: a config file, or the directory of a run; or is.
+    """Open the run that `target` is or names: a config file, or the directory of a run.
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
-    checkpoint is complete when it ends. `overrides` are command-line words, such as
-    ["--optimizer.lr", "2e-4"]; `held` has code that only this process has. By default, `progress`
-    prints. `stop` can end the work early. The first of several `ranks` locks and checks the run.
+    checkpoint is complete when it ends. `overrides` are words of a command line; `held` has code
+    that only this process has. By default, `progress` prints. `stop` can end the work early. The
+    first of several `ranks` locks and checks the run.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if it names code or commands the user has neither used nor
@@ -68,15 +68,12 @@ def open_run(
     if not isinstance(target, Target):
         target = read_target(target, overrides=overrides, run_dir=run_dir, held=held)
     folder, task = target.folder, target.task
-    config = _settled_precision(folder, target.config, progress)
-    if busy := crowded(config.model):
-        progress.say(busy)
+    config = _for_this_machine(folder, target.config, progress)
     if not ranks.driven or ranks.by_hand:
         require_trusted(config, target.theirs, trust=trust, force=force, say=progress.say)
     require_packages(config.lora)
     prompts = prompt_encoder(config, held)
-    problems = _fitting(prompts, target.problems, progress)
-    eval_problems = _fitting(prompts, target.eval_problems, progress)
+    problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, ranks, progress)
     schedule = schedule_of(config, problems, folder.stage_starts(newest))
     _refuse_overrun(folder, newest, config.schedule.total_updates)
@@ -196,8 +193,13 @@ def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
     )
 
 
-def _settled_precision(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for: what the run began with, if so."""
+def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
+    """Return `config` with the precision that "auto" stands for: what the run began with, if so.
+
+    Say if others use the cores.
+    """
+    if busy := crowded(config.model):
+        progress.say(busy)
     if config.model.precision == "auto" and (stored := folder.read_config()) is not None:
         began_with = stored["config"]["model"]["precision"]
         model = config.model.model_copy(update={"precision": began_with})

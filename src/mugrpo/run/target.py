@@ -26,8 +26,7 @@ class Target:
     config: RunConfig
     theirs: Theirs | None  # what may be someone else's: for a directory, always its stored config
     task: Task
-    problems: list[Problem]
-    eval_problems: list[Problem]
+    problems: tuple[list[Problem], list[Problem]]  # to train on, and held out
 
 
 def read_target(
@@ -45,7 +44,7 @@ def read_target(
     folder, config, theirs = _folder_and_config(Path(target), overrides, run_dir)
     refuse_no_folder(model_path(config.model))
     task = make_task(config.task, held)
-    return Target(folder, config, theirs, task, *problems_of(task, config))
+    return Target(folder, config, theirs, task, problems_of(task, config))
 
 
 def problems_of(task: Task, config: RunConfig) -> tuple[list[Problem], list[Problem]]:
