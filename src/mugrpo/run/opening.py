@@ -56,9 +56,8 @@ def open_run(
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
-    checkpoint is complete when it ends. `overrides` are words of a command line; `held` has code
-    that only this process has. By default, `progress` prints. `stop` can end the work early. The
-    first of several `ranks` locks and checks the run.
+    checkpoint is complete when it ends. `overrides` are words of a command line; `held` has this
+    process's own code. `stop` can end the work early. The first of `ranks` locks and checks it.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if it names code or commands the user has neither used nor
