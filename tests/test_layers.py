@@ -132,8 +132,8 @@ def test_the_house_stays_small():
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_a_file_has_at_most_300_lines(file: Path):
-    assert len(file.read_text().splitlines()) <= 300
+def test_a_file_has_at_most_500_lines(file: Path):
+    assert len(file.read_text().splitlines()) <= 500
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

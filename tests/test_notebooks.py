@@ -89,4 +89,4 @@ def test_two_methods_train_on_the_same_files(tmp_path: Path):
             assert file.samefile(arm / shards / file.name)
         accuracy = evaluations(arm)[-1]["accuracy"]
         row = f"\n| {method} | "
-        assert f" {accuracy:.3f} ± " in (arm.parent / "table.md").read_text().split(row)[1]
+        assert f" {accuracy:.3f} (" in (arm.parent / "table.md").read_text().split(row)[1]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mugrpo.config.cores import bound_spinning
+
 if TYPE_CHECKING:
     from mugrpo.config.load import load_config
     from mugrpo.disk.errors import RunStopped, UsageError
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from mugrpo.tasks import make_task
     from mugrpo.tools.bakeoff import bakeoff
     from mugrpo.tools.plan.kept import train
+
+bound_spinning()  # here, because it must come before torch is imported
 
 __all__ = [
     "ROLLOUT_SCHEMA",

@@ -2,10 +2,19 @@
 
 import sys
 
-from mugrpo.processes.driver import end_with_driver
+
+def main() -> int:
+    """Run the command line, where mugrpo can run. Return the exit status."""
+    if sys.platform == "win32":  # it has no fcntl, on which locks rest
+        print("mugrpo runs on Linux and macOS; on Windows, use it in WSL", file=sys.stderr)
+        return 2
+    from mugrpo.processes.driver import end_with_driver
+
+    end_with_driver()
+    from mugrpo import cli
+
+    return cli.main()
+
 
 if __name__ == "__main__":
-    end_with_driver()
-    from mugrpo.cli import main
-
     sys.exit(main())

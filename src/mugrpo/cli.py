@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mugrpo.arguments import PHASES, completion, parser, resume_command
 from mugrpo.disk.errors import RunStopped, UsageError
@@ -37,8 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError(f"{options.command} takes no option {overrides[0]}")
         options.overrides = overrides
         rank = "TORCHELASTIC_RUN_ID" in os.environ
-        if "force" in options and not rank:  # it opens a run
-            _say(f"{options.target}: loading PyTorch, then the problems and the tokenizer")
         with stop_on_signals(patient=rank) as stop:
             options.stop = stop
             return _COMMANDS[options.command](options) or 0
@@ -67,12 +65,12 @@ def _complain(error: object) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from mugrpo.disk.metrics import read_metrics
-    from mugrpo.report.planned import in_words
-    from mugrpo.tools.plan.kept import train
-    from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
-
     with _opened(options) as run:
+        from mugrpo.disk.metrics import read_metrics
+        from mugrpo.report.planned import in_words
+        from mugrpo.tools.plan.kept import train
+        from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
+
         with run.progress.watching(run.folder.root):
             train(run)
         lines = list(read_metrics(run.folder.metrics))
@@ -87,9 +85,9 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _phase(options: argparse.Namespace) -> None:
-    from mugrpo import pipeline
-
     with _opened(options) as run:
+        from mugrpo import pipeline
+
         if options.command == "check":
             pipeline.check(run)
             return
@@ -111,9 +109,9 @@ def _phase(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from mugrpo.pipeline import evaluate
-
     with _opened(options) as run:
+        from mugrpo.pipeline import evaluate
+
         update = run.folder.newest_update() if options.update is None else options.update
         updates = [0, *run.folder.checkpoint_updates()]
         if update not in updates:
@@ -124,9 +122,9 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _bakeoff(options: argparse.Namespace) -> None:
-    from mugrpo.tools.bakeoff import bakeoff
-
     with _opened(options) as run:
+        from mugrpo.tools.bakeoff import bakeoff
+
         _check_stage(run, options.stage)
         methods = options.objectives.split(",")
         table = bakeoff(run, options.stage, methods, force=options.force)
@@ -134,9 +132,9 @@ def _bakeoff(options: argparse.Namespace) -> None:
 
 
 def _alignment(options: argparse.Namespace) -> None:
-    from mugrpo.tools.alignment import alignment, table
-
     with _opened(options) as run:
+        from mugrpo.tools.alignment import alignment, table
+
         _check_stage(run, options.stage)
         methods = options.objectives.split(",") if options.objectives else []
         rows = alignment(run, options.stage, methods, options.groups)
@@ -144,14 +142,17 @@ def _alignment(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from mugrpo.tools.exporting import export_rollouts
-
     with _opened(options) as run:
+        from mugrpo.tools.exporting import export_rollouts
+
         _check_stage(run, options.stage)
         run.progress.say(export_rollouts(run, options.out, options.stage))
 
 
 def _study(options: argparse.Namespace) -> int:
+    from mugrpo.study.spec import load_study
+
+    load_study(options.target)  # refuse a bad file before PyTorch is imported
     from mugrpo.study.command import run_study, show_study
 
     if options.action == "show":
@@ -241,18 +242,27 @@ def _doctor(_options: argparse.Namespace) -> None:
 @contextmanager
 def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     """Open the run that the arguments name, as a rank if torchrun started this process."""
+    from mugrpo.run.progress import Progress
+    from mugrpo.run.target import read_target
+
+    wanted: dict[str, Any] = {
+        "overrides": options.overrides,
+        "run_dir": options.run_dir,
+        "force": options.force,
+        "trust": options.trust,
+    }
+    target = options.target
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # a rank's driver has asked and read
+        target, wanted = read_target(target, say=_say, **wanted), {"force": options.force}
+        _say(f"{options.target}: loading PyTorch, then the tokenizer")
     from mugrpo.processes.ranks import joined
     from mugrpo.run.opening import open_run
-    from mugrpo.run.progress import Progress
 
     with (
         joined(options.command, follow=vars(options).get("follow", False)) as ranks,
         open_run(
-            options.target,
-            overrides=options.overrides,
-            run_dir=options.run_dir,
-            force=options.force,
-            trust=options.trust,
+            target,
+            **wanted,
             progress=Progress(shown=ranks.shown),
             stop=options.stop,
             ranks=ranks,

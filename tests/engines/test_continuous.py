@@ -238,3 +238,21 @@ def test_slots_attend_as_separate_sequences_do(window, seed):
         cache.close(movers, gaps, left, int(response_lengths.max(initial=0)))
         assert len(cache.length_U) <= left  # prompts without a slot are dropped
     assert cache.layers[0].responses[0].shape[0] > 1  # several blocks were used
+
+
+def test_keys_with_much_in_common_lose_no_precision_in_bf16():
+    """What all keys have in common changes no softmax; whole numbers to 66 are exact in bf16.
+
+    With scores of about 64 x 4 = 256, rounded to 1 or 2, attention would be that to other tokens.
+    """
+    torch.manual_seed(0)
+    plain, common = SlotCache(2), SlotCache(2)
+    keys = torch.randint(-2, 3, (HEADS, 9, SIZE)).bfloat16()
+    values, query = torch.randn(HEADS, 9, SIZE).bfloat16(), torch.rand(2, HEADS, QUERIES, SIZE)
+    key, value = torch.randint(-2, 3, (2, HEADS, SIZE)).bfloat16(), torch.randn(2, HEADS, SIZE)
+    outputs = []
+    for cache, shift in ((plain, 0), (common, 64)):
+        cache.begin(np.array([0, 1]), [(keys + shift, values)])
+        cache.aim(np.array([0, 0]), torch.device("cpu"))
+        outputs.append(cache.attend(0, query.bfloat16(), key + shift, value.bfloat16(), None))
+    torch.testing.assert_close(outputs[1], outputs[0], atol=0.03, rtol=0)

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mugrpo.config.run import NAMED_MODELS, ModelOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.model import pretrained
+from mugrpo.model.loading import load_model
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import (
     EMBEDDED,
@@ -29,6 +32,7 @@ from mugrpo.model.pretrained import (
     model_fingerprint,
     model_path,
 )
+from tests.builders import chain_tokenizer, tiny_config
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
 
@@ -78,7 +82,7 @@ def package(converter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (file.parent / "__init__.py").touch()
     file.write_bytes(WEIGHTS)
     monkeypatch.setitem(pretrained.PACKAGED, "small", SMALL)
-    monkeypatch.setattr(pretrained, "_convert", copied)
+    monkeypatch.setattr(pretrained, "convert_gguf", copied)
     monkeypatch.setattr(pretrained, "_fetched", _nothing_is_fetched)
     return file
 
@@ -181,7 +185,7 @@ def test_a_file_of_another_checksum_is_refused_and_leaves_nothing(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ):
     called: list[Any] = []
-    monkeypatch.setattr(pretrained, "_convert", lambda *given: called.append(given))
+    monkeypatch.setattr(pretrained, "convert_gguf", lambda *given: called.append(given))
     package.write_bytes(WEIGHTS + b"!")
     with pytest.raises(UsageError) as caught:
         convert("small")
@@ -279,7 +283,7 @@ def test_a_conversion_is_made_once(
     assert folder == cache / "models" / "Small"
     assert names(folder) == ["config.json", "model.safetensors"]
     assert said == [f"converting weights.gguf to {folder}"]
-    monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
+    monkeypatch.setattr(pretrained, "convert_gguf", _nothing_is_fetched)
     package.unlink()
     assert command("convert", "small").out == f"{folder}\n"
 
@@ -293,7 +297,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_the_next_one_succeeds(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(pretrained, "_convert", failing)
+        patch.setattr(pretrained, "convert_gguf", failing)
         with pytest.raises(type(error)):
             convert("small")
     assert names(cache / "models") == ["lock"]
@@ -307,7 +311,7 @@ def test_a_full_disk_is_reported_in_a_sentence_and_leaves_nothing(
         (folder / "model.safetensors").write_bytes(bytes(1000))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pretrained, "_convert", full)
+    monkeypatch.setattr(pretrained, "convert_gguf", full)
     with pytest.raises(RunStopped, match=rf"the disk is full: {cache}/models/Small needs more"):
         convert("small")
     assert names(cache / "models") == ["lock"]
@@ -332,7 +336,7 @@ CHILD = """
         "small-model", "1.2", "small_model_of_tests/weights.gguf",
         hashlib.sha256(file.read_bytes()).hexdigest(), "Small",
     )
-    pretrained._convert = halting
+    pretrained.convert_gguf = halting
     print(pretrained.convert("small"))
 """
 
@@ -376,7 +380,7 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", noted)
-    monkeypatch.setattr(pretrained, "_convert", _nothing_is_fetched)
+    monkeypatch.setattr(pretrained, "convert_gguf", _nothing_is_fetched)
     said: list[str] = []
     folder = convert("small", said.append)
     assert waited == [[f"Small.tmp.{first.pid}", "lock"]]
@@ -384,3 +388,19 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
     assert names(folder) == ["config.json", "model.safetensors"]
     out, _ = first.communicate()
     assert (first.returncode, out) == (0, f"{folder}\n")
+
+
+def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monkeypatch):
+    """A file with two matrices of one, of which the head is the better copy."""
+    torch.manual_seed(0)
+    config = tiny_config("qwen2")
+    config.tie_word_embeddings, config.quantization_config = False, None
+    stored = AutoModelForCausalLM.from_config(config)
+    head, tokenizer = stored.lm_head.weight.detach().clone(), chain_tokenizer()
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoModelForCausalLM, "from_pretrained", lambda **_: stored)
+        patch.setattr(AutoTokenizer, "from_pretrained", lambda **_: tokenizer)
+        pretrained.convert_gguf(tmp_path / "x.gguf", tmp_path / "made", tied=True, dtype="bfloat16")
+    model = load_model(tmp_path / "made")
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, head.bfloat16().float())

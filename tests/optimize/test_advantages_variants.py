@@ -135,3 +135,13 @@ def test_rewards_that_nearly_agree_are_told_apart_after_a_large_offset():
     rewards_PG = torch.tensor([[2.0**20, 2.0**20 + 2.0**-20]], dtype=torch.float64)
     actual = FORMS["none"](rewards_PG, torch.ones(1, 2, dtype=torch.bool))
     assert actual.tolist() == [[-(2.0**-21), 2.0**-21]]
+
+
+def test_soft_advantages_are_computed_in_float64():
+    """V = beta log((e^(1/beta) + 1) / 2) = 1/2 + 1/(8 beta) + O(beta^-3) for rewards 1 and 0.
+
+    At beta = 1e6 an error of log 2 in fp32, 1.9e-9, would be one of 0.0019.
+    """
+    valid_PG = torch.ones(1, 2, dtype=torch.bool)
+    actual = advantages.soft(torch.tensor([[1.0, 0.0]]), valid_PG, beta=1e6)[0]
+    assert actual.tolist() == pytest.approx([0.5 - 1.25e-7, -0.5 - 1.25e-7], abs=1e-9)

@@ -34,36 +34,38 @@ def test_warm_up_rises_in_equal_steps_and_never_starts_at_0():
 
 
 def test_linear_falls_from_the_peak_after_the_warm_up_to_the_final_share():
-    # After 2 updates of warm-up, progress goes 0, 1/4, .. 1 and lowers the rate by 0.8 x progress.
+    # After 2 updates of warm-up, progress goes 0, 1/5, .. 4/5; it lowers the rate by 0.8 of it.
     assert rates("linear", updates=7, warmup=2, final=0.2) == pytest.approx(
-        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+        [0.5, 1.0, 1.0, 0.84, 0.68, 0.52, 0.36]
     )
 
 
 def test_cosine_falls_along_half_a_period():
-    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536, 1; rate = 1 - 0.8 fall
+    # fall = (1 - cos(pi progress)) / 2 = 0, .1464, .5, .8536; rate = 1 - 0.8 fall
     root = math.sqrt(0.5)
-    assert rates("cosine", updates=7, warmup=2, final=0.2) == pytest.approx(
-        [0.5, 1.0, 1.0, 1 - 0.4 * (1 - root), 0.6, 1 - 0.4 * (1 + root), 0.2]
+    assert rates("cosine", updates=6, warmup=2, total=6, final=0.2) == pytest.approx(
+        [0.5, 1.0, 1.0, 1 - 0.4 * (1 - root), 0.6, 1 - 0.4 * (1 + root)]
     )
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize(("warmup", "total"), [(0, 2), (0, 100), (3, 5), (10, 4096)])
-def test_the_last_update_has_the_final_share(schedule, warmup, total):
-    actual = rates(schedule, updates=total, warmup=warmup, total=total, final=0.1)
+def test_the_update_after_the_last_has_the_final_share(schedule, warmup, total):
+    actual = rates(schedule, updates=total + 1, warmup=warmup, total=total, final=0.1)
     assert actual[-1] == pytest.approx(0.1)
+    assert actual[-2] > 0.1
     assert max(actual) == 1.0
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_updates_past_the_planned_end_stay_at_the_final_share(schedule):
-    assert rates(schedule, updates=10, final=0.1)[6:] == pytest.approx([0.1] * 4)
+    assert rates(schedule, updates=10, final=0.1)[7:] == pytest.approx([0.1] * 3)
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_default_final_share_ends_at_0(schedule):
-    assert rates(schedule, updates=7)[-1] == pytest.approx(0.0, abs=1e-15)
+@pytest.mark.parametrize(("schedule", "last"), [("linear", 1 / 7), ("cosine", 0.049516)])
+def test_at_the_default_final_share_the_last_update_still_trains(schedule, last):
+    """Linear: 1 - 6/7. Cosine: (1 + cos(6 pi / 7)) / 2 = (1 - 0.900969) / 2."""
+    assert rates(schedule, updates=7)[-1] == pytest.approx(last, abs=1e-6)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])

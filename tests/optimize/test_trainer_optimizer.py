@@ -50,8 +50,8 @@ def test_each_update_uses_its_own_learning_rate(experience):
     trainer = Trainer(
         load_policy(ModelOptions()), config_of(optimizer=optimizer, schedule=schedule)
     )
-    # Warm-up 1/2, 2/2 of the peak; then from the peak down to 0 over updates 2, 3, 4.
-    for expected in (2e-3, 4e-3, 4e-3, 2e-3, 0.0):
+    # Warm-up 1/2, 2/2 of the peak; then 3/3, 2/3, 1/3 of it: update 5 would have 0.
+    for expected in (2e-3, 4e-3, 4e-3, 8e-3 / 3, 4e-3 / 3):
         before = weights(trainer)
         metrics = trainer.step(experience)
         moved = max((w - before[n]).abs().max().item() for n, w in weights(trainer).items())

@@ -27,7 +27,7 @@ from mugrpo.study.page import RESULTS, folder_of
 from mugrpo.study.running import Cells, share_first_stage
 from mugrpo.study.spec import load_study
 from tests.faults.harm import refused
-from tests.runs import ENVIRONMENT, Command, checkpoints, mugrpo, read_metrics, write_config
+from tests.runs import ENVIRONMENT, ROOT, Command, checkpoints, mugrpo, read_metrics, write_config
 from tests.waiting import until
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -151,11 +151,12 @@ def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
     def stopped(*_: Any, **__: Any) -> None:
         raise Interrupted("stopped by SIGINT")
 
+    file = str(ROOT / "studies" / "demo.toml")
     monkeypatch.setattr(command_module, "run_study", stopped)
-    assert main(["study", "run", "a.toml", "--work", "w", "--jobs", "1", "--keep"]) == 3
+    assert main(["study", "run", file, "--work", "w", "--jobs", "1", "--keep"]) == 3
     said = capsys.readouterr().err
     assert "stopped by SIGINT" in said
-    assert said.endswith("resume with: mugrpo study run a.toml --work w --jobs 1 --keep\n")
+    assert said.endswith(f"resume with: mugrpo study run {file} --work w --jobs 1 --keep\n")
 
 
 def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):

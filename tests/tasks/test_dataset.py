@@ -19,6 +19,7 @@ from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
+from mugrpo.rewards.code.cases import read_tests
 from mugrpo.tasks import patterns
 from mugrpo.tasks.references import sentences
 from tests.tasks.builders import all_problems, chat, refusal, row, task
@@ -121,7 +122,7 @@ def test_a_number_of_parquet_is_as_short_as_it_was_written(tmp_path, kind, value
 
 
 def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
-    data = jsonl(row("1", "about 1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "eleven"))
+    data = jsonl(row("1", "1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "eleven"))
     with pytest.raises(UsageError) as refused:
         task(data, rewards=("exact", "numeric")).train_problems()
     assert str(refused.value) == (
@@ -149,6 +150,15 @@ def test_tests_of_code_are_a_column_of_any_form_and_refused_if_they_do_not_parse
         task(data, rewards="exact").train_problems()  # only code reads lists
 
 
+def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl):
+    tests = [{"input": "3\n4", "output": "7", "testtype": "functional"}]
+    beside = {"public_test_cases": json.dumps(tests), "metadata": '{"func_name": "add"}'}
+    options = {"answer_column": "public_test_cases", "rewards": ["code"]}
+    (problem,) = all_problems(jsonl({"prompt": "Add.", **beside}), **options)
+    (case,) = read_tests(problem.answer).cases
+    assert case.job == {"call": "add", "arguments": [3, 4]}
+
+
 def test_with_a_pattern_what_it_finds_must_have_the_number(jsonl):
     options = {"rewards": "numeric", "answer_pattern": "= (.+)"}
     good, bad = (jsonl(row("1", text), name=f"{text[0]}.jsonl") for text in ("x = 7", "7 = x"))
@@ -174,7 +184,8 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     loaded.close()
     assert str(refused.value) == (
         f'the rewards cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
-        "math: ValueError: math-verify cannot read the reference answer '$'; fix the data, choose "
+        "math: ValueError: no grader can read the reference answer '$': it is empty, or has more than "
+        "1000 characters; fix the data, choose "
         "another reward, or set task.answer_pattern"
     )
 

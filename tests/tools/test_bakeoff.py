@@ -277,13 +277,13 @@ def update(number: int, kl: float, tv: float, ratio: float | None, seconds: floa
     }
 
 
-def evaluation(number: int, accuracy: float | None, problems: int = 50, samples: int = 2):
+def evaluation(number: int, accuracy: float | None, low: float = 0.1, high: float = 0.75):
     return {
         "kind": "evaluation",
         "update": number,
         "accuracy": accuracy,
-        "problems": problems,
-        "samples": samples,
+        "accuracy_low": low,
+        "accuracy_high": high,
     }
 
 
@@ -296,20 +296,21 @@ def test_the_table_by_hand():
         update(7, 0.01234, 0.02, None, 9.0, clipped_fraction=0.3, vetoed_fraction=0.1),
         evaluation(7, 0.2),
     ]
-    better = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5)]
-    same = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5)]
+    better = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
+    same = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
     unknown = [*before, update(5, 0.125, 0.25, 2.0, 3.0), evaluation(5, None)]
     none = list(before)
     lines = {"worse": worse, "z": same, "a": better, "unknown": unknown}
     head, rule, *rows = table(lines, 4).splitlines()
     assert head.count("|") == rule.count("|") == 9
-    # 1.96 x sqrt(p (1 - p) / 100): 0.0849 at 0.25, 0.098 at 0.5, 0.0784 at 0.2. Of the worse one:
-    # shares 0.05, 0.15 and 0.4 of three updates; the middle one of 1, 2 and 9 seconds.
+    # The interval is that of the evaluation's line. Of the worse one: shares 0.05, 0.15 and 0.4 of
+    # three updates; the middle one of 1, 2 and 9 seconds.
+    before_, after_ = "0.250 (0.100 to 0.750)", "0.500 (0.125 to 0.750)"
     assert rows == [
-        "| a | 0.250 ± 0.085 | 0.500 ± 0.098 | 0.125 | 0.25 |  | 0.0% | 3 |",
-        "| z | 0.250 ± 0.085 | 0.500 ± 0.098 | 0.125 | 0.25 |  | 0.0% | 3 |",
-        "| worse | 0.250 ± 0.085 | 0.200 ± 0.078 | 0.0123 | 0.02 | 3.5 | 20.0% | 2 |",
-        "| unknown | 0.250 ± 0.085 |  | 0.125 | 0.25 | 2 | 0.0% | 3 |",
+        f"| a | {before_} | {after_} | 0.125 | 0.25 |  | 0.0% | 3 |",
+        f"| z | {before_} | {after_} | 0.125 | 0.25 |  | 0.0% | 3 |",
+        f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 2 |",
+        f"| unknown | {before_} | unknown | 0.125 | 0.25 | 2 | 0.0% | 3 |",
     ]
     (only,) = table({"none": none}, 4).splitlines()[2:]
-    assert only == "| none | 0.250 ± 0.085 | 0.250 ± 0.085 |  |  |  |  |  |"
+    assert only == f"| none | {before_} | {before_} |  |  |  |  |  |"

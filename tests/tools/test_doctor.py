@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mugrpo.cli import main
+from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
 from mugrpo.model import pretrained
@@ -54,7 +55,7 @@ def test_a_small_machine_can_run_the_demo_and_each_lack_has_a_way_out(tmp_path: 
     ]
     assert f"torch {torch.__version__}, transformers " in told["packages"]
     assert told["GPUs"] == "none; choose small models, which run on the CPU"
-    assert told["CPU"].startswith(f"{len(os.sched_getaffinity(0))} cores, ")
+    assert told["CPU"].startswith(f"{len(cores())} cores, ")
     assert told["disk"].endswith(f" GiB free for {tmp_path}/runs")
     assert told["extras"] == "ray; pip install 'mugrpo[hub,math]' adds the others"
     assert told["vLLM"] == "none; `mugrpo vllm-env` adds it, for big models"

@@ -289,7 +289,7 @@ def test_the_loss_of_a_batch_equals_trls(fields: dict[str, Any]):
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["linear", "constant", "constant_with_warmup"])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "constant_with_warmup"])
 def test_the_learning_rate_equals_that_of_transformers_after_the_warmup(kind: str, warmup: int):
     torch = pytest.importorskip("torch")
     from transformers import get_scheduler
@@ -304,7 +304,7 @@ def test_the_learning_rate_equals_that_of_transformers_after_the_warmup(kind: st
             schedule=found["lr_schedule"],
             warmup_updates=found["warmup_updates"],
             total_updates=8,
-            final_share=found["final_lr_share"],
+            final_share=0.0,
         )
         if update >= found["warmup_updates"]:
             assert rate == pytest.approx(expected.get_last_lr()[0], abs=1e-12)

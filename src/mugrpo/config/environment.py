@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field
 
+from mugrpo.config.cores import cores
 from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Code, Options, PathOrName
 
 
@@ -62,7 +62,7 @@ class EnvironmentOptions(Options):
 
     @property
     def processes(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or len(cores())
 
     def faults(self, form: str, own_reward: bool) -> Iterator[str]:
         """Yield a message for each combination that does not work, with the way out.

@@ -19,7 +19,8 @@ class OptimizerOptions(Options):
     warmup_updates: int = Field(0, ge=0)
     """Updates over which the learning rate rises linearly from 0."""
     final_lr_share: float = Field(0.0, ge=0, le=1)
-    """The last learning rate of a linear or cosine schedule, as a share of the peak."""
+    """The learning rate that a linear or cosine schedule falls to, as a share of the peak. It is
+    that of the update after the last: at 0, the last of N updates has 1/N of the peak if linear."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment, each in [0, 1). A refresh makes gradients
     larger at once; the second moment must not take a thousand updates to follow."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from mugrpo.config.cores import cores
 from mugrpo.config.options import (
     HARMLESS,
     PLACE,
@@ -199,7 +199,7 @@ class WorkerOptions(Options):
 
     @property
     def processes(self) -> int:
-        return self.count or len(os.sched_getaffinity(0))
+        return self.count or len(cores())
 
 
 def _table(value: Any) -> Any:

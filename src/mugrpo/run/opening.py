@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.load import apply_overrides, build_config, load_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_json, set_aside
@@ -17,7 +16,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.environments.make import tools_of
 from mugrpo.model.adapter import require_packages
-from mugrpo.model.hardware import with_precision
+from mugrpo.model.hardware import crowded, with_precision
 from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -33,16 +32,15 @@ from mugrpo.run.provenance import (
     provenance_of,
     settled_config,
 )
-from mugrpo.run.trust import require_known
+from mugrpo.run.target import Target, problems_of, read_target
 from mugrpo.tasks import make_task
-from mugrpo.tasks.base import Task
 
 _PATIENCE = 90  # seconds to wait until all machines see what one of them has written
 
 
 @contextmanager
 def open_run(
-    target: Path | str,
+    target: Path | str | Target,
     *,
     overrides: Sequence[str] = (),
     run_dir: Path | str | None = None,
@@ -53,26 +51,34 @@ def open_run(
     ranks: Ranks = ALONE,
     held: Held = NONE_HELD,
 ) -> Iterator[OpenRun]:
-    """Open the run that `target` names: a config file, or the directory of a run.
+    """Open the run that `target` is or names: a config file, or the directory of a run.
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
-    checkpoint is complete when it ends. `overrides` are command-line words, such as
-    ["--optimizer.lr", "2e-4"]; `held` has code that only this process has. By default, `progress`
-    prints. `stop` can end the work early. The first of several `ranks` locks and checks the run.
+    checkpoint is complete when it ends. `overrides` are words of a command line; `held` has this
+    process's own code. `stop` can end the work early. The first of `ranks` locks and checks it.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code that is not known here
     (unless `trust`, see `run.trust`), and as `load_config` and `require_packages` do.
     """
     progress = progress or Progress(shown=ranks.shown)
-    folder, config, stored = _folder_and_config(Path(target), overrides, run_dir)
-    config = _settled_precision(folder, config, progress)
-    if not ranks.driven or ranks.by_hand:
-        require_known(config, stored, target, progress.say, trust=trust, force=force)
+    if not isinstance(target, Target):
+        target = read_target(
+            target,
+            overrides=overrides,
+            run_dir=run_dir,
+            held=held,
+            say=progress.say,
+            trust=trust,
+            force=force,
+            asks=not ranks.driven or ranks.by_hand,
+        )
+    folder, task = target.folder, target.task
+    config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
-    task, prompts = make_task(config.task, held), prompt_encoder(config, held)
-    problems, eval_problems = _problems(task, config, prompts, progress)
+    prompts = prompt_encoder(config, held)
+    problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, ranks, progress)
     schedule = schedule_of(config, problems, folder.stage_starts(newest))
     _refuse_overrun(folder, newest, config.schedule.total_updates)
@@ -113,7 +119,8 @@ def run_as_it_is(
     """
     task, prompts = make_task(config.task), prompt_encoder(config)
     try:
-        problems, held_out = _problems(task, config, prompts, progress)
+        both = problems_of(task, config)
+        problems, held_out = (_fitting(prompts, side, progress) for side in both)
         began_with = (folder.read_config() or {})["provenance"].get("problems_sha256")
         if problems_sha256(problems, held_out) != began_with:
             raise UsageError(
@@ -125,22 +132,6 @@ def run_as_it_is(
         yield OpenRun(folder, config, *facts)
     finally:
         task.close()
-
-
-def _problems(
-    task: Task, config: RunConfig, prompts: PromptEncoder, progress: Progress
-) -> tuple[list[Problem], list[Problem]]:
-    """Return the problems to train on and those held out, without overlong prompts.
-
-    Raises UsageError if the run evaluates but no problem is held out.
-    """
-    problems, eval_problems = task.train_problems(), task.eval_problems()
-    if config.evaluation.every and not eval_problems:
-        raise UsageError(
-            "no problem is held out to evaluate on; hold some out (task.eval_share, "
-            "task.eval_data), or turn evaluation off with --evaluation.every 0"
-        )
-    return _fitting(prompts, problems, progress), _fitting(prompts, eval_problems, progress)
 
 
 @contextmanager
@@ -207,43 +198,13 @@ def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
     )
 
 
-def _folder_and_config(
-    target: Path, overrides: Sequence[str], run_dir: Path | str | None
-) -> tuple[RunDir, RunConfig, RunConfig | None]:
-    """Return the directory and the config of the run that `target` names.
+def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
+    """Return `config` with the precision that "auto" stands for: what the run began with, if so.
 
-    Also return the stored config if `target` is a directory.
-
-    Raises UsageError if `target` is a directory without a run, or if the options contradict the
-    run in it.
+    Say if others use the cores.
     """
-    if target.is_dir():
-        if run_dir is not None:
-            raise UsageError(
-                f"{target} is already a run's directory; leave out --run-dir {run_dir}"
-            )
-        folder = RunDir(target)
-        stored = folder.read_config()
-        if stored is None:
-            raise UsageError(f"{target} is an empty directory, not a run; name a config file")
-        raw = apply_overrides(stored["config"], overrides)
-        if raw.get("preset") != (preset := stored["config"].get("preset")):
-            raise UsageError(
-                f"{target} was started with preset {preset}, whose options are already part of its "
-                "config; change single options, or start another run from a config file with "
-                "--run-dir"
-            )
-        config = build_config(raw, str(folder.config), overrides)
-        theirs = build_config(stored["config"], str(folder.config)) if overrides else config
-        return folder, config, theirs
-    config = load_config(target, overrides)
-    folder = RunDir(Path(run_dir) if run_dir else Path("runs") / target.stem)
-    folder.read_config()
-    return folder, config, None
-
-
-def _settled_precision(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for: what the run began with, if so."""
+    if busy := crowded(config.model):
+        progress.say(busy)
     if config.model.precision == "auto" and (stored := folder.read_config()) is not None:
         began_with = stored["config"]["model"]["precision"]
         model = config.model.model_copy(update={"precision": began_with})

@@ -53,6 +53,7 @@ _DECIDES = (
     "rollouts",
     "run/opened.py",
     "run/opening.py",
+    "run/target.py",
     "run/weights.py",
     "stages",
     "tasks",

@@ -17,7 +17,7 @@ from mugrpo.config.rewards import (
 )
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.rewards.code.cases import read_tests
+from mugrpo.rewards.code.cases import read_tests, with_function
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import cell, literal, shown, text_of
 from mugrpo.tasks.patterns import found_by
@@ -58,7 +58,7 @@ def references_of(rows: Sequence[Row], options: DatasetOptions) -> list[str]:
     texts = []
     for place, row in rows:
         value = cell(place, row, column, "answer_column")
-        if code and isinstance(value, list | dict):
+        if code and isinstance(value := with_function(value, row.get("metadata")), list | dict):
             value = json.dumps(value)
         texts.append(text_of(value, place, column, "answer_column"))
     if pattern is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.pipeline import evaluate, optimize
 from mugrpo.report import write_report
+from mugrpo.report.read import accuracy_text
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
@@ -80,9 +80,8 @@ def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = F
 def table(methods: dict[str, list[Line]], first: int) -> str:
     """Return a Markdown table of methods from their metrics lines, by descending accuracy.
 
-    `first` is the update that all methods start from. Accuracy is followed by the half width of its
-    95 % interval, by the normal approximation of the binomial. Shares and times are those of the
-    updates after `first`.
+    `first` is the update that all methods start from. Accuracy is followed by the 95 % interval of
+    its evaluation. Shares and times are those of the updates after `first`.
     """
     rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
     head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
@@ -103,8 +102,8 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
     return [
         f"{after.get('accuracy') or 0:.9f}",
         name,
-        _accuracy(evaluations.get(first, {})),
-        _accuracy(after),
+        accuracy_text(evaluations.get(first, {})),
+        accuracy_text(after),
         _number(last.get("kl_behavior")),
         _number(last.get("tv_token")),
         _number(max(ratios, default=None)),
@@ -115,13 +114,6 @@ def _row(name: str, lines: list[Line], first: int) -> list[str]:
 
 def _by_accuracy(row: list[str]) -> tuple[float, str]:
     return -float(row[0]), row[1]
-
-
-def _accuracy(line: Line) -> str:
-    if (share := line.get("accuracy")) is None:
-        return ""
-    count = line["problems"] * line["samples"]
-    return f"{share:.3f} ± {1.96 * math.sqrt(share * (1 - share) / count):.3f}"
 
 
 def _number(value: float | None) -> str:

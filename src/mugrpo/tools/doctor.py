@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
+from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.installed import extras, unmet, vllm_build
 
@@ -53,7 +54,7 @@ def _gpus() -> Finding:
 
 def _cpu() -> Finding:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    text = f"{len(os.sched_getaffinity(0))} cores, {memory / 2**30:.1f} GiB of memory"
+    text = f"{len(cores())} cores, {memory / 2**30:.1f} GiB of memory"
     from mugrpo.model.hardware import bf16_units
 
     if units := bf16_units():

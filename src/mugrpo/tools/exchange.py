@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from mugrpo.config.load import read_toml
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.foreign import FIELDS, FORMATS, terms
 
@@ -89,6 +90,7 @@ def run_publish(options: argparse.Namespace, say: Callable[[object], None]) -> N
 
 def run_import(options: argparse.Namespace, say: Callable[[object], None]) -> None:
     """Do what the arguments of `mugrpo import` ask for."""
+    read_toml(options.target)  # refuse a bad file before PyTorch is imported
     say(f"{options.target}: loading PyTorch, then the rollouts and the tokenizer")
     from mugrpo.tools.imported import Source
     from mugrpo.tools.importing import import_rollouts

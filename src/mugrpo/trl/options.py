@@ -126,13 +126,10 @@ def _optimizer(args: Any, updates: int) -> dict[str, Any]:
         )
     steps = args.warmup_steps
     warmup = 0 if kind == "constant" else int(steps) if steps >= 1 else math.ceil(updates * steps)
-    # transformers' linear rate would be 0 one update after the last
-    last = {"final_lr_share": 1 / max(1, updates - warmup)} if shape == "linear" else {}
     return {
         "lr": args.learning_rate,
         "lr_schedule": shape,
         "warmup_updates": warmup,
-        **last,
         "betas": [args.adam_beta1, args.adam_beta2],
         "eps": args.adam_epsilon,
         "weight_decay": args.weight_decay,

@@ -138,7 +138,6 @@ def _carried(fields: dict[str, Any], comments: list[str], *, evaluates: bool) ->
             f"schedule.stages: set it to num_train_epochs = {args.num_train_epochs:g} x (prompts / "
             f"{one.prompts}, rounded down)"
         )
-        raw["optimizer"].pop("final_lr_share", None)
     return raw
 
 

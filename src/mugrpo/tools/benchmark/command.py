@@ -61,10 +61,6 @@ def run_benchmark(options: argparse.Namespace, say: Say) -> None:
 
 def _measure(options: argparse.Namespace, say: Say) -> None:
     from mugrpo.config.suites import load_suites
-    from mugrpo.run.progress import Progress
-    from mugrpo.tools.benchmark.measuring import measure
-    from mugrpo.tools.benchmark.page import write_page
-    from mugrpo.tools.benchmark.tables import table
 
     if len(options.targets) > 1:
         raise UsageError(
@@ -75,6 +71,11 @@ def _measure(options: argparse.Namespace, say: Say) -> None:
         raise UsageError("name suites with --suite, such as --suite gsm8k or --suite math")
     suites = load_suites(options.suite)
     say(f"{options.targets[0]}: loading PyTorch, then the problems and the tokenizer")
+    from mugrpo.run.progress import Progress
+    from mugrpo.tools.benchmark.measuring import measure
+    from mugrpo.tools.benchmark.page import write_page
+    from mugrpo.tools.benchmark.tables import table
+
     folder, results = measure(
         options.targets[0],
         suites,

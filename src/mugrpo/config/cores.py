@@ -1,0 +1,40 @@
+"""The cores of this machine, and how threads wait on them. Imports only the standard library."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Turns of a waiting loop before a thread sleeps; libgomp's own number is 300,000. If others want
+# the cores, a spinning thread takes the time of the one it waits for: generation was 8 to 40 times
+# slower. On an idle machine, sleeping at once costs 1.25 to 1.6 times, and this many nothing.
+# `benchmarks/spinning.py` compares numbers: with 10,000, half of the loss was still there.
+_SPINS = 1_000
+
+
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use; all of them on macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def bound_spinning() -> None:
+    """Bound how long OpenMP's threads spin at barriers, in this process and those it starts.
+
+    libgomp, which torch brings on Linux, reads that when torch is imported; later this does
+    nothing. A setting of the user's own wins.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+
+
+def crowding(threads: int) -> str:
+    """Return a sentence if other work has left less than `threads` cores lately, or ""."""
+    count, load = len(cores()), os.getloadavg()[0]
+    if count - load > threads - 1:  # of the last minute, in which this process began
+        return ""
+    return (
+        f"the cores are busy: a load of {load:.1f} on {count} leaves less than the {threads} "
+        "that torch wants, and this run will be slower"
+    )

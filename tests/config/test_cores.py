@@ -1,0 +1,67 @@
+"""The cores of a machine, how long threads spin on them, and who else uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mugrpo.config import cores
+from mugrpo.config.environment import EnvironmentOptions
+from mugrpo.config.rewards import WorkerOptions
+from mugrpo.engines.devices import exclusive_part
+from mugrpo.tools import doctor
+
+
+def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert cores.cores() == [0, 1, 2, 3, 4, 5]
+    assert (WorkerOptions().processes, EnvironmentOptions().processes) == (6, 6)
+    assert doctor._cpu()[0].startswith("6 cores")
+    monkeypatch.setattr("mugrpo.engines.devices.visible_gpus", lambda: [])
+    assert exclusive_part(1, 2, 1, 0) == {"VLLM_CPU_OMP_THREADS_BIND": "3,4,5"}
+
+
+@pytest.mark.parametrize(
+    ("first", "setting", "expected"),
+    [
+        ("", {}, ("1000", None)),
+        ("", {"GOMP_SPINCOUNT": "7"}, ("7", None)),
+        ("", {"OMP_WAIT_POLICY": "ACTIVE"}, (None, "ACTIVE")),
+        ("import sys; sys.modules['torch'] = sys", {}, (None, None)),  # too late
+    ],
+)
+def test_spinning_is_bounded_before_torch_unless_the_user_says_otherwise(first, setting, expected):
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {k: v for k, v in os.environ.items() if k not in names} | setting
+    code = f"{first}\nimport mugrpo, os\nprint(*map(os.environ.get, {names}))"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "said"),
+    [(0.9, 4, False), (1.0, 4, True), (2.9, 2, False), (3.1, 2, True), (3.9, 1, False)],
+)
+def test_a_run_says_if_others_leave_less_cores_than_torch_wants(monkeypatch, load, threads, said):
+    """Of four cores. Less than one of load is the run's own beginning."""
+    monkeypatch.setattr(cores, "cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    assert bool(cores.crowding(threads)) == said
+    assert not said or f"{load} on 4" in cores.crowding(threads)
+
+
+def test_windows_gets_a_sentence_before_anything_that_it_lacks_is_imported():
+    code = """
+import sys
+sys.platform = "win32"
+sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd", "termios"])
+from mugrpo.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "WSL" in done.stderr and done.stderr.count("\n") == 1
