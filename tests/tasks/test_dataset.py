@@ -184,9 +184,8 @@ def test_references_that_math_cannot_use_are_named_before_any_work(jsonl, tmp_pa
     loaded.close()
     assert str(refused.value) == (
         f'the rewards cannot use 2 of 4 reference answers; the first: "$" ({data}, line 2): '
-        "math: ValueError: no grader can read the reference answer '$': it is empty, or has more than "
-        "1000 characters; fix the data, choose "
-        "another reward, or set task.answer_pattern"
+        "math: ValueError: no grader can read the reference answer '$': it is empty, or has more "
+        "than 1000 characters; fix the data, choose another reward, or set task.answer_pattern"
     )
 
 

@@ -30,6 +30,7 @@ from mugrpo.rewards.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier
 
 _LONGEST_NUMBER = 60  # characters of a response that is nothing but a number
+_APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([A-Za-z])")
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
@@ -94,7 +95,13 @@ def numeric(text: str, reference: str, *, tolerance: float) -> Verdict:
 @lru_cache(maxsize=256)  # a group's responses have the same reference
 def _numeric_reference(reference: str) -> Answer:
     groups = reference_part(reference)
-    return read(groups[-1][-1] if groups else "")
+    return _number_with_unit(groups[-1][-1] if groups else "")
+
+
+def _number_with_unit(written: str) -> Answer:
+    """Return an answer taken apart. A letter after a blank is a unit here, and no factor: 5 m."""
+    apart = _APART.fullmatch(written.strip())
+    return read_number(apart[1], apart[2])[0] if apart else read(written)
 
 
 def has_number(reference: str) -> bool:
@@ -109,7 +116,7 @@ def _numeric_answer(text: str) -> tuple[Answer, str] | None:
         return None
     written = ", ".join(dict.fromkeys(found[-1])) if found else answer_part(text)
     if found or len(written) <= _LONGEST_NUMBER:
-        answer = read(written)
+        answer = _number_with_unit(written)
         if found or exact_number(answer.value) is not None or _CLOCK.fullmatch(answer.text):
             return answer, written
     number = last_number(text)
