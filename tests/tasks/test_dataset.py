@@ -122,11 +122,11 @@ def test_a_number_of_parquet_is_as_short_as_it_was_written(tmp_path, kind, value
 
 
 def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
-    data = jsonl(row("1", "1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "eleven"))
+    data = jsonl(row("1", "1,000.5 m"), row("2", "\N{MINUS SIGN}2"), row("3", "many"))
     with pytest.raises(UsageError) as refused:
         task(data, rewards=("exact", "numeric")).train_problems()
     assert str(refused.value) == (
-        f"{data}, line 3: column 'answer' is \"eleven\", which the reward numeric cannot compare "
+        f"{data}, line 3: column 'answer' is \"many\", which the reward numeric cannot compare "
         "with; choose another reward, or set task.answer_pattern"
     )
     assert len(all_problems(data)) == 3  # if texts are compared

@@ -64,14 +64,9 @@ def open_run(
     """
     progress = progress or Progress(shown=ranks.shown)
     if not isinstance(target, Target):
-        given: dict[str, Any] = {
-            "overrides": overrides,
-            "run_dir": run_dir,
-            "held": held,
-            "trust": trust,
-        }
         asks = not ranks.driven or ranks.by_hand
-        target = read_target(target, say=progress.say, force=force, asks=asks, **given)
+        read = partial(read_target, target, overrides=overrides, run_dir=run_dir, held=held)
+        target = read(say=progress.say, trust=trust, force=force, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
