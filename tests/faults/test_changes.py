@@ -76,8 +76,9 @@ def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Com
     assert ended.status == 0
     assert "changed since the run began: optimizer.lr: 0.001 -> 0.002\n" in ended.out
     rates = [line["lr"] for line in read_metrics(run_dir) if line["kind"] == "update"]
-    # 2e-3 falls linearly to half of it: 1 - 0.5 x 4/5 at the fifth update, 0.5 at the sixth.
-    assert rates[3] == pytest.approx(0.7e-3) and rates[4:] == pytest.approx([1.2e-3, 1e-3])
+    # They fall linearly to half: by 0.5 x 3/6 at the fourth update, 4/6 and 5/6 at the last two.
+    assert rates[3] == pytest.approx(0.75e-3)
+    assert rates[4:] == pytest.approx([2e-3 * (1 - 0.5 * 4 / 6), 2e-3 * (1 - 0.5 * 5 / 6)])
     assert json.loads((run_dir / "config.json").read_text())["config"]["optimizer"]["lr"] == 2e-3
 
 
