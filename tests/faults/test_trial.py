@@ -140,7 +140,7 @@ def test_a_file_without_an_objective_is_refused_before_the_first_rollout(
     if text is not None:
         file.write_text(text)
     options = ("--objective.name", "file", "--objective.path", file)
-    parts = (f"objective.path = '{file}' cannot be used", "must define loss")
+    parts = (f"objective.path = '{file}'", "must define loss" if text else "no such file")
     refused_at_the_start(case, "--preset", "grpo", *options, parts=parts)
 
 
