@@ -129,6 +129,8 @@ def test_exact_may_ignore_case():
         ("0.51", "0.4", 0.1, "wrong"),
         ("9007199254740993", "9007199254740992", 0.0, "wrong"),  # the same as floats
         ("1e999999999999999999999", "12", 1e9, "wrong"),
+        ("5 m", "5", 0.0, "right"),
+        (r"\boxed{5 x}", "5", 0.0, "wrong"),
         ("version x12", "12", 0.0, "no_answer"),
         ("none", "12", 0.0, "no_answer"),
     ],

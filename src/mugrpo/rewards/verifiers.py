@@ -30,7 +30,7 @@ from mugrpo.rewards.units import same_unit
 from mugrpo.rewards.verdict import Verdict, Verifier
 
 _LONGEST_NUMBER = 60  # characters of a response that is nothing but a number
-_APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([A-Za-z])")
+_APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([msghlLNJWV])")
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
@@ -101,7 +101,7 @@ def _numeric_reference(reference: str) -> Answer:
 def _number_with_unit(written: str) -> Answer:
     """Return an answer taken apart. A letter after a blank is a unit here, and no factor: 5 m."""
     apart = _APART.fullmatch(written.strip())
-    return read_number(apart[1], apart[2])[0] if apart else read(written)
+    return read_number(*apart.groups())[0] if apart else read(written)
 
 
 def has_number(reference: str) -> bool:
