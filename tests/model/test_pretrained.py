@@ -391,7 +391,7 @@ def test_a_second_process_waits_for_the_first_and_takes_what_it_made(
 
 
 def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monkeypatch):
-    """A file with two matrices of one, of which the head is the better copy."""
+    """The file stores embedding and head apart; the head has the finer quantization."""
     torch.manual_seed(0)
     config = tiny_config("qwen2")
     config.tie_word_embeddings, config.quantization_config = False, None

@@ -88,7 +88,7 @@ def text_of(value: Any, place: str, column: str, option: str) -> str:
 def number_text(value: Any) -> str | None:
     """Return a finite number without an exponent or zeros at its end, or None for anything else.
 
-    A float 4.0 stands for the 4 of the data, which JSON, pandas or parquet has made a float.
+    Return "4" for the float 4.0: JSON, pandas and parquet make floats of integers.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
