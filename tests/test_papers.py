@@ -246,7 +246,7 @@ def test_the_smallest_recipe_makes_two_updates(
     assert ended.status == 0, ended
     first, second = (line for line in read_metrics(run_dir) if line["kind"] == "update")
     assert (first["staleness"], second["staleness"]) == (0, 1)
-    assert (first["lr"], second["lr"]) == (5e-6, 0)
+    assert (first["lr"], second["lr"]) == (5e-6, 2.5e-6)
     for line in (first, second):
         assert (line["batch_reward"], line["zero_variance_share"]) == (0.25, 0.5)
     for responses in seen:

@@ -104,8 +104,7 @@ def test_a_killed_run_ends_with_the_same_bits(config: Path, trained: Path, tmp_p
 def test_an_export_is_imported_with_its_turns(config: Path, trained: Path, tmp_path: Path):
     ended = mugrpo("export", trained, tmp_path / "set", "--stage", 0, "--trust")
     assert ended.status == 0, ended
-    options = ("--run-dir", tmp_path / "run", "--trust")
-    ended = mugrpo("import", config, tmp_path / "set", *options)
+    ended = mugrpo("import", config, tmp_path / "set", "--run-dir", tmp_path / "run")
     assert ended.status == 0, ended
 
     def facts(run_dir: Path) -> list[str]:

@@ -141,8 +141,8 @@ def test_options_of_hub_data_are_refused_for_a_local_file(case: Case, option: st
 
 
 def test_a_reference_that_the_reward_cannot_compare_with_is_refused(case: Case):
-    data = case.data(GOOD + lines([{**chain(1, 1), "answer": "two"}]))
-    parts = (f"{data}, line 28: column 'answer' is \"two\"", "the reward numeric cannot compare")
+    data = case.data(GOOD + lines([{**chain(1, 1), "answer": "few"}]))
+    parts = (f"{data}, line 28: column 'answer' is \"few\"", "the reward numeric cannot compare")
     case.refused("--task.rewards", "numeric", parts=(*parts, "choose another reward"))
     case.starts()
 
