@@ -50,8 +50,31 @@ def test_every_option_that_runs_something_is_named(here: Path):
         f"task.rewards = {here}/judge.py": sha256_of(here / "judge.py"),
         "task.rewards = module:h": sha256_of(here / "module.py"),
         f"engine.hand_over = no-such-shell {here}/restart.sh -v": sha256_of(here / "restart.sh"),
+        "engine.urls = http://localhost:8000": "",
         "backend.address = 10.0.0.1:6379": "",
     }
+
+
+def test_every_option_that_connects_to_another_machine_is_named(here: Path):
+    (here / "game.py").write_text("class Game: ...\n")
+    found = names(
+        *DATA,
+        "--task.rewards=[{name = 'code', url = 'http://sandbox'}]",
+        "--environment.name=game.py:Game",
+        "--environment.kwargs={server = 'http://games'}",
+        "--distributed.machines=2",
+        "--distributed.address=first:29500",
+        "--sinks.wandb=team/project",
+        "--sinks.trackio=project",
+    )
+    assert list(found) == [
+        f"environment = {here}/game.py",
+        "task.rewards = http://sandbox",
+        'environment.kwargs = {"server": "http://games"}',
+        "distributed.address = first:29500",
+        "sinks.trackio = project",
+        "sinks.wandb = team/project",
+    ]
 
 
 def test_an_interpreter_is_named_with_its_environment_and_vllms_arguments(here: Path):

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.runs import mugrpo as in_a_process
 
 pytest_plugins = ["tests.run_fixtures"]
 
-UNKNOWN = "names code or commands that you have not used or approved here: "
+UNKNOWN = "names what you have not used or approved here: "
 RUNS = """
 from pathlib import Path
 Path({ran!r}).touch()
@@ -129,6 +130,42 @@ def test_a_received_run_runs_nothing_without_a_yes(folder: Path, command: Comman
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"distributed": {"machines": 2, "address": "HERE"}},
+        {"backend": {"name": "ray", "address": "HERE"}},
+        {"engine": {"name": "vllm_server", "urls": ["http://HERE"]}},
+        {"task": {"rewards": [{"name": "code", "sandbox": "sandboxfusion", "url": "http://HERE"}]}},
+        {"sinks": {"wandb": "theirs/HERE"}},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_a_received_run_connects_to_nobody_without_a_yes(
+    folder: Path, command: Command, named: dict[str, Any]
+):
+    """A store that torchrun meets at and a Ray cluster can run code here: what they send is pickle.
+
+    A finished run starts no ranks for its stages, but would still meet the other machines.
+    """
+    run_dir = folder / "run"
+    assert command("train", config_in(folder), "--run-dir", run_dir).status == 4  # learns nothing
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        stored = json.loads((run_dir / "config.json").read_text())
+        (group, options), *_ = json.loads(json.dumps(named).replace("HERE", here)).items()
+        kept = stored["config"][group] if group != "engine" else {}
+        stored["config"][group] = {**kept, **options}
+        (run_dir / "config.json").write_text(json.dumps(stored))
+        accepted(run_dir)
+        for name, words in COMMANDS.items():
+            ended = command(name, run_dir, *words, "--force")
+            refused(ended, f"{run_dir} {UNKNOWN}{group}.", here, "approve them with --trust\n")
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
 def test_all_that_a_run_names_is_listed_and_approved_together(folder: Path, command: Command):
     run_dir = received(folder, "task.rewards")
     stored = json.loads((run_dir / "config.json").read_text())
@@ -186,7 +223,7 @@ def test_ones_own_run_never_asks(folder: Path, command: Command, kind: str, stat
         assert UNKNOWN not in command("generate", *target).err
     shutil.move(run_dir, folder / "moved")
     assert UNKNOWN not in command("train", folder / "moved").err
-    (name,) = state.iterdir()
+    name, *_ = state.iterdir()
     assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(name.stat().st_mode) == 0o700
 
 

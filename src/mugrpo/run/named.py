@@ -1,4 +1,4 @@
-"""The code and the commands that a config names, with a hash of the files behind each."""
+"""What a config names that runs or is connected to, with a hash of the files behind each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
-from mugrpo.config.rewards import FunctionOptions
+from mugrpo.config.rewards import CodeOptions, FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
 from mugrpo.config.tasks import DatasetOptions
@@ -29,7 +29,7 @@ from mugrpo.disk.publishing import sha256_of
 
 @dataclass(frozen=True)
 class Named:
-    """Code or a command that an option of a config names."""
+    """Code, a command or an address that an option of a config names."""
 
     option: str
     text: str  # a file's absolute path, or what else the option says
@@ -40,12 +40,12 @@ class Named:
 
 
 def named_by(config: RunConfig) -> list[Named]:
-    """Return the code and commands that `config` names, without files that do not exist.
+    """Return what `config` names that runs or is connected to, without files that do not exist.
 
     A hash covers a Python file with the modules beside it that it imports, an interpreter with its
     environment's `pyvenv.cfg`, and the files among a command's words.
     """
-    return list(dict.fromkeys([*_code(config), *_commands(config)]))
+    return list(dict.fromkeys([*_code(config), *_commands(config), *_addresses(config)]))
 
 
 def _code(config: RunConfig) -> Iterator[Named]:
@@ -74,6 +74,9 @@ def _suite(name: str) -> Iterator[Named]:
 def _rewards(options: DatasetOptions) -> Iterator[Named]:
     functions = [reward for reward in options.rewards if isinstance(reward, FunctionOptions)]
     yield from _imported_code("task.rewards", [reward.function for reward in functions])
+    for reward in options.rewards:
+        if isinstance(reward, CodeOptions) and reward.url:
+            yield Named("task.rewards", reward.url, "")
 
 
 def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
@@ -91,7 +94,7 @@ def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
 
 
 def _commands(config: RunConfig) -> Iterator[Named]:
-    engine, backend = config.engine, config.backend
+    engine = config.engine
     if isinstance(engine, VLLMOptions):
         if engine.python:
             yield _interpreter("engine.python", engine.python)
@@ -108,11 +111,27 @@ def _commands(config: RunConfig) -> Iterator[Named]:
     if environment.verifiers and environment.python:
         yield _interpreter("environment.python", environment.python)
         yield _of("environment.name", f"{environment.name}", [])
-        if environment.kwargs:  # verifiers' config may name functions, which it imports
-            text = json.dumps(environment.kwargs, sort_keys=True, default=str)
-            yield _of("environment.kwargs", text, [])
-    if isinstance(backend, RayBackend) and backend.address:  # Ray unpickles what a cluster sends
-        yield Named("backend.address", backend.address, "")
+    if environment.name and environment.kwargs:  # approved code may do anything with them
+        text = json.dumps(environment.kwargs, sort_keys=True, default=str)
+        yield _of("environment.kwargs", text, [])
+
+
+def _addresses(config: RunConfig) -> Iterator[Named]:
+    """Yield whom a run sends something. Ray and torchrun also unpickle, so execute, what they get.
+
+    The hub is not among them: a user's environment says which one it is.
+    """
+    sinks = config.sinks
+    found = {
+        "backend.address": config.backend.address if isinstance(config.backend, RayBackend) else "",
+        "distributed.address": config.distributed.address,
+        "engine.urls": " ".join(
+            config.engine.urls if isinstance(config.engine, VLLMServerOptions) else ()
+        ),
+        "sinks.trackio": sinks.trackio,
+        "sinks.wandb": sinks.wandb,
+    }
+    yield from (Named(option, text, "") for option, text in found.items() if text)
 
 
 def _interpreter(option: str, python: str) -> Named:

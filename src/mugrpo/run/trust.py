@@ -1,4 +1,4 @@
-"""Whether this user has run or approved, on this machine, the code that a run directory names.
+"""Whether this user has run or approved, on this machine, what a run directory names.
 
 A config is a program that its user runs, so it never asks. A run directory is data, whoever made
 it, and asks for what is not known here. Known is what configs have named and what was approved:
@@ -31,7 +31,7 @@ def require_known(
     trust: bool,
     force: bool = False,
 ) -> None:
-    """Raise UsageError if `config` names code that `stored` names and that is not known here.
+    """Raise UsageError if `config` names what `stored` names and what is not known here.
 
     `stored` is the config in the run's directory `root`, or None; what else `config` names is the
     user's own. `trust` approves everything, `force` one's own file, edited.
@@ -42,7 +42,7 @@ def require_known(
     if unknown and not (force and changed == unknown):
         listed = "; ".join(f"{one}{' (changed since then)' * (one in changed)}" for one in unknown)
         raise UsageError(
-            f"{root} names code or commands that you have not used or approved here: {listed}. "
+            f"{root} names what you have not used or approved here: {listed}. "
             f"Look at them, then approve them with --trust{' or --force' * (changed == unknown)}"
         )
     remember(config, say)
