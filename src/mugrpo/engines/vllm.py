@@ -16,6 +16,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.engines.host import Host, cannot_be_run
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.processes.starting import passed_on
 
 OLDEST = (0, 26)  # its reload_weights takes a path; tools/vllm_env.py has the tested version
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM keeps room for
@@ -35,7 +36,8 @@ def require_vllm(options: VLLMOptions) -> None:
     python = options.python or sys.executable
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
-        found = subprocess.run([python, "-P", "-c", code], capture_output=True).returncode == 0
+        command = [python, "-P", "-c", code]
+        found = subprocess.run(command, env=passed_on(), capture_output=True).returncode == 0
     except OSError as error:
         raise cannot_be_run(python, error) from None
     if not found:

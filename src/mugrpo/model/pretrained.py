@@ -23,6 +23,7 @@ from typing import Any
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, remove_unfinished, sha256_of
+from mugrpo.processes.starting import passed_on
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def fetch_wheel(requirement: str, scratch: Path, say: Callable[[str], None]) -> 
     say(f"fetching {requirement} with pip")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), requirement]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, env=passed_on(), capture_output=True, text=True)
     wheels = list(scratch.glob("*.whl"))
     if result.returncode or not wheels:
         lines = result.stderr.strip().splitlines() or ["pip said nothing"]

@@ -85,7 +85,7 @@ def rollout_logprobs(
     responses = Responses(rollouts, zeros, zeros.bool(), zeros.long())
 
     def computed(tokens: int) -> list[NDArray[np.float32]]:
-        own: dict[int, NDArray[np.float32]] = {}
+        own: dict[int, torch.Tensor] = {}
         parts = rounds_of(policy, rollouts, tokens, share)
         for number, counts in policy.ranks.turns(len(parts)):
             check()
@@ -95,13 +95,13 @@ def rollout_logprobs(
             )
             with computing(batch):
                 logprobs_BT, _ = batch_logprobs(policy, batch, config)
-            for place, logprobs_T in zip(places, logprobs_BT.float().cpu().numpy(), strict=True):
+            for place, logprobs_T in zip(places, logprobs_BT.float().cpu(), strict=True):
                 if counts:
                     rollout = rollouts[place]
-                    own[place] = np.zeros(len(rollout.response_ids), np.float32)
+                    own[place] = torch.zeros(len(rollout.response_ids))
                     own[place][rollout.sampled] = logprobs_T[: rollout.sampled_tokens]
         release(policy)
         by_place = {k: v for part in policy.ranks.all(own) for k, v in part.items()}
-        return [by_place[place] for place in range(len(rollouts))]
+        return [by_place[place].numpy() for place in range(len(rollouts))]
 
     return (budget or TokenBudget(config.optimizer)).fitted(computed)

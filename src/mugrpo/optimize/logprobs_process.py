@@ -31,7 +31,7 @@ from mugrpo.processes.child import Channel
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.peer import Peer, PeerLost, raise_failure
 
-_COMMAND = (sys.executable, "-P", "-m", "mugrpo.optimize.logprobs_process")
+_COMMAND = (sys.executable, "-m", "mugrpo.optimize.logprobs_process")
 _WAY_OUT = "leave more memory for it beside the engine"
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.processes.messages import Inbox, send
+from mugrpo.processes.starting import passed_on
 
 TICK = 0.5  # seconds after which a caller that waits for a message gets control back
 _ENDING = 5.0  # seconds that a process has to end by itself after closing its channel
@@ -79,7 +80,7 @@ class Peer:
                         stdin=subprocess.DEVNULL,
                         stdout=out,
                         stderr=out,
-                        env={**os.environ, **environment},
+                        env=passed_on(**environment),
                         start_new_session=True,
                     )
             except OSError:

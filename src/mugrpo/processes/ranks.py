@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import math
 import os
 import re
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from mugrpo.processes.logs import append_only
 
 T = TypeVar("T")
 
+STORE = "MUGRPO_STORE"  # environment variable: the file in which the ranks of one machine meet
 TIMEOUT = datetime.timedelta(minutes=30)  # another rank may be loading, or writing a checkpoint
 _SENTENCE = re.compile(r"^mugrpo: (.*?)(?:\. Nothing published is lost.*)?$", re.MULTILINE)
 
@@ -54,20 +56,29 @@ class Ranks:
     def all(self, value: T) -> list[T]:
         """Return the values of all ranks, in rank order.
 
-        They are pickled, which is safe between a run's own processes.
+        They are numbers, text, tensors and containers of them: the ranks' sockets can be reached by
+        others, so what arrives is read without executing anything, unlike `all_gather_object`.
         """
         if self.size == 1:
             return [value]
-        values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
+        own = _bytes_of(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(own)]))
+        room = max(int(size) for size in sizes)
+        padded = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(padded, torch.nn.functional.pad(own, (0, room - len(own))))
+        return [_value_in(one[: int(size)]) for one, size in zip(padded, sizes, strict=True)]
 
     def from_first(self, value: T | None) -> T:
-        """Return the first rank's value, which is pickled. Other ranks may pass None."""
-        box = [value]
-        if self.size > 1:
-            dist.broadcast_object_list(box, src=0)
-        return box[0]  # type: ignore[return-value]
+        """Return the first rank's value, see `all`. Other ranks may pass None."""
+        if self.size == 1:
+            return value  # type: ignore[return-value]
+        sent = _bytes_of(value) if self.first else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(sent)])
+        dist.broadcast(size, src=0)
+        received = sent if self.first else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(received, src=0)
+        return _value_in(received)  # type: ignore[no-any-return]
 
     def any(self, condition: bool) -> bool:
         """Return whether `condition` holds on any rank."""
@@ -91,6 +102,16 @@ class Ranks:
 ALONE = Ranks()
 
 
+def _bytes_of(value: Any) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
+def _value_in(received: torch.Tensor) -> Any:
+    return torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
+
+
 @contextmanager
 def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and yield this process's place among them.
@@ -112,8 +133,10 @@ def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT)
-    ranks = Ranks(dist.get_rank(), size, **place, local=int(os.environ["LOCAL_RANK"]))
+    rank = int(os.environ["RANK"])
+    store = f"file://{os.environ[STORE]}" if STORE in os.environ else "env://"
+    dist.init_process_group(backend, store, TIMEOUT, world_size=size, rank=rank)
+    ranks = Ranks(rank, size, **place, local=int(os.environ["LOCAL_RANK"]))
     yield ranks
     ranks.wait()  # skipped if this rank failed: the others may never come
     sys.stdout.flush()

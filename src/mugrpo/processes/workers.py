@@ -35,7 +35,7 @@ class Limits:
 class Worker(Peer):
     """A process that answers calls. Its silence is limited only while it works on one.
 
-    It runs `python -P -m MODULE`, or the file `module` if `python` names another interpreter.
+    It runs `python -m MODULE`, or the file `module` if `python` names another interpreter.
     `kind` is what an error message calls it. `starting` limits the seconds of its start, if it is
     not None. Its program gets `setup` with the limits. Raises OSError if it cannot be run.
     """
@@ -51,7 +51,7 @@ class Worker(Peer):
         log: Path | None,
         python: str | None = None,
     ) -> None:
-        program = [sys.executable, "-P", "-m", module] if python is None else [python, "-P", module]
+        program = [sys.executable, "-m", module] if python is None else [python, "-P", module]
         command = [*program, str(limits.megabytes)]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

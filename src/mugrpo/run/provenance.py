@@ -25,6 +25,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.model.hardware import arithmetic
 from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.processes.starting import passed_on
 from mugrpo.run.named import named_by
 from mugrpo.run.progress import Progress
 
@@ -213,7 +214,7 @@ def _git_revision(folder: Path) -> str | None:
     Another project's checkout may have the folder in it, as a part of a virtual environment.
     """
     asked = ["ls-files", "--error-unmatch", "__init__.py"], ["rev-parse", "HEAD"]
-    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    run = partial(subprocess.run, env=passed_on(), capture_output=True, text=True, check=True)
     try:
         _, process = [run(["git", "-C", str(folder), *words]) for words in asked]
     except (OSError, subprocess.CalledProcessError):

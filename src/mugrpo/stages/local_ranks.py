@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,7 +18,8 @@ import torch
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.processes.driver import DRIVER, driver_name
-from mugrpo.processes.ranks import said_by_ranks
+from mugrpo.processes.ranks import STORE, said_by_ranks
+from mugrpo.processes.starting import passed_on
 
 _ENDING = 60.0  # seconds to wait until ranks that got a signal end
 _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\).*?exitcode\s*: (-?\d+)", re.DOTALL)
@@ -30,19 +32,25 @@ class LocalJob:
         """Start this machine's ranks, which run `mugrpo WORDS`."""
         self._logs, self._count = logs, options.ranks
         count = options.processes
-        command = [sys.executable, "-m", "mugrpo.processes.torchrun", *_meeting(options)]
+        self._store = tempfile.TemporaryDirectory(prefix="mugrpo-")  # only this user can enter it
+        command = [sys.executable, "-m", "mugrpo.processes.torchrun"]
+        command += _meeting(options, self._store.name)
         command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
         command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
-        environment = {**os.environ, DRIVER: driver_name()}
-        environment["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = " "
-        environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // count))
+        environment = {
+            DRIVER: driver_name(),
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": " ",
+            "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
+        }
+        if options.machines == 1:
+            environment |= _closed(self._store.name)
         ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
         weakref.finalize(self, os.close, ours.detach())
         with theirs, open(logs / "torchrun.log", "ab") as log:
             self._launcher = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=passed_on(**environment),
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
@@ -80,10 +88,26 @@ class LocalJob:
         return f"rank {rank} of {count} ended with {how}, and the others with it; its log is {log}"
 
 
-def _meeting(options: DistributedOptions) -> list[str]:
-    """Return the words that tell torchrun where the machines meet."""
+def _meeting(options: DistributedOptions, store: str) -> list[str]:
+    """Return the words that tell torchrun where the machines meet.
+
+    On one machine that is a file: torchrun unpickles what it finds there, and the port that
+    `--standalone` opens can be reached by every user of the machine and of its network.
+    """
+    where = ["--nnodes", str(options.machines), "--rdzv-backend", "c10d", "--rdzv-endpoint"]
     if options.machines == 1:
-        return ["--standalone"]
+        return [*where, f"{store}/torchrun", "--rdzv-conf", "store_type=file"]
     assert options.address is not None
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", options.address]
-    return ["--nnodes", str(options.machines), *where]
+    return [*where, options.address]
+
+
+def _closed(store: str) -> dict[str, str]:
+    """Return the variables with which ranks of one machine open no port to its network."""
+    names = {
+        STORE: f"{store}/ranks",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's own, for the ranks
+    }
+    for _, interface in socket.if_nameindex():
+        if interface in ("lo", "lo0"):
+            names["GLOO_SOCKET_IFNAME"] = interface
+    return names

@@ -25,6 +25,7 @@ from mugrpo.processes.driver import DRIVER, driver_name
 from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
 from mugrpo.processes.ranks import said_by_ranks
+from mugrpo.processes.starting import passed_on
 
 _TICK = 0.2
 _PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended
@@ -128,7 +129,6 @@ def _rank(config: dict[str, Any]) -> None:
     host, port = broadcast_from_rank_zero(address)
     alone_on_its_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
     environment = {
-        **os.environ,
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "RANK": str(rank),
@@ -142,7 +142,7 @@ def _rank(config: dict[str, Any]) -> None:
     with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "mugrpo", *config["words"]],
-            env=environment,
+            env=passed_on(**environment),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -27,6 +27,7 @@ from rich.console import Console
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.starting import passed_on
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.opening import open_run
@@ -166,7 +167,7 @@ class Cells:
                 [sys.executable, "-m", "mugrpo", *words],
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env=passed_on(OMP_NUM_THREADS=str(threads)),
                 start_new_session=True,  # Ctrl-C must not reach it directly, only from here
             )
             terminated = False

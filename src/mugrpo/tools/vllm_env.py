@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.processes.starting import passed_on
 
 FOLDER = Path(".venv-vllm")
 _PROMPT = "mugrpo-vllm"  # of the environment's shell; tells it from other environments
@@ -43,7 +44,7 @@ def make_environment(
         raise UsageError(f"{folder} is not empty; name another folder, or remove this one")
     say(f"making {folder} with vLLM: several GB, a few minutes")
     for command in _steps(folder):
-        status = subprocess.run(command).returncode
+        status = subprocess.run(command, env=passed_on()).returncode
         check()
         if status:
             raise UsageError(
@@ -62,9 +63,8 @@ def _is_begun(folder: Path) -> bool:
 
 def _steps(folder: Path) -> Iterator[list[str]]:
     """Yield the commands that make the environment."""
-    # With -P, no venv.py or pip.py of the working directory is run.
-    yield [sys.executable, "-P", "-m", "venv", "--clear", "--prompt", _PROMPT, str(folder)]
-    pip = [str(folder / "bin" / "python"), "-P", "-m", "pip"]
+    yield [sys.executable, "-m", "venv", "--clear", "--prompt", _PROMPT, str(folder)]
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
     if shutil.which("nvidia-smi"):
         yield [*pip, "install", "-qq", "vllm"]
         return
