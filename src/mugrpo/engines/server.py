@@ -120,7 +120,10 @@ class ServerEngine:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(self._log, "ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+                # The command is its user's own, and finds modules as in a shell.
+                process = subprocess.Popen(
+                    command, env=None, stdout=log, stderr=log, start_new_session=True
+                )
         except OSError as error:
             raise RunStopped(
                 f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
