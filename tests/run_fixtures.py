@@ -108,3 +108,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with modules of somebody else, which create the file "ran"."""
+    folder = tmp_path / "theirs"
+    for name in ("mugrpo/__init__.py", "pip.py", "torch.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(folder)
+    return folder

@@ -6,30 +6,18 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.pretrained import fetch_wheel
+from tests.ports import LOOPBACK, listening
 from tests.runs import ENVIRONMENT, read_metrics, write_config
 from tests.test_layers import FILES, module_of
 from tests.waiting import until
 
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-LISTENS = "0A"
-
-
-@pytest.fixture
-def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with modules of somebody else, which create the file "ran"."""
-    folder = tmp_path / "theirs"
-    for name in ("mugrpo/__init__.py", "pip.py", "torch.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
-    monkeypatch.chdir(folder)
-    return folder
+pytest_plugins = ["tests.run_fixtures"]
 
 
 def ranks_of(run: subprocess.Popen[bytes]) -> list[int]:
@@ -42,16 +30,6 @@ def ranks_of(run: subprocess.Popen[bytes]) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def listening(pids: list[int]) -> Iterator[str]:
-    """Yield the addresses, in hexadecimal, at which the processes `pids` accept connections."""
-    own = {os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENS and f"socket:[{inode}]" in own:
-                yield local.partition(":")[0]
 
 
 def test_ranks_of_one_machine_run_nothing_of_the_working_directory_and_listen_on_loopback(

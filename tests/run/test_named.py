@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from importlib.machinery import EXTENSION_SUFFIXES
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from mugrpo.config.load import load_config
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.run.named import named_by
+from mugrpo.run.trust import remember, require_known
 
 DATA = ["--task.name=dataset", "--task.data=none.jsonl"]
 
 
-def names(*overrides: str) -> dict[str, str]:
+def names(*overrides: str) -> dict[str, str | None]:
     """Return option and text -> hash."""
-    return {str(named): named.sha256 for named in named_by(load_config(None, overrides))}
+    return {
+        f"{one.option} = {one.text}": one.sha256 for one in named_by(load_config(None, overrides))
+    }
 
 
 @pytest.fixture
@@ -164,3 +170,41 @@ def test_a_module_is_found_without_importing_it(here: Path):
     (found,) = names(*DATA, "--task.rewards=package.inner:f").values()
     (here / "package" / "__init__.py").write_text("")
     assert list(names(*DATA, "--task.rewards=package.inner:f").values()) != [found]
+
+
+def test_a_module_is_the_file_that_the_worker_will_import(here: Path):
+    """The folders of rewards are searched in their order, the working directory for a module."""
+    (here / "lib").mkdir()
+    (here / "lib" / "judge.py").write_text("")
+    (here / "lib" / "helpers.py").write_text("def score(**_): return [1.0]\n")
+    (here / "helpers.py").write_text("def score(**_): return [0.0]\n")
+    for first, second, folder in (
+        ("lib/judge.py:f", "helpers:score", here / "lib"),
+        ("helpers:score", "lib/judge.py:f", here),
+    ):
+        found = names(*DATA, f"--task.rewards={[first, second]}")
+        assert found["task.rewards = helpers:score"] == sha256_of(folder / "helpers.py")
+
+
+def test_a_module_that_only_running_code_can_find_is_never_known(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a finder of an editable install finds is found before; what nobody finds is not."""
+    words = [*DATA, "--task.rewards=helpers:score"]
+    assert list(names(*words).values()) == [None]
+    monkeypatch.setenv("XDG_STATE_HOME", str(here / "state"))
+    config = load_config(None, words)
+    remember(config, print)
+    with pytest.raises(UsageError, match="found only when it runs"):
+        require_known(config, config, "run", print, trust=False)
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere" / "helpers.py").write_text("raise SystemExit('imported')\n")
+
+    class Editable:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            file = here / "elsewhere" / f"{name}.py"
+            return spec_from_file_location(name, file) if file.is_file() else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    assert list(names(*words).values()) == [sha256_of(here / "elsewhere" / "helpers.py")]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harm import resume_words, stopped
+from tests.ports import LOOPBACK, listening
 from tests.runs import (
+    ENVIRONMENT,
     Started,
     checkpoints,
     differences,
@@ -20,10 +22,12 @@ from tests.runs import (
     mugrpo,
     read_metrics,
     start_train,
+    write_config,
 )
 from tests.stages.test_rank_processes import LAST, LONG, TWO
 from tests.waiting import until
 
+pytest_plugins = ["tests.run_fixtures"]
 pytestmark = pytest.mark.ray
 
 
@@ -98,6 +102,33 @@ def test_a_run_has_the_shards_and_weights_of_the_local_backend(
     ended = finished(tmp_path / "run", *TWO, *on_ray)
     assert not differences(tmp_path / "run", local, LAST)
     assert "optimize  24/24 updates" in ended.out  # what the first rank says is shown
+
+
+def test_a_ray_that_a_run_starts_runs_nothing_of_the_working_directory_and_listens_on_loopback(
+    traps: Path, tmp_path: Path
+):
+    run_dir, config = tmp_path / "run", write_config(tmp_path)
+    words = [sys.executable, "-P", "-m", "mugrpo", "train", str(config), "--run-dir", str(run_dir)]
+    words += [*TWO, "--backend.name", "ray", "--engine.processes", "1"]
+    words += ["--backend.engine_cpus", "0.1", "--backend.rank_cpus", "0.1"]
+    with subprocess.Popen(words, env={**os.environ, **ENVIRONMENT}) as run:
+        try:
+            until(lambda: last_update(run_dir) >= 2, 240)
+            everything = descendants(run.pid)
+            addresses = list(listening(everything))
+            assert run.wait(240) == 0
+        finally:
+            run.kill()
+    assert len(everything) > 5 and len(addresses) > 5
+    assert set(addresses) <= LOOPBACK
+    assert not (traps / "ran").exists()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return `pid` and the processes that it started, at any depth."""
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    own = [int(word) for tasks in children for word in tasks.read_text().split()]
+    return [pid, *(found for child in own for found in descendants(child))]
 
 
 def test_an_actor_that_is_killed_is_started_again(

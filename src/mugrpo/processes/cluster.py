@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import UsageError
 
+LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds to wait for a cluster to accept a connection
 _OBJECT_STORE = 1 << 28  # bytes, for a Ray started here; it carries only messages
 
@@ -30,9 +33,16 @@ def connected(options: RayBackend) -> Any:
 @cache
 def _connected(address: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    local_options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    local_options: dict[str, Any] = {}
+    if address == "local":
+        # Whoever reaches a port of Ray's can run code: only this machine does, and needs a token.
+        local_options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as there, listen on loopback
+        if "RAY_AUTH_MODE" not in os.environ:
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _require_listener(address)
-    with _handlers_kept():
+    # Ray has its workers import from the working directory, which may be anybody's.
+    with _handlers_kept(), chdir(Path(__file__).parents[2]):
         try:
             import ray
         except ImportError:
@@ -42,7 +52,7 @@ def _connected(address: str) -> Any:
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                **(local_options if address == "local" else {}),
+                **local_options,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _no_answer(address, str(error).splitlines()[0]) from None

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -142,6 +143,21 @@ def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # gloo's threads abort some processes that exit normally
+
+
+def within_a_machine(folder: str) -> dict[str, str]:
+    """Return the variables with which ranks open no port that other machines can reach.
+
+    They meet in a file in `folder`, which is empty, and which only this user may enter.
+    """
+    names = {
+        STORE: f"{folder}/ranks",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's own, for the ranks
+    }
+    for _, interface in socket.if_nameindex():
+        if interface in ("lo", "lo0"):
+            names["GLOO_SOCKET_IFNAME"] = interface
+    return names
 
 
 def said_by_ranks(logs: Iterable[Path]) -> str | None:

@@ -33,10 +33,11 @@ class Named:
 
     option: str
     text: str  # a file's absolute path, or what else the option says
-    sha256: str  # of the files behind it
+    sha256: str | None  # of the files behind it, or None if they are found only when it runs
 
     def __str__(self) -> str:
-        return f"{self.option} = {self.text}"
+        found = "" if self.sha256 is not None else " (found only when it runs; name its file)"
+        return f"{self.option} = {self.text}{found}"
 
 
 def named_by(config: RunConfig) -> list[Named]:
@@ -85,12 +86,15 @@ def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
     files = list(dict.fromkeys(Path(place) for _, place in places if place.endswith(".py")))
     files = [file for file in files if file.is_file()]
     modules = [(one, place) for one, place in places if not place.endswith(".py")]
-    # One worker loads all of them, so that each can import from the folders of all.
-    folders = [*(file.resolve().parent for file in files), *([Path.cwd()] if modules else [])]
+    # One worker loads all of them in order, so that each can import from the folders of all.
+    folders = [
+        Path(place).resolve().parent if place.endswith(".py") else Path.cwd() for _, place in places
+    ]
     for file in files:
         yield _of(option, str(file), _with_imports(file.resolve(), folders))
     for one, module in modules:
-        yield _of(option, one, _module_files(module, folders))
+        named = _module_files(module, folders)
+        yield _of(option, one, named) if named is not None else Named(option, one, None)
 
 
 def _commands(config: RunConfig) -> Iterator[Named]:
@@ -148,23 +152,32 @@ def _of(option: str, text: str, files: Sequence[Path]) -> Named:
     return Named(option, text, hashlib.sha256(lines.encode()).hexdigest())
 
 
-def _module_files(name: str, folders: Sequence[Path]) -> list[Path]:
+def _module_files(name: str, folders: Sequence[Path]) -> list[Path] | None:
     """Return the files of the module `name`, which is searched for as a reward worker does.
 
-    For a module in the working directory, these are also those in `folders` that it imports.
+    For a module in one of `folders`, these are also those in all of them that it imports. Return
+    None if there is no such module: what runs first may have it imported from anywhere.
     """
-    here, parts = os.getcwd(), name.split(".")
-    where = [*(place for place in sys.path if place not in ("", here)), here]
+    parts = name.split(".")
+    installed = [place for place in sys.path if place not in ("", os.getcwd())]
+    where = [*installed, *map(str, folders)]
     files: list[Path] = []
     for length in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:length]), where)
+        inner = ".".join(parts[:length])
+        # Packages that pip has installed as editable have finders of their own.
+        specs = (
+            finder.find_spec(inner, where if length > 1 or finder is PathFinder else None)
+            for finder in sys.meta_path
+        )
+        spec = next(filter(None, specs), None)
         if spec is None:
-            break
+            return None
         if spec.has_location and spec.origin and os.path.isfile(spec.origin):
             files.append(Path(spec.origin))
         where = list(spec.submodule_search_locations or ())
-    root = Path(here)
-    if files and (files[0].parent == root or root / parts[0] in files[0].parents):
+    if files and any(
+        files[0].parent == root or root / parts[0] in files[0].parents for root in folders
+    ):
         files = [found for file in files for found in _with_imports(file, folders)]
     return list(dict.fromkeys(files))
 

@@ -178,7 +178,7 @@ def _is_text(node: ast.AST) -> bool:
 
 def _sums(config: RunConfig, option: str) -> dict[str, str]:
     """Return file or module -> hash for the code that `option` names."""
-    return {named.text: named.sha256 for named in named_by(config) if named.option == option}
+    return {named.text: named.sha256 or "" for named in named_by(config) if named.option == option}
 
 
 def _only(sums: dict[str, str]) -> str | None:

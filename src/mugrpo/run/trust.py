@@ -50,7 +50,8 @@ def require_known(
 
 def remember(config: RunConfig, say: Callable[[str], None]) -> None:
     """Make known what `config` names. `say` gets a sentence if only this process can know it."""
-    pending = [one for one in named_by(config) if not _is_known(one)]
+    found = [one for one in named_by(config) if one.sha256 is not None]
+    pending = [one for one in found if not _is_known(one)]
     try:
         for record in map(_record, pending):
             for folder in (record.parents[2], record.parents[1], record.parent):
@@ -65,7 +66,7 @@ def remember(config: RunConfig, say: Callable[[str], None]) -> None:
 
 
 def _is_known(named: Named) -> bool:
-    return named in _known or os.path.exists(_record(named))
+    return named.sha256 is not None and (named in _known or os.path.exists(_record(named)))
 
 
 def _record(named: Named) -> Path:

@@ -18,7 +18,7 @@ import torch
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.processes.driver import DRIVER, driver_name
-from mugrpo.processes.ranks import STORE, said_by_ranks
+from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 from mugrpo.processes.starting import passed_on
 
 _ENDING = 60.0  # seconds to wait until ranks that got a signal end
@@ -43,7 +43,7 @@ class LocalJob:
             "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
         }
         if options.machines == 1:
-            environment |= _closed(self._store.name)
+            environment |= within_a_machine(self._store.name)
         ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
         weakref.finalize(self, os.close, ours.detach())
         with theirs, open(logs / "torchrun.log", "ab") as log:
@@ -99,15 +99,3 @@ def _meeting(options: DistributedOptions, store: str) -> list[str]:
         return [*where, f"{store}/torchrun", "--rdzv-conf", "store_type=file"]
     assert options.address is not None
     return [*where, options.address]
-
-
-def _closed(store: str) -> dict[str, str]:
-    """Return the variables with which ranks of one machine open no port to its network."""
-    names = {
-        STORE: f"{store}/ranks",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's own, for the ranks
-    }
-    for _, interface in socket.if_nameindex():
-        if interface in ("lo", "lo0"):
-            names["GLOO_SOCKET_IFNAME"] = interface
-    return names

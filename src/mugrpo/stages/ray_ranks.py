@@ -17,14 +17,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
-from mugrpo.processes.cluster import connected, on_gpus, require_room
+from mugrpo.processes.cluster import LOOPBACK, connected, on_gpus, require_room
 from mugrpo.processes.driver import DRIVER, driver_name
 from mugrpo.processes.messages import visible
 from mugrpo.processes.peer import kill_with_all
-from mugrpo.processes.ranks import said_by_ranks
+from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 from mugrpo.processes.starting import passed_on
 
 _TICK = 0.2
@@ -115,31 +116,26 @@ def _fit(
 
 def _rank(config: dict[str, Any]) -> None:
     """Run one worker's rank of the updates in a process of its own, which ends with the worker."""
-    import ray
     from ray.train import get_context
-    from ray.train.collective import broadcast_from_rank_zero
 
     context = get_context()
-    rank = context.get_world_rank()
-    address = None
-    if rank == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            address = (ray.util.get_node_ip_address(), free.getsockname()[1])
-    host, port = broadcast_from_rank_zero(address)
+    rank, size = context.get_world_rank(), context.get_world_size()
     alone_on_its_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    environment = {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(context.get_world_size()),
-        "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
-        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
-        "TORCHELASTIC_RUN_ID": "ray",
-        DRIVER: driver_name(),
-    }
     log = Path(config["logs"]) / f"rank-{rank}"
-    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
+    with (
+        TemporaryDirectory(prefix="mugrpo-") as folder,
+        open(f"{log}.log", "ab") as out,
+        open(f"{log}.err", "wb") as err,
+    ):
+        environment = {
+            **_meeting(folder),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
+            "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+            "TORCHELASTIC_RUN_ID": "ray",
+            DRIVER: driver_name(),
+        }
         process = subprocess.Popen(
             [sys.executable, "-m", "mugrpo", *config["words"]],
             env=passed_on(**environment),
@@ -148,17 +144,35 @@ def _rank(config: dict[str, Any]) -> None:
             stderr=err,
             start_new_session=True,
         )
-    others = [log.with_name(f"rank-{r}.err") for r in range(context.get_world_size()) if r != rank]
-    try:
-        _wait(process, others)
-    finally:
-        if process.poll() is None:
-            kill_with_all(process)
+        others = [log.with_name(f"rank-{other}.err") for other in range(size) if other != rank]
+        try:
+            _wait(process, others)
+        finally:
+            if process.poll() is None:
+                kill_with_all(process)
     if process.returncode and not said_by_ranks([log.with_name(f"rank-{rank}.err"), *others]):
         how = f"status {process.returncode}"  # no retry if a rank said why: it would happen again
         if process.returncode < 0:
             how = signal.Signals(-process.returncode).name
-        raise RuntimeError(f"rank {rank} of {context.get_world_size()} ended with {how}")
+        raise RuntimeError(f"rank {rank} of {size} ended with {how}")
+
+
+def _meeting(folder: str) -> dict[str, str]:
+    """Return the variables that tell the ranks where they meet: in the first one's empty `folder`.
+
+    If they may be on several machines, it is a port of the first one's.
+    """
+    import ray
+    from ray.train.collective import broadcast_from_rank_zero
+
+    here = ray.util.get_node_ip_address()
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    folder, host, port = broadcast_from_rank_zero((folder, here, port))
+    if host == LOOPBACK:
+        return within_a_machine(folder)
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
 
 
 def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
