@@ -32,9 +32,8 @@ class LocalJob:
         """Start this machine's ranks, which run `mugrpo WORDS`."""
         self._logs, self._count = logs, options.ranks
         count = options.processes
-        self._store = tempfile.TemporaryDirectory(prefix="mugrpo-")  # only this user can enter it
-        command = [sys.executable, "-m", "mugrpo.processes.torchrun"]
-        command += _meeting(options, self._store.name)
+        store = tempfile.mkdtemp(dir=logs)  # only this user can enter it
+        command = [sys.executable, "-m", "mugrpo.processes.torchrun", *_meeting(options, store)]
         command += ["--nproc-per-node", str(count), "--log-dir", str(logs)]
         command += ["--redirects", "3", "--tee", "0:1", "-m", "mugrpo", *words]
         environment = {
@@ -43,7 +42,7 @@ class LocalJob:
             "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
         }
         if options.machines == 1:
-            environment |= within_a_machine(self._store.name)
+            environment |= within_a_machine(store)
         ours, theirs = socket.socketpair()  # the lifeline; it carries nothing
         weakref.finalize(self, os.close, ours.detach())
         with theirs, open(logs / "torchrun.log", "ab") as log:

@@ -12,12 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
@@ -122,20 +122,16 @@ def _rank(config: dict[str, Any]) -> None:
     rank, size = context.get_world_rank(), context.get_world_size()
     alone_on_its_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
     log = Path(config["logs"]) / f"rank-{rank}"
-    with (
-        TemporaryDirectory(prefix="mugrpo-") as folder,
-        open(f"{log}.log", "ab") as out,
-        open(f"{log}.err", "wb") as err,
-    ):
-        environment = {
-            **_meeting(folder),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
-            "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
-            "TORCHELASTIC_RUN_ID": "ray",
-            DRIVER: driver_name(),
-        }
+    environment = {
+        **_meeting(tempfile.mkdtemp(dir=config["logs"])),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "TORCHELASTIC_RUN_ID": "ray",
+        DRIVER: driver_name(),
+    }
+    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "mugrpo", *config["words"]],
             env=passed_on(**environment),
@@ -144,12 +140,12 @@ def _rank(config: dict[str, Any]) -> None:
             stderr=err,
             start_new_session=True,
         )
-        others = [log.with_name(f"rank-{other}.err") for other in range(size) if other != rank]
-        try:
-            _wait(process, others)
-        finally:
-            if process.poll() is None:
-                kill_with_all(process)
+    others = [log.with_name(f"rank-{other}.err") for other in range(size) if other != rank]
+    try:
+        _wait(process, others)
+    finally:
+        if process.poll() is None:
+            kill_with_all(process)
     if process.returncode and not said_by_ranks([log.with_name(f"rank-{rank}.err"), *others]):
         how = f"status {process.returncode}"  # no retry if a rank said why: it would happen again
         if process.returncode < 0:
