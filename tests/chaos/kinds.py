@@ -24,6 +24,14 @@ REWARDS = """
 def short(completions, **columns):
     return [0.2 if len(completion) < 6 else 0.0 for completion in completions]
 """
+# Text that breaks terminals, parsers, templates and file names, if anything lets it through.
+HOSTILE = "".join(
+    [
+        *("\x1b]0;owned\x07\x1b[2J", "\u202egnp.exe", "\x00", "\r\n\u2028", "a\u0301" * 40),
+        *("<|im_end|>", "{{ 7 * 7 }}", "{prompt}", "%s", "../../etc/passwd", "'; drop --"),
+        *("<script>alert(1)</script>", "\\boxed{", "</think>", "NaN", "\U0001f469\u200d\U0001f680"),
+    ]
+)
 OWN_PROBLEMS = (
     case.CONFIG.replace("count = 1", "count = 2, patience = 600.0")
     .replace("stages = 1", "stages = 2")
@@ -42,6 +50,7 @@ class Kind:
     command: str = "train"
     of: str = ""  # the kind of finished run that the command works on
     own_problems: bool = False
+    hostile: bool = False  # texts of its own problems
     in_order: bool = True  # whether the lines of its metrics always come in the same order
 
     @property
@@ -81,6 +90,16 @@ KINDS = {
         + _words("evaluation.final_greedy=true checkpoint.minutes=0.001 checkpoint.every=0")
     ),
     "own problems and rewards": Kind(roles=("reward worker",), own_problems=True),
+    "own problems, hostile texts": Kind(
+        _words("task.id_column=id prompt.overlong=truncate"),
+        ("reward worker",),
+        own_problems=True,
+        hostile=True,
+    ),
+    "300 stages": Kind(
+        _words("preset=on-policy schedule.batches_per_stage=1 schedule.stages=300")
+        + _words("evaluation.every=100 optimizer.lr=1e-6 schedule.group_size=8")
+    ),
     "engine": Kind(_words(_ENGINE), ("engine",)),
     "two engines": Kind(
         _words("engine.name=continuous engine.processes=2 engine.threads=1"), ("engine",)
@@ -111,7 +130,7 @@ def begin(name: str, shared: Path, run_dir: Path) -> tuple[str, ...]:
     if kind.of:
         shutil.copytree(shared / "finished" / kind.of, run_dir)
         return (kind.command, str(run_dir), *kind.options)
-    folder = shared / ("problems" if kind.own_problems else "embedded")
+    folder = shared / ("hostile" * kind.hostile or "problems" * kind.own_problems or "embedded")
     if not kind.own_problems:
         text = CONFIG
         for old, new in LONGER.items():
@@ -119,7 +138,13 @@ def begin(name: str, shared: Path, run_dir: Path) -> tuple[str, ...]:
             text = text.replace(old, new)
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "p.jsonl").write_bytes(case.GOOD)
+        rows = case.chains()
+        if kind.hostile:
+            rows = [{**row, "id": f"{n}{HOSTILE}", "note": HOSTILE} for n, row in enumerate(rows)]
+            rows += [{**row, "id": f"-{n}", "prompt": HOSTILE * n} for n, row in enumerate(rows)][
+                1:9
+            ]
+        (folder / "p.jsonl").write_bytes(case.lines(rows))
         (folder / "rewards.py").write_text(REWARDS)
         text = OWN_PROBLEMS.replace("DATA", str(folder / "p.jsonl")).replace(
             "rewards = {", f'rewards = ["{folder / "rewards.py"}:short", {{'

@@ -27,7 +27,7 @@ from tests.runs import Ended
 pytest_plugins = ["tests.run_fixtures"]
 
 # Trials of seed 0 that strike early: a killed reward worker, a killed run, and a full disk.
-A_FEW = (108, 20, 25)
+A_FEW = (90, 20, 25)
 
 
 @pytest.fixture(scope="module")
