@@ -378,7 +378,7 @@ def test_a_damaged_run_and_a_strangers_code_are_refused_before_anything_is_asked
     assert metrics == (run_dir / "metrics.jsonl").read_bytes()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
     ended = publish(command, run_dir)
-    refused(ended, "names code or commands that you have not used", "scratchpad.jinja")
+    refused(ended, "names what you have not used", "scratchpad.jinja")
     refused(publish(command, run_dir, "--update", 5), "--trust")
     assert hub.asked == []
     published(command, run_dir, "--trust")

@@ -66,7 +66,7 @@ def publish(
 ) -> None:
     """Send the model and the rollouts to the Hub, or write both to the folder `dry_run`.
 
-    Raises UsageError if the run has no such checkpoint, if it names code or commands that the user
+    Raises UsageError if the run has no such checkpoint, if it names what the user
     has neither used nor approved, and as `merge`, `run_as_it_is` and `look` do; RunStopped if a
     file of the run is damaged, or if the Hub cannot be reached.
     """
