@@ -233,9 +233,7 @@ class ServerEngine:
                 "see its log"
             ) from None
 
-    def _ask(
-        self, route: str, body: Any = None, *, seconds: float = 0.0, length: int = 0
-    ) -> Any:
+    def _ask(self, route: str, body: Any = None, *, seconds: float = 0.0, length: int = 0) -> Any:
         """Return the server's answer to `body` (or to a GET without one), parsed from JSON.
 
         It may take `seconds` beyond those that it may be silent, and have `length` bytes beyond

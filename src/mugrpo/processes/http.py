@@ -94,10 +94,10 @@ class _Timed(urllib.request.AbstractHTTPHandler):
         self._deadline = deadline
 
     def http_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._by(HTTPConnection), request)  # type: ignore[arg-type]
+        return self.do_open(self._by(HTTPConnection), request)
 
     def https_open(self, request: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(self._by(HTTPSConnection), request)  # type: ignore[arg-type]
+        return self.do_open(self._by(HTTPSConnection), request)
 
     def _by(self, kind: type[HTTPConnection]) -> Callable[..., HTTPConnection]:
         def connect(host: str, **options: Any) -> HTTPConnection:
