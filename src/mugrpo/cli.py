@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mugrpo.arguments import PHASES, completion, parser, resume_command
+from mugrpo.config.private import concealed
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
@@ -61,7 +62,7 @@ def _say(text: object) -> None:
 
 
 def _complain(error: object) -> None:
-    print(visible(f"mugrpo: {error}"), file=sys.stderr)
+    print(visible(concealed(f"mugrpo: {error}")), file=sys.stderr)
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -169,13 +169,20 @@ def checked(
     elif reason not in list(FinishReason):
         fault = f"a response with finish reason {printable(repr(reason), 60)}"
     elif stop_ids is not None:
-        stops = np.isin(ids, list(stop_ids))
-        if stops[:-1].any():
-            fault = "ids after one that ends a response"
-        elif reason == FinishReason.STOP and not stops[-1]:
-            fault = f"a response that ends with id {ids[-1]}, which ends none"
-        elif reason == FinishReason.LENGTH and len(ids) < longest:
-            fault = f"a response cut at {len(ids)} tokens, where {longest} are asked for"
+        fault = _wrong_end(ids, reason, longest, np.isin(ids, list(stop_ids)))
     if fault:
         raise RunStopped(f"the engine returned {fault}; see {source}")
     return Completion(ids.astype(np.int32, copy=False), logprobs, FinishReason(str(reason)))
+
+
+def _wrong_end(
+    ids: NDArray[np.integer[Any]], reason: object, longest: int, stops: NDArray[np.bool_]
+) -> str | None:
+    """Return how the end of a response contradicts the ids that `stops` marks, or None."""
+    if stops[:-1].any():
+        return "ids after one that ends a response"
+    if reason == FinishReason.STOP and not stops[-1]:
+        return f"a response that ends with id {ids[-1]}, which ends none"
+    if reason == FinishReason.LENGTH and len(ids) < longest:
+        return f"a response cut at {len(ids)} tokens, where {longest} are asked for"
+    return None

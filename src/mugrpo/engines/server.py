@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
+from mugrpo.config.private import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
@@ -71,7 +72,7 @@ class ServerEngine:
         `log` takes the output of the hand-over command. `check` is called while the command runs,
         and raises if the run is to stop.
         """
-        self._url = url.rstrip("/")
+        self._url, self._name = url, concealed(url.rstrip("/"))
         self._vocabulary = vocabulary
         self._options = options
         self._log = log
@@ -89,7 +90,8 @@ class ServerEngine:
         path = weights()
         began = time.monotonic()
         if self._options.hand_over:
-            self._hand_over([*self._options.hand_over, self._url, path])
+            command = [word.value for word in self._options.hand_over]
+            self._hand_over([*command, self._url.rstrip("/"), path])
         else:
             try:
                 self._take(path)
@@ -109,8 +111,9 @@ class ServerEngine:
         if not usable:
             oldest = ".".join(map(str, OLDEST))
             raise RunStopped(
-                f"{self._url} is vLLM {printable(str(version), 20)}, and before {oldest} it cannot load weights while "
-                "it runs; set --engine.hand_over to a command that restarts it"
+                f"{self._name} is vLLM {printable(str(version), 20)}, and before {oldest} it "
+                "cannot load weights while it runs; set --engine.hand_over to a command that restarts "
+                "it"
             )
         try:
             self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
@@ -205,7 +208,7 @@ class ServerEngine:
         ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
         if ids is None or "token_logprobs" not in logprobs:
             raise RunStopped(
-                f"{self._url} returns no token ids or no logprobs; it must be a vLLM server of a "
+                f"{self._name} returns no token ids or no logprobs; it must be a vLLM server of a "
                 "version that supports return_token_ids"
             )
         logprobs = logprobs["token_logprobs"]
@@ -218,7 +221,7 @@ class ServerEngine:
             choice.get("finish_reason"),
             longest=max_new_tokens,
             vocab_size=self._vocabulary.size,
-            source=self._url,
+            source=self._name,
             stop_ids=self._vocabulary.stop_ids,
         )
 
@@ -229,7 +232,7 @@ class ServerEngine:
             yield
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise RunStopped(
-                f"{self._url} gives answers of another form than vLLM ({printable(repr(error))}); "
+                f"{self._name} gives answers of another form than vLLM ({printable(repr(error))}); "
                 "see its log"
             ) from None
 
@@ -245,10 +248,10 @@ class ServerEngine:
             try:
                 return http.ask(self._url, route, body, seconds=seconds, longest=length)
             except http.Refused as refusal:
-                raise RunStopped(f"{self._url} {refusal}") from None
+                raise RunStopped(f"{self._name} {refusal}") from None
             except http.Unanswered as error:
                 if not retries_left:
-                    raise RunStopped(f"{self._url} {error}; finished shards are kept") from None
+                    raise RunStopped(f"{self._name} {error}; finished shards are kept") from None
                 time.sleep(_PAUSE)
 
 

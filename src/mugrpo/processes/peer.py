@@ -72,6 +72,8 @@ class Peer:
         with theirs, their_lifeline:
             descriptors = theirs.fileno(), their_lifeline.fileno()
             try:
+                if log:
+                    log.parent.mkdir(parents=True, exist_ok=True)
                 with open(log, "ab") if log else nullcontext(_STDERR) as out:
                     self.process = subprocess.Popen(
                         [*command, *map(str, descriptors)],

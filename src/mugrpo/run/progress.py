@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from mugrpo.config.private import concealed
 from mugrpo.processes.messages import visible
 from mugrpo.run.state import RunState
 
@@ -119,7 +120,7 @@ class Progress:
         if screen := self._screen:
             screen.say(sentence)
         else:
-            self.console.print(Text(visible(sentence)))
+            self.console.print(Text(visible(concealed(sentence))))
 
     def state(self) -> RunState:
         """Return the state of the run as its files tell it, and the phase as this process does."""

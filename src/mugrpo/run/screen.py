@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mugrpo.config.private import concealed
 from mugrpo.processes.messages import visible
 from mugrpo.report.readable import duration
 from mugrpo.run.state import PHASES, Bar, RunState, Sign
@@ -113,7 +114,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print `text` above the screen."""
-        self.console.print(Text(visible(text)))
+        self.console.print(Text(visible(concealed(text))))
 
     def _page(self) -> RenderableType:
         if not self._shown:

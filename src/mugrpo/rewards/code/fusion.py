@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mugrpo.config.private import concealed
 from mugrpo.processes import http
 from mugrpo.rewards.code.sandbox import (
     INSIDE,
@@ -30,7 +31,8 @@ class SandboxFusion:
     def __init__(self, url: str, seconds: int, memory: int) -> None:
         self._url = url
         self._limits = Limits(seconds, memory)
-        self.name = f"SandboxFusion at {url}"
+        self._name = concealed(url.rstrip("/"))
+        self.name = f"SandboxFusion at {self._name}"
 
     def run(self, request: Request, patience: float) -> Outcomes:
         """Yield outcomes as `Sandbox.run` does.
@@ -65,11 +67,11 @@ class SandboxFusion:
                 longest=_LONGEST_ANSWER,
             )
         except (http.Refused, http.Unanswered) as error:
-            raise SandboxError(f"{self._url} {error}") from None
+            raise SandboxError(f"{self._name} {error}") from None
         if not isinstance(answer, dict):
-            raise SandboxError(f"{self._url} answered {str(answer)[:60]}")
+            raise SandboxError(f"{self._name} answered {str(answer)[:60]}")
         if answer.get("status") == "SandboxError":
-            raise SandboxError(f"{self._url}: {str(answer.get('message'))[:200]}")
+            raise SandboxError(f"{self._name}: {str(answer.get('message'))[:200]}")
         ran = answer.get("run_result")
         ran = ran if isinstance(ran, dict) else {}
         if ran.get("status") == "TimeLimitExceeded":
@@ -77,5 +79,5 @@ class SandboxFusion:
         printed = str(ran.get("stdout") or "").encode("utf-8", "replace")
         first, *lines = printed.splitlines() or [b""]
         if b"ready" not in first:
-            raise SandboxError(f"{self._url} ran nothing: {str(answer)[:200]}")
+            raise SandboxError(f"{self._name} ran nothing: {str(answer)[:200]}")
         return lines
