@@ -34,7 +34,7 @@ PHASES = {
 }
 
 _TRUST = "approve the code and commands that a run begun elsewhere names"
-_PRIVATE = ("__environment.kwargs", "__engine.arguments")  # options, with their dashes replaced
+_PRIVATE = "__environment.kwargs"  # with the dashes replaced
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -217,7 +217,7 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
 
 
 def _without_private(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield the words of overrides without the values of private tables."""
+    """Yield the words of overrides without the values of environment.kwargs."""
     hides = False
     for word in overrides:
         name, equals, _ = word.partition("=")

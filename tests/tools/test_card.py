@@ -72,7 +72,7 @@ def test_a_run_on_the_hubs_data_has_an_index_of_results(reference: Path):
     assert result.metric_name == "accuracy, on 4 problems, at temperature 1"
     assert "Held out: [alice/problems](" in card.text and ", split `test`; at most" in card.text
     assert "sesame" not in card.text and "sk-aaa" not in card.text
-    assert "https://(left out)example.org" in card.text
+    assert "https://(left out)@example.org" in card.text
 
 
 def test_a_share_of_the_problems_is_no_split_of_the_hub(reference: Path):

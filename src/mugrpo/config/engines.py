@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions, PathOrName
-from mugrpo.config.private import PrivateTable, PrivateText
+from mugrpo.config.private import PrivateText
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
@@ -164,13 +164,13 @@ class VLLMOptions(AnyVLLMOptions):
     """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
     process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
     everything. "end" ends the process, so each refresh starts a new one."""
-    arguments: PrivateTable = Field(PrivateTable({}), json_schema_extra=PRIVATE)
+    arguments: dict[str, Any] = Field(default_factory=dict, json_schema_extra=PRIVATE)
     """Further arguments of vllm.EngineArgs, such as { max_model_len = 4096 }."""
 
     @field_validator("arguments")
     @classmethod
-    def _arguments_keep_the_distribution(cls, arguments: PrivateTable) -> PrivateTable:
-        for name in arguments.shown:
+    def _arguments_keep_the_distribution(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
             if name in _OTHER_DISTRIBUTION.split():
                 raise ValueError(
                     f"{name} changes the distribution that tokens are drawn from, so the behavior "
@@ -188,7 +188,7 @@ class VLLMOptions(AnyVLLMOptions):
 
     @property
     def max_model_len(self) -> int | None:
-        length: int | None = self.arguments.shown.get("max_model_len")
+        length: int | None = self.arguments.get("max_model_len")
         return length
 
 
@@ -198,7 +198,9 @@ class VLLMServerOptions(AnyVLLMOptions):
     memory_option = "concurrency"
     name: Literal["vllm_server"] = "vllm_server"
     urls: tuple[PrivateText, ...] = Field(
-        (PrivateText("http://localhost:8000"),), min_length=1, json_schema_extra=PRIVATE
+        default_factory=lambda: (PrivateText("http://localhost:8000"),),
+        min_length=1,
+        json_schema_extra=PRIVATE,
     )
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server, and hidden elsewhere."""

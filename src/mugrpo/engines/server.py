@@ -112,8 +112,8 @@ class ServerEngine:
             oldest = ".".join(map(str, OLDEST))
             raise RunStopped(
                 f"{self._name} is vLLM {printable(str(version), 20)}, and before {oldest} it "
-                "cannot load weights while it runs; set --engine.hand_over to a command that restarts "
-                "it"
+                "cannot load weights while it runs; set --engine.hand_over to a command that "
+                "restarts it"
             )
         try:
             self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})

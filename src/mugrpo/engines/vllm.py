@@ -76,7 +76,7 @@ def vllm_host(
         "gpu_memory_utilization": options.gpu_memory_utilization,
         "enforce_eager": options.enforce_eager,
         **({"quantization": options.quantization} if options.quantization else {}),
-        **options.arguments.value,
+        **options.arguments,
     }
     setup = {
         "backend": "vllm",

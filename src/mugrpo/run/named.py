@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
-from mugrpo.config.private import Private, concealed
+from mugrpo.config.private import PrivateTable, concealed
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
@@ -98,7 +97,8 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         if engine.python:
             yield _interpreter("engine.python", engine.python)
         if engine.arguments:  # some of them name classes, which vLLM imports
-            yield _private("engine.arguments", engine.arguments)
+            text = json.dumps(engine.arguments, sort_keys=True, default=str)
+            yield _of("engine.arguments", text, [])
     elif isinstance(engine, VLLMServerOptions) and engine.hand_over:
         program, *rest = (word.value for word in engine.hand_over)
         words = [shutil.which(program) or program, *rest]
@@ -110,17 +110,19 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         yield _interpreter("environment.python", environment.python)
         yield _of("environment.name", f"{environment.name}", [])
         if environment.kwargs:  # verifiers' config may name functions, which it imports
-            yield _private("environment.kwargs", environment.kwargs)
+            yield _kwargs(environment.kwargs)
     if isinstance(backend, RayBackend) and backend.address:  # Ray unpickles what a cluster sends
-        yield _private("backend.address", backend.address)
+        yield Named("backend.address", backend.address.shown, "")
 
 
-def _private(option: str, private: Private[Any]) -> Named:
-    """Return a private value by what is shown of it, and the hash of all of it."""
+def _kwargs(private: PrivateTable) -> Named:
+    """Return an environment's arguments by what is shown of them, with the hash of all of it."""
     shown = text = json.dumps(private.shown, sort_keys=True, default=str)
     with suppress(UsageError):  # a copy of a run has no more
         text = json.dumps(private.value, sort_keys=True, default=str)
-    return Named(option, shown, hashlib.sha256(text.encode()).hexdigest())
+    if text != shown:
+        shown += " (all of it is in private.json)"
+    return Named("environment.kwargs", shown, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _interpreter(option: str, python: str) -> Named:

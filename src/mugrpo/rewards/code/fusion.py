@@ -31,7 +31,7 @@ class SandboxFusion:
     def __init__(self, url: str, seconds: int, memory: int) -> None:
         self._url = url
         self._limits = Limits(seconds, memory)
-        self._name = concealed(url.rstrip("/"))
+        self._name = concealed(url)
         self.name = f"SandboxFusion at {self._name}"
 
     def run(self, request: Request, patience: float) -> Outcomes:
