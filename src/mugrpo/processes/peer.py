@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.processes.messages import Inbox, send
+from mugrpo.processes.messages import Inbox, send, visible
 
 TICK = 0.5  # seconds after which a caller that waits for a message gets control back
 _ENDING = 5.0  # seconds that a process has to end by itself after closing its channel
@@ -185,7 +185,7 @@ def raise_failure(message: dict[str, Any]) -> None:
     """
     kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
     if (kind := message.get("failed")) is not None:
-        raise kinds[kind](message["text"])
+        raise kinds[kind](visible(message["text"]))
 
 
 def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:
