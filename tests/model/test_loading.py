@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mugrpo.model.loading import load_model
-from mugrpo.processes.printing import visibly
+from mugrpo.model.printing import visibly
 from tests.runs import MODEL
 
 

@@ -21,10 +21,10 @@ from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers
 from mugrpo.model.pretrained import model_path, refuse_no_folder
+from mugrpo.model.printing import visibly
 from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
 from mugrpo.processes.messages import printable
-from mugrpo.processes.printing import visibly
 
 _WAY_OUT = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "

@@ -19,7 +19,7 @@ from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.hub import hub_answers
-from mugrpo.processes.printing import visibly
+from mugrpo.model.printing import visibly
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
