@@ -6,7 +6,7 @@ import argparse
 import inspect
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import Option, Table, describe, tables
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
+from mugrpo.config.private import HIDDEN
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
 from mugrpo.tools.benchmark.command import add_benchmark
@@ -33,6 +34,7 @@ PHASES = {
 }
 
 _TRUST = "approve the code and commands that a run begun elsewhere names"
+_PRIVATE = "__environment.kwargs"  # with the dashes replaced
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
 # The options of a run that --help shows; `--help all` shows all.
@@ -211,7 +213,19 @@ def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason
         values = value if isinstance(value, list) else [value]
         words += [*action.option_strings, *([] if value is True else map(str, values))]
     words += ["--force"] if "force" in options and "--force" in reason else []
-    return shlex.join([*words, *overrides])
+    return shlex.join([*words, *_without_private(overrides)])
+
+
+def _without_private(overrides: Sequence[str]) -> Iterator[str]:
+    """Yield the words of overrides without the values of environment.kwargs."""
+    hides = False
+    for word in overrides:
+        name, equals, _ = word.partition("=")
+        if hides and not word.startswith("--"):
+            yield HIDDEN
+            continue
+        hides = name.replace("-", "_").startswith(_PRIVATE)
+        yield f"{name}={HIDDEN}" if hides and equals else word
 
 
 def commands(root: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mugrpo.arguments import PHASES, completion, parser, resume_command
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.processes.messages import visible
+from mugrpo.processes.shown import shown
 from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.benchmark.command import run_benchmark
 from mugrpo.tools.exchange import run_import, run_publish
@@ -61,7 +61,7 @@ def _say(text: object) -> None:
 
 
 def _complain(error: object) -> None:
-    print(visible(f"mugrpo: {error}"), file=sys.stderr)
+    print(shown(f"mugrpo: {error}"), file=sys.stderr)
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -78,6 +78,7 @@ def test_every_path_and_everything_that_may_hold_a_secret_is_marked():
         "address",
         "arguments",
         "hand_over",
+        "kwargs",
         "python",
         "trackio",
         "url",

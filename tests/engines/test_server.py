@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -279,27 +279,101 @@ def test_a_server_that_is_briefly_unavailable_is_asked_again(
         taken(engine, requests[:1])
 
 
+def ids(*values: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return the change of a response to these ids, each with the logprob -1."""
+    logprobs = {"token_logprobs": [-1.0] * len(values)}
+    return lambda choice: {**choice, "token_ids": list(values), "logprobs": logprobs}
+
+
+def logprob(value: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return the change of a response's first logprob."""
+
+    def change(choice: dict[str, Any]) -> dict[str, Any]:
+        rest = choice["logprobs"]["token_logprobs"][1:]
+        return {**choice, "logprobs": {"token_logprobs": [value, *rest]}}
+
+    return change
+
+
+END = 1  # the embedded model's only id that ends a response
+FORM = "answers of another form than vLLM"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda c: {**c, "token_ids": None}, "returns no token ids"),
         (lambda c: {**c, "logprobs": None}, "no logprobs"),
-        (lambda c: {**c, "token_ids": [10**6] * len(c["token_ids"])}, "of a vocabulary of"),
         (lambda c: None, "answered 400 to /v1/completions"),
-        (lambda c: {**c, "token_ids": [10**30]}, "answers of another form than vLLM"),
-        (lambda c: {**c, "token_ids": "one"}, "answers of another form than vLLM"),
-        (lambda c: {**c, "logprobs": 7}, "answers of another form than vLLM"),
-        (lambda c: [c], "answers of another form than vLLM"),
+        (lambda c: {**c, "token_ids": "one"}, FORM),
+        (lambda c: {**c, "logprobs": 7}, FORM),
+        (lambda c: [c], FORM),
+        (ids(10**6), "of a vocabulary of"),
+        (ids(2**32 + END), "of a vocabulary of"),  # as int32, it would end a response
+        (ids(-1), "ids -1 to"),
+        (ids(10**30), FORM),
+        (ids(2.0, END), FORM),
+        (ids(True, END), FORM),
+        (ids("2", END), FORM),
+        (ids(None, END), FORM),
+        (ids(END, 2), "ids after one that ends a response"),
+        (lambda c: {**ids(2, 3)(c), "finish_reason": "stop"}, "ends with id 3, which ends none"),
+        (lambda c: {**ids(2, 3)(c), "finish_reason": "length"}, f"cut at 2 tokens.*{LIMIT}"),
+        (ids(*[2] * LIMIT, END), f"{LIMIT + 1} ids with {LIMIT + 1} logprobs"),
+        (lambda c: {**ids(END)(c), "finish_reason": ["\x1b"]}, r"reason \['\\x1b'\]"),
+        (logprob(0.5), "a logprob of 0.5"),
+        (logprob(float("nan")), "non-finite"),
+        (logprob(float("-inf")), "non-finite"),  # in JSON, -1e400 is the same
+        (logprob(-1e39), "non-finite"),  # in fp32
+        (logprob("-1"), FORM),
+        (logprob(False), FORM),
+        (logprob(None), FORM),
     ],
 )
 def test_an_answer_that_cannot_be_right_stops_the_run(
     server: Server, embedded_policy: Policy, requests, tmp_path: Path, change, text
 ):
+    """In a sentence that names the server."""
+    assert embedded_policy.stop_ids == [END]
     engine = engine_of(server, embedded_policy, tmp_path)
     engine.refresh(0, lambda: "")
     server.change = change
-    with pytest.raises(RunStopped, match=text):
+    with pytest.raises(RunStopped, match=text) as stopped:
         taken(engine, requests[:1])
+    assert server.url in str(stopped.value) and str(stopped.value).isprintable()
+
+
+@pytest.mark.parametrize("choices", [[], [{}, {}], {"0": {}}, None])
+def test_a_request_has_one_response(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, choices
+):
+    engine = engine_of(server, embedded_policy, tmp_path)
+    engine.refresh(0, lambda: "")
+    server.text = json.dumps({"choices": choices}).encode()
+    with pytest.raises(RunStopped, match=FORM):
+        taken(engine, requests[:1])
+
+
+def test_the_longer_a_response_may_be_the_longer_its_server_may_be_silent(
+    server: Server, embedded_policy: Policy, requests, tmp_path: Path, monkeypatch
+):
+    """A tenth of a second for each of 32,768 tokens: 3,276.8 s beside the silence of any request.
+
+    Prompt and response may have 1 KiB for each token, beside 1 MiB.
+    """
+    engine = engine_of(server, embedded_policy, tmp_path, silence=5.0)
+    engine.refresh(0, lambda: "")
+    asked = []
+
+    def ask(*_: Any, seconds: float, longest: int) -> None:
+        asked.append((seconds, longest))
+        raise server_module.http.Refused("refused it")
+
+    monkeypatch.setattr(server_module.http, "ask", ask)
+    with pytest.raises(RunStopped, match="refused it"):
+        list(engine.generate(requests[:1], temperature=1.0, max_new_tokens=32768))
+    tokens = 32768 + len(requests[0].prompt_ids)
+    assert asked == [(pytest.approx(3281.8), (1 << 20) + 1024 * tokens)]
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"{", b"\xff"])

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -16,13 +17,13 @@ import pytest
 from mugrpo.config.rewards import CodeOptions, WorkerOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
-from mugrpo.rewards.code import bubblewrap, choosing
+from mugrpo.rewards.code import bubblewrap, choosing, judging
 from mugrpo.rewards.code.asserts import Assertion, read_assert
 from mugrpo.rewards.code.cases import Printed, Returned, read_tests, with_function
 from mugrpo.rewards.code.comparing import same_text, same_value, value_of
 from mugrpo.rewards.code.inside import LONGEST_OUTPUT, decode, encode
 from mugrpo.rewards.code.judging import LONGEST_PROGRAM, Code, read_program
-from mugrpo.rewards.code.sandbox import Limits, Outcome, Request, SandboxError
+from mugrpo.rewards.code.sandbox import Limits, Outcome, Request, SandboxError, outcomes
 from mugrpo.rewards.code.seccomp import filter_program
 from mugrpo.rewards.grading import Grader
 from mugrpo.rewards.verdict import Unfinished
@@ -426,31 +427,70 @@ def test_the_server_never_learns_what_is_expected(url: str):
     assert len(Server.asked) == 3 and "321123" not in json.dumps(Server.asked)
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "sentence"),
-    [
-        ({"status": "SandboxError", "message": "full"}, SandboxError, "full"),
-        ({"status": "Failed", "run_result": None}, SandboxError, "ran nothing"),
-        ([], SandboxError, r"answered \[\]"),
-        (
-            {"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": ""}},
-            Unfinished,
-            "not finished within 20 seconds",
-        ),
-        (
-            {"status": "Success", "run_result": {"stdout": '{"ready": true}\n{"status": "0"}'}},
-            SandboxError,
-            "said",
-        ),
-    ],
-)
-def test_a_server_that_fails_is_no_verdict(
-    url: str, answer: Any, error: type[Exception], sentence: str
-):
-    verifier = fusion(url)
-    Server.answers.append(answer)
-    with pytest.raises(error, match=sentence):
+FAILURES = {
+    "its own": ({"status": "SandboxError", "message": "full"}, "full"),
+    "no start": ({"status": "Failed", "run_result": None}, "ran nothing"),
+    "another form": ([], r"answered \[\]"),
+    "no table": ({"status": "Success", "run_result": "ready"}, "ran nothing"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_server_that_fails_is_no_verdict_unless_a_program_makes_it_fail(url: str, kind: str):
+    """Only the second time that it fails on a program, and runs another between."""
+    verifier, (answer, sentence) = fusion(url), FAILURES[kind]
+    ready = {"status": "Success", "run_result": {"stdout": '{"ready": true}'}}
+    Server.answers += [answer, answer]
+    with pytest.raises(SandboxError, match=sentence):
         verifier(ADD, CALLS)
+    Server.answers += [answer, ready, answer]  # the last one first
+    verdict = verifier(ADD, CALLS)
+    assert verdict.status is Status.WRONG and "ended the sandbox" in str(verdict.detail)
+    Server.answers += [ready, answer]
+    assert verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["3"]}').right
+
+
+def test_a_program_that_takes_too_long_is_unfinished(url: str):
+    verifier = fusion(url)
+    late = {"status": "TimeLimitExceeded", "stdout": ""}
+    Server.answers.append({"status": "Failed", "run_result": late})
+    with pytest.raises(Unfinished, match="not finished within 20 seconds"):
+        verifier(ADD, CALLS)
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "{", "7", '{"status": "0", "output": ""}', '{"status": 0}', "[" * 10_000]
+)
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "sandboxfusion"])
+def test_a_malformed_line_after_the_start_is_wrong(
+    url: str, line: str, sandbox: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A program that shares its judge's user can write into the judge's stream."""
+    if sandbox == "sandboxfusion":
+        verifier = fusion(url)
+        out = f'{{"ready": true}}\n{line}\n'
+        Server.answers.append({"status": "Success", "run_result": {"stdout": out}})
+    else:
+        told = ["sh", "-c", 'echo ready; echo "$0"', line]
+        stand_in = SimpleNamespace(run=lambda _, patience: outcomes(told, "", patience))
+        monkeypatch.setattr(judging, "choose", lambda _: stand_in)
+        verifier = Code(CodeOptions())
+    verdict = verifier(ADD, CALLS)
+    assert verdict.status is Status.WRONG
+    assert verdict.detail == "test 1 of 2: the program ended the sandbox"
+
+
+REMEMBERING = """
+import os
+before = [place for place in ('.', '/tmp') if os.path.lexists(place + '/left')]
+for place in ('.', '/tmp'):
+    try:
+        os.makedirs(place + '/left/inside')
+        open(place + '/left/inside/file', 'w').close()
+        os.symlink('/', place + '/left/link')
+    except OSError: pass
+print(os.getcwd(), before)
+"""
 
 
 def test_a_server_that_says_less_than_was_asked_passes_nothing(url: str):
@@ -474,6 +514,21 @@ def test_scores(url: str):
     assert half.parts["extra/code"] == "test 2 of 2: another result"
     assert none == Score(Status.NO_ANSWER, 0.0, {"code": 0.0}, none.logged)
     assert (wrong.reward, wrong.parts["extra/code"]) == (0.0, "test 1 of 2: another result")
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "wasm", "sandboxfusion"])
+def test_no_test_sees_what_another_has_left(url: str, sandbox: str):
+    """In three tests, a program finds no folder that it made. A server's /tmp is not looked at."""
+    own = REMEMBERING.replace(", '/tmp')", ",)") if sandbox == "sandboxfusion" else REMEMBERING
+    options = CodeOptions(sandbox=sandbox, url=url)  # type: ignore[arg-type]
+    try:
+        verifier = Code(options)
+    except UsageError as error:
+        pytest.skip(str(error))
+    jobs = [{"stdin": ""}] * 3
+    told = [outcome.output.split() for outcome in verifier.sandbox.run(Request(own, jobs), 60.0)]
+    assert [before for _, before in told] == ["[]"] * 3
+    assert sandbox != "sandboxfusion" or not any(Path(folder).exists() for folder, _ in told)
 
 
 def test_requests_have_one_form():

@@ -12,9 +12,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from mugrpo.config.load import build_config
+from mugrpo.config.private import concealed
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.report.read import RunData, lines_by_kind
-from mugrpo.tools.card import _SECRET, Subject, hub_base, learning_curve, model_card
+from mugrpo.tools.card import Subject, hub_base, learning_curve, model_card
 from mugrpo.tools.publish import _without_paths
 from tests.runs import read_metrics
 
@@ -71,7 +72,7 @@ def test_a_run_on_the_hubs_data_has_an_index_of_results(reference: Path):
     assert result.metric_name == "accuracy, on 4 problems, at temperature 1"
     assert "Held out: [alice/problems](" in card.text and ", split `test`; at most" in card.text
     assert "sesame" not in card.text and "sk-aaa" not in card.text
-    assert "https://(left out)example.org" in card.text
+    assert "https://(left out)@example.org" in card.text
 
 
 def test_a_share_of_the_problems_is_no_split_of_the_hub(reference: Path):
@@ -115,12 +116,12 @@ def test_what_was_measured_in_4_bits_is_not_said_of_merged_weights(reference: Pa
     ],
 )
 def test_what_looks_like_a_token_is_left_out(secret: str):
-    assert _SECRET.sub("(left out)", f"key={secret}, more") == "key=(left out), more"
+    assert concealed(f"key={secret}, more") == "key=(left out), more"
 
 
 def test_a_password_with_a_slash_is_left_out():
-    assert _SECRET.sub("?", "https://bob:se/sa@me@example.org/a") == "https://?example.org/a"
-    assert _SECRET.sub("?", "https://example.org/@bob") == "https://example.org/@bob"
+    assert concealed("https://bob:se/sa@me@example.org/a") == "https://(left out)@example.org/a"
+    assert concealed("https://example.org/@bob") == "https://example.org/@bob"
 
 
 def test_what_was_not_measured_is_left_out(reference: Path):

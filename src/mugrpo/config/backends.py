@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions
+from mugrpo.config.private import PrivateText
 
 
 class BackendOptions(NamedOptions):
@@ -27,7 +28,7 @@ class RayBackend(BackendOptions):
     """
 
     name: Literal["ray"] = Field("ray", json_schema_extra=HARMLESS)
-    address: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
+    address: PrivateText | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
     """Address of the cluster; "auto" is the cluster that this machine belongs to. The default
     is the environment variable RAY_ADDRESS. If that is unset too, Ray starts on this machine for
     the run."""

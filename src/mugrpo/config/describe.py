@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mugrpo.config.options import Options, choices
+from mugrpo.config.private import Private
 from mugrpo.config.run import RunConfig
 
 
@@ -113,6 +114,8 @@ def describe(options: type[Options] = RunConfig) -> list[Option]:
 
 def as_toml(value: Any) -> str:
     """Return `value` in TOML notation. None becomes `none`, which unsets an option in overrides."""
+    if isinstance(value, Private):
+        return as_toml(value.shown)
     if isinstance(value, dict):
         pairs = (f"{json.dumps(key)} = {as_toml(entry)}" for key, entry in value.items())
         return f"{{{', '.join(pairs)}}}"
@@ -149,6 +152,8 @@ def _type(annotation: Any) -> str:
     kind, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if kind is typing.Annotated:
         return _type(arguments[0])
+    if inspect.isclass(annotation) and issubclass(annotation, Private):
+        return _type(annotation.inner)
     if kind is typing.Literal:
         return "|".join(map(str, arguments))
     if kind in (typing.Union, types.UnionType):

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions, PathOrName
+from mugrpo.config.private import PrivateText
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
@@ -41,7 +42,7 @@ class EngineOptions(NamedOptions):
     """How often, per refresh, an engine process that has died or hangs is restarted."""
     silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
     """Seconds without a message after which an engine process counts as hanging. "hf" sends nothing
-    until a batch is done."""
+    until a batch is done. A server has a tenth of a second more for each token of a response."""
 
     @property
     def way_out_of_memory(self) -> str:
@@ -196,11 +197,14 @@ class VLLMServerOptions(AnyVLLMOptions):
 
     memory_option = "concurrency"
     name: Literal["vllm_server"] = "vllm_server"
-    urls: tuple[str, ...] = Field(
-        ("http://localhost:8000",), min_length=1, json_schema_extra=PRIVATE
+    urls: tuple[PrivateText, ...] = Field(
+        default_factory=lambda: (PrivateText("http://localhost:8000"),),
+        min_length=1,
+        json_schema_extra=PRIVATE,
     )
-    """The servers' URLs. Several servers share a stage's shards."""
-    hand_over: tuple[str, ...] = Field((), json_schema_extra=PRIVATE)
+    """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
+    sent to the server, and hidden elsewhere."""
+    hand_over: tuple[PrivateText, ...] = Field((), json_schema_extra=PRIVATE)
     """A command that makes a server sample from new weights. It is run at each refresh for each
     server, followed by the server's URL and the folder of the weights. It must return only once the
     server uses them. Without one, the server is asked to load the weights while it runs."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import Field
 
 from mugrpo.config.cores import cores
 from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Code, Options, PathOrName
+from mugrpo.config.private import PrivateTable
 
 
 class EnvironmentOptions(Options):
@@ -22,9 +22,9 @@ class EnvironmentOptions(Options):
     python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The interpreter of another environment, in which verifiers and its environment are
     installed."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: PrivateTable = Field(PrivateTable({}), json_schema_extra=PRIVATE)
     """Keyword arguments of the class, of the function beside the messages, or of verifiers'
-    config of its environment."""
+    config of its environment. Text in them is hidden in whatever is written or printed."""
     tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
     """Functions that the model may call, named as the environment is. Their signatures and
     docstrings are what the chat template tells the model."""

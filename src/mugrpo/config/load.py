@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from mugrpo.config.describe import as_toml, describe
 from mugrpo.config.mixture import Source
 from mugrpo.config.options import Options, choices
+from mugrpo.config.private import concealed
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import unknown
@@ -200,7 +201,7 @@ def _sentence(error: Any, root: type[Options]) -> str:
         return message
     if error["type"] in ("model_type", "model_attributes_type"):
         message = "It should be a table of options"
-    return f"{name} = {value!r}: {message[0].lower()}{message[1:]}"
+    return f"{name} = {concealed(repr(value))}: {message[0].lower()}{message[1:]}"
 
 
 def _dotted(location: Sequence[str | int], root: type[Options]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
+
+from mugrpo.config.private import REVEAL
 
 
 class Options(BaseModel):
@@ -29,6 +31,10 @@ class Options(BaseModel):
     @classmethod
     def _lists_as_tuples(cls, raw: Any) -> Any:
         return tuples(raw)
+
+    def revealed(self, mode: Literal["json", "python"] = "json") -> dict[str, Any]:
+        """Return the options with private values, which nothing may write or print."""
+        return self.model_dump(mode=mode, context=REVEAL)
 
     @classmethod
     def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:

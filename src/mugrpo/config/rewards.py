@@ -21,6 +21,7 @@ from mugrpo.config.options import (
     PathOrName,
     choices,
 )
+from mugrpo.config.private import PrivateText
 from mugrpo.disk.records import Status
 
 
@@ -130,8 +131,8 @@ class CodeOptions(RewardOption):
     """Where programs run. "auto" takes the first of these that works here."""
     wasm: PathOrName | None = Field(None, json_schema_extra=PLACE)
     """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
-    url: str | None = Field(None, json_schema_extra=PRIVATE)
-    """The URL of a SandboxFusion server."""
+    url: PrivateText | None = Field(None, json_schema_extra=PRIVATE)
+    """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
 
 
 class EnvironmentReward(RewardOption):

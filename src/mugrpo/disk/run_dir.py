@@ -2,6 +2,7 @@
 
     RUN/
       config.json                         the run's id, resolved config and provenance
+      private.json                        groups of options with private values, for this user alone
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
       plan.json                           what the run was planned to take (see `report.plan_file`)
@@ -48,7 +49,7 @@ from mugrpo.disk.journal import Journal
 from mugrpo.disk.links import refuse_links_out
 from mugrpo.disk.pending import Pending, Unsaved
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import remove_unfinished
+from mugrpo.disk.publishing import publish_file, remove_unfinished
 
 FORMAT = 2
 _WITHOUT_JOURNAL = 1  # an older format, which becomes FORMAT when the run is opened
@@ -64,6 +65,7 @@ class RunDir:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config = root / "config.json"
+        self.private = root / "private.json"
         self.metrics = root / "metrics.jsonl"
         self.plan = root / "plan.json"  # of the run's seconds
         self.journal = Journal(root)
@@ -207,7 +209,7 @@ class RunDir:
             strangers = (
                 [] if not self.root.exists() else sorted(p.name for p in self.root.iterdir())
             )
-            own = ("lock", self.journal.path.name)
+            own = ("lock", self.journal.path.name, self.private.name)
             strangers = [n for n in strangers if n not in own and ".tmp." not in n]
             if strangers:
                 raise UsageError(
@@ -238,6 +240,32 @@ class RunDir:
                     "another --run-dir"
                 )
         return stored
+
+    def read_private(self) -> dict[str, Any]:
+        """Return the groups of options that config.json has without their private values.
+
+        They are {} in a copy, which never has them. Raises UsageError if the file is damaged.
+        """
+        try:
+            groups = json.loads(self.private.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError):
+            groups = None
+        if not isinstance(groups, dict):
+            raise UsageError(
+                f"{self.private} cannot be read; remove it, and name its options again"
+            )
+        return groups
+
+    def keep_private(self, groups: dict[str, Any]) -> None:
+        """Write private.json, which only this user may read; remove it if there are no groups."""
+        if not groups:
+            self.private.unlink(missing_ok=True)
+            return
+        with full_disk_explained(self.private), publish_file(self.private) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(json.dumps(groups, indent=1).encode() + b"\n")
 
     def is_untouched(self) -> bool:
         """Return whether the run has no results yet. Its config may change until it has some."""

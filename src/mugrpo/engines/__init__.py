@@ -77,7 +77,8 @@ def make_engines(
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        return [ServerEngine(u, vocabulary, options, log("hand_over"), check) for u in options.urls]
+        how = (vocabulary, options, log("hand_over"), check)
+        return [ServerEngine(url.value, *how) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
         return [make_engine(policy, options, notify)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.records import FinishReason
+from mugrpo.processes.messages import printable
 
+_ROUNDING = 1e-3  # a logprob above 0 that is only imprecise: log-softmax in fp32 was 1e-6 off
 WAIT = 0.02  # seconds at most between two calls of `more` by an engine that has room
 
 
@@ -139,27 +141,48 @@ class SharedModel:
 
 
 def checked(
-    ids: NDArray[np.int32],
-    logprobs: NDArray[np.float32],
-    reason: str,
+    ids: NDArray[np.integer[Any]],
+    logprobs: NDArray[np.floating[Any]],
+    reason: object,
     *,
     longest: int,
     vocab_size: int,
     source: str,
+    stop_ids: Collection[int] | None = None,
 ) -> Completion:
     """Return a response from another process as a Completion.
 
-    Raises RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
+    With `stop_ids`, it must end at the first of them, or else have `longest` tokens. Raises
+    RunStopped, naming `source`, if it is empty, longer than `longest` tokens, or malformed.
     """
     fault = None
+    with np.errstate(over="ignore"):  # one below fp32's range becomes -inf, and is refused
+        logprobs = logprobs.astype(np.float32, copy=False)
     if not 0 < len(ids) <= longest or len(ids) != len(logprobs):
-        fault = f"{len(ids)} ids with {len(logprobs)} logprobs"
+        fault = f"{len(ids)} ids with {len(logprobs)} logprobs, where {longest} are asked for"
     elif ids.min() < 0 or ids.max() >= vocab_size:
         fault = f"token ids {ids.min()} to {ids.max()} of a vocabulary of {vocab_size}"
     elif not np.isfinite(logprobs).all():
         fault = "non-finite logprobs"
-    elif reason not in set(FinishReason):
-        fault = f"a response with finish reason {reason!r}"
+    elif logprobs.max() > _ROUNDING:
+        fault = f"a logprob of {logprobs.max():g}, which no probability has"
+    elif reason not in list(FinishReason):
+        fault = f"a response with finish reason {printable(repr(reason), 60)}"
+    elif stop_ids is not None:
+        fault = _wrong_end(ids, reason, longest, np.isin(ids, list(stop_ids)))
     if fault:
         raise RunStopped(f"the engine returned {fault}; see {source}")
-    return Completion(ids, logprobs, FinishReason(reason))
+    return Completion(ids.astype(np.int32, copy=False), logprobs, FinishReason(str(reason)))
+
+
+def _wrong_end(
+    ids: NDArray[np.integer[Any]], reason: object, longest: int, stops: NDArray[np.bool_]
+) -> str | None:
+    """Return how the end of a response contradicts the ids that `stops` marks, or None."""
+    if stops[:-1].any():
+        return "ids after one that ends a response"
+    if reason == FinishReason.STOP and not stops[-1]:
+        return f"a response that ends with id {ids[-1]}, which ends none"
+    if reason == FinishReason.LENGTH and len(ids) < longest:
+        return f"a response cut at {len(ids)} tokens, where {longest} are asked for"
+    return None

@@ -6,15 +6,11 @@ temperature other than 1, the canary detects a server whose logprobs do not.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,15 +18,26 @@ from typing import Any
 import numpy as np
 
 from mugrpo.config.engines import VLLMServerOptions
+from mugrpo.config.private import concealed
 from mugrpo.disk.errors import RunStopped
 from mugrpo.engines.base import WAIT, Completion, Decoded, More, Request, checked
 from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
 from mugrpo.model.vocabulary import Vocabulary
+from mugrpo.processes import http
+from mugrpo.processes.messages import printable
 from mugrpo.processes.peer import end_with_all
 
 _TICK = 0.5  # seconds after which a waiting caller gets control back
 _PATIENCE = 10.0  # seconds that a stopped hand-over command has to end
 _PAUSE = 1.0  # seconds between attempts to reach the server
+
+# The server sends nothing until a response is whole, so it may be silent for longer the longer a
+# response may be: a response may get 10 tokens per second, as one of many on a slow server.
+_SECONDS_PER_TOKEN = 0.1
+# Of an answer, for each token of prompt and response: its id, its logprob, and its text, which vLLM
+# writes three times. A token's text has up to 128 characters.
+_BYTES_PER_TOKEN = 1 << 10
+_BYTES = 1 << 20  # of any answer
 
 # Overrides the model's own generation config.
 _NEUTRAL = {
@@ -65,7 +72,7 @@ class ServerEngine:
         `log` takes the output of the hand-over command. `check` is called while the command runs,
         and raises if the run is to stop.
         """
-        self._url = url.rstrip("/")
+        self._url, self._name = url, concealed(url.rstrip("/"))
         self._vocabulary = vocabulary
         self._options = options
         self._log = log
@@ -83,7 +90,8 @@ class ServerEngine:
         path = weights()
         began = time.monotonic()
         if self._options.hand_over:
-            self._hand_over([*self._options.hand_over, self._url, path])
+            command = [word.value for word in self._options.hand_over]
+            self._hand_over([*command, self._url.rstrip("/"), path])
         else:
             try:
                 self._take(path)
@@ -91,7 +99,7 @@ class ServerEngine:
                 if update:
                     raise  # the initial weights it may have already, which the canary checks
         with self._understood():
-            self._model = self._ask("/v1/models")["data"][0]["id"]
+            self._model = str(self._ask("/v1/models")["data"][0]["id"])
         self._update = update
         return {"load": time.monotonic() - began}
 
@@ -103,8 +111,9 @@ class ServerEngine:
         if not usable:
             oldest = ".".join(map(str, OLDEST))
             raise RunStopped(
-                f"{self._url} is vLLM {version}, and before {oldest} it cannot load weights while "
-                "it runs; set --engine.hand_over to a command that restarts it"
+                f"{self._name} is vLLM {printable(str(version), 20)}, and before {oldest} it "
+                "cannot load weights while it runs; set --engine.hand_over to a command that "
+                "restarts it"
             )
         try:
             self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
@@ -181,9 +190,16 @@ class ServerEngine:
         }
         if request.max_new_tokens:
             sampling = sampling | {"max_tokens": request.max_new_tokens}
-        answer = self._ask("/v1/completions", body | sampling | _NEUTRAL)
+        longest = sampling["max_tokens"]
+        answer = self._ask(
+            "/v1/completions",
+            body | sampling | _NEUTRAL,
+            seconds=longest * _SECONDS_PER_TOKEN,
+            length=(longest + len(request.prompt_ids)) * _BYTES_PER_TOKEN,
+        )
         with self._understood():
-            return self._completion(answer["choices"][0], sampling["max_tokens"])
+            (choice,) = answer["choices"]
+            return self._completion(choice, longest)
 
     def rest(self) -> None:
         """See `Engine.rest`. Does nothing: the server has its own machine."""
@@ -195,16 +211,21 @@ class ServerEngine:
         ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {})
         if ids is None or "token_logprobs" not in logprobs:
             raise RunStopped(
-                f"{self._url} returns no token ids or no logprobs; it must be a vLLM server of a "
+                f"{self._name} returns no token ids or no logprobs; it must be a vLLM server of a "
                 "version that supports return_token_ids"
             )
+        logprobs = logprobs["token_logprobs"]
+        # numpy would make numbers of text and of truth values, and integers of fractions
+        if {*map(type, ids)} - {int} or {*map(type, logprobs)} - {int, float}:
+            raise TypeError("token ids must be integers, and logprobs numbers")
         return checked(
-            np.array(ids, np.int32),
-            np.array(logprobs["token_logprobs"], np.float32),
-            str(choice.get("finish_reason")),
+            np.array(ids, np.int64),
+            np.array(logprobs, np.float64),
+            choice.get("finish_reason"),
             longest=max_new_tokens,
             vocab_size=self._vocabulary.size,
-            source=self._url,
+            source=self._name,
+            stop_ids=self._vocabulary.stop_ids,
         )
 
     @contextmanager
@@ -214,32 +235,26 @@ class ServerEngine:
             yield
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise RunStopped(
-                f"{self._url} gives answers of another form than vLLM ({error!r}); see its log"
+                f"{self._name} gives answers of another form than vLLM ({printable(repr(error))}); "
+                "see its log"
             ) from None
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _ask(self, route: str, body: Any = None, *, seconds: float = 0.0, length: int = 0) -> Any:
         """Return the server's answer to `body` (or to a GET without one), parsed from JSON.
 
-        If the server does not answer, try again up to `restarts` times. Raises RunStopped if that
-        fails, or if the server answers with an error.
+        It may take `seconds` beyond those that it may be silent, and have `length` bytes beyond
+        those of any answer. If the server does not answer, try again up to `restarts` times. Raises
+        RunStopped if that fails, or if the server answers with an error.
         """
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}{path}", data)
-        request.add_header("Content-Type", "application/json")
+        seconds, length = seconds + self._options.silence, length + _BYTES
         for retries_left in reversed(range(self._options.restarts + 1)):
             try:
-                with urllib.request.urlopen(request, timeout=self._options.silence) as answer:
-                    text = answer.read()
-                    return json.loads(text) if text else None
-            except urllib.error.HTTPError as error:
-                detail = error.read(500).decode(errors="replace")
-                raise RunStopped(f"{self._url} answered {error.code} to {path}: {detail}") from None
-            # URLError and timeouts are OSErrors. A truncated answer raises one of the others.
-            except (OSError, HTTPException, ValueError, RecursionError) as error:
+                return http.ask(self._url, route, body, seconds=seconds, longest=length)
+            except http.Refused as refusal:
+                raise RunStopped(f"{self._name} {refusal}") from None
+            except http.Unanswered as error:
                 if not retries_left:
-                    raise RunStopped(
-                        f"{self._url} does not answer ({error}); finished shards are kept"
-                    ) from None
+                    raise RunStopped(f"{self._name} {error}; finished shards are kept") from None
                 time.sleep(_PAUSE)
 
 

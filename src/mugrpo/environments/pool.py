@@ -63,7 +63,7 @@ class EnvironmentPool:
         self, options: EnvironmentOptions, *, own_reward: bool = False, log: Path | None = None
     ) -> None:
         self._options, self._log = options, log
-        self._setup = {"environment": options.model_dump(), "own_reward": own_reward}
+        self._setup = {"environment": options.revealed("python"), "own_reward": own_reward}
         self._limits = Limits(options.timeout, 0.0, options.memory_mb)
         self._workers: list[_Worker] = []
         self._proven = False  # whether any worker has ever been ready

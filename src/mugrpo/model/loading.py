@@ -21,8 +21,10 @@ from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
 from mugrpo.model.hub import hub_answers
 from mugrpo.model.pretrained import model_path, refuse_no_folder
+from mugrpo.model.printing import visibly
 from mugrpo.model.sizes import refuse_absurd_sizes
 from mugrpo.model.vocabulary import Vocabulary, vocabulary_of
+from mugrpo.processes.messages import printable
 
 _WAY_OUT = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
@@ -98,7 +100,8 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
     try:
         path = model_path(options)
         where = {"local_files_only": _how(path)["local_files_only"]}
-        generation_config = GenerationConfig.from_pretrained(path, **where)
+        with visibly():
+            generation_config = GenerationConfig.from_pretrained(path, **where)
     except OSError:  # the model has none
         generation_config = GenerationConfig.from_model_config(config)
     size = config.get_text_config().vocab_size
@@ -163,9 +166,13 @@ def _how(path: str | Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _loading(description: str, kinds: _Kinds = _ERRORS) -> Iterator[None]:
-    """Within the block, turn a loading error into a UsageError that names `description`."""
+    """Within the block, turn a loading error into a UsageError that names `description`.
+
+    What libraries print there is shown without characters that a terminal obeys.
+    """
     try:
-        yield
+        with visibly():
+            yield
     except kinds as error:
         if "trust_remote_code" in str(error):
             raise UsageError(
@@ -200,5 +207,5 @@ def _refuse_absent(path: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message."""
-    return str(error).strip().split("\n")[0]
+    """Return the first line of a library's error message, which may quote others' files."""
+    return printable(str(error).strip().split("\n")[0], 1000)

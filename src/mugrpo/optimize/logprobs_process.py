@@ -50,7 +50,7 @@ def logprobs_elsewhere(
     """
     threads = torch.get_num_threads()
     setup = {
-        "config": config.model_dump(mode="json"),
+        "config": config.revealed(),
         "path": path,
         "threads": threads,
         "rollouts": [asdict(rollout) for rollout in rollouts],

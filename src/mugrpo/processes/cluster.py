@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
+from mugrpo.config.private import concealed
 from mugrpo.disk.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -27,7 +28,11 @@ def connected(options: RayBackend) -> Any:
     A Ray that is started here ends with the thread that first calls this. Raises UsageError if Ray
     is not installed or no cluster answers.
     """
-    return _connected(options.address or os.environ.get("RAY_ADDRESS") or "local")
+    return _connected(_address(options) or "local")
+
+
+def _address(options: RayBackend) -> str | None:
+    return options.address.value if options.address else os.environ.get("RAY_ADDRESS")
 
 
 @cache
@@ -71,8 +76,8 @@ def _require_listener(address: str) -> None:
 
 def _no_answer(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers at {address} ({reason}); name one with --backend.address, or "
-        "start one with `ray start --head`"
+        f"no Ray cluster answers at {concealed(address)} ({reason}); name one with "
+        "--backend.address, or start one with `ray start --head`"
     )
 
 
@@ -96,7 +101,7 @@ def require_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> Non
     """
     cpus, gpus = reserved(options, ranks, engines)
     resources = connected(options).cluster_resources()
-    grows = options.address or os.environ.get("RAY_ADDRESS")
+    grows = _address(options)
     for kind, required in (("CPU", cpus), ("GPU", gpus)):
         if required > resources.get(kind, 0) and not grows:
             raise UsageError(
@@ -109,7 +114,7 @@ def require_room(options: RayBackend, ranks: int, engines: Sequence[int]) -> Non
 
 def on_gpus(options: RayBackend) -> bool:
     """Return whether engines and ranks reserve GPUs."""
-    available = _has_gpus(options.address or os.environ.get("RAY_ADDRESS") or "local")
+    available = _has_gpus(_address(options) or "local")
     return available if options.gpus is None else options.gpus
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mugrpo.disk.errors import RunStopped, UsageError
-from mugrpo.processes.messages import Inbox, send
+from mugrpo.processes.messages import Inbox, send, visible
 from mugrpo.processes.starting import passed_on
 
 TICK = 0.5  # seconds after which a caller that waits for a message gets control back
@@ -73,6 +73,8 @@ class Peer:
         with theirs, their_lifeline:
             descriptors = theirs.fileno(), their_lifeline.fileno()
             try:
+                if log:
+                    log.parent.mkdir(parents=True, exist_ok=True)
                 with open(log, "ab") if log else nullcontext(_STDERR) as out:
                     self.process = subprocess.Popen(
                         [*command, *map(str, descriptors)],
@@ -184,7 +186,7 @@ def raise_failure(message: dict[str, Any]) -> None:
     """
     kinds = {"memory": MemoryError, "stopped": RunStopped, "refused": UsageError}
     if (kind := message.get("failed")) is not None:
-        raise kinds[kind](message["text"])
+        raise kinds[kind](visible(message["text"]))
 
 
 def end_with_all(process: subprocess.Popen[bytes], patience: float) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.driver import DRIVER
 from mugrpo.processes.logs import append_only
+from mugrpo.processes.messages import visible
 
 T = TypeVar("T")
 
@@ -168,4 +169,4 @@ def said_by_ranks(logs: Iterable[Path]) -> str | None:
         if log.is_file()
         for s in _SENTENCE.findall(log.read_text(errors="replace"))
     ]
-    return str(sentences[-1]) if sentences else None
+    return visible(str(sentences[-1])) if sentences else None

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
+from mugrpo.config.private import Private, concealed
 from mugrpo.config.rewards import CodeOptions, FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
@@ -37,7 +39,7 @@ class Named:
 
     def __str__(self) -> str:
         found = "" if self.sha256 is not None else " (found only when it runs; name its file)"
-        return f"{self.option} = {self.text}{found}"
+        return concealed(f"{self.option} = {self.text}{found}")
 
 
 def named_by(config: RunConfig) -> list[Named]:
@@ -77,7 +79,7 @@ def _rewards(options: DatasetOptions) -> Iterator[Named]:
     yield from _imported_code("task.rewards", [reward.function for reward in functions])
     for reward in options.rewards:
         if isinstance(reward, CodeOptions) and reward.url:
-            yield Named("task.rewards", reward.url, "")
+            yield _private("task.rewards", reward.url)
 
 
 def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
@@ -106,7 +108,7 @@ def _commands(config: RunConfig) -> Iterator[Named]:
             text = json.dumps(engine.arguments, sort_keys=True, default=str)
             yield _of("engine.arguments", text, [])
     elif isinstance(engine, VLLMServerOptions) and engine.hand_over:
-        program, *rest = engine.hand_over
+        program, *rest = (word.value for word in engine.hand_over)
         words = [shutil.which(program) or program, *rest]
         words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
         files = [Path(word) for word in words if os.path.isfile(word)]
@@ -116,8 +118,7 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         yield _interpreter("environment.python", environment.python)
         yield _of("environment.name", f"{environment.name}", [])
     if environment.name and environment.kwargs:  # approved code may do anything with them
-        text = json.dumps(environment.kwargs, sort_keys=True, default=str)
-        yield _of("environment.kwargs", text, [])
+        yield _private("environment.kwargs", environment.kwargs)
 
 
 def _addresses(config: RunConfig) -> Iterator[Named]:
@@ -125,17 +126,30 @@ def _addresses(config: RunConfig) -> Iterator[Named]:
 
     The hub is not among them: a user's environment says which one it is.
     """
-    sinks = config.sinks
-    found = {
-        "backend.address": config.backend.address if isinstance(config.backend, RayBackend) else "",
-        "distributed.address": config.distributed.address,
-        "engine.urls": " ".join(
-            config.engine.urls if isinstance(config.engine, VLLMServerOptions) else ()
-        ),
-        "sinks.trackio": sinks.trackio,
-        "sinks.wandb": sinks.wandb,
-    }
-    yield from (Named(option, text, "") for option, text in found.items() if text)
+    backend, engine = config.backend, config.engine
+    if isinstance(backend, RayBackend) and backend.address:
+        yield _private("backend.address", backend.address)
+    if config.distributed.address:
+        yield Named("distributed.address", config.distributed.address, "")
+    if isinstance(engine, VLLMServerOptions):
+        yield from (_private("engine.urls", url) for url in engine.urls)
+    for name in ("trackio", "wandb"):
+        if project := getattr(config.sinks, name):
+            yield Named(f"sinks.{name}", project, "")
+
+
+def _private(option: str, private: Private[Any]) -> Named:
+    """Return an option by what is shown of it, with the hash of all of it."""
+    shown = text = _words(private.shown)
+    with suppress(UsageError):  # a copy of a run has no more
+        text = _words(private.value)
+    if text != shown:
+        shown += " (all of it is in private.json)"
+    return Named(option, shown, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def _interpreter(option: str, python: str) -> Named:

@@ -28,6 +28,7 @@ from mugrpo.run.opened import OpenRun
 from mugrpo.run.progress import Progress
 from mugrpo.run.provenance import (
     judge_fingerprint,
+    private_groups,
     problems_sha256,
     provenance_of,
     settled_config,
@@ -168,6 +169,7 @@ def _settle(
         folder.journal.settle()
     else:
         folder.journal.begin()
+    folder.keep_private(private_groups(config))
     if document:  # last: after a kill before this line, the change must be forced again
         publish_json(folder.config, document)
 

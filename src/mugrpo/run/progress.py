@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from mugrpo.processes.messages import visible
+from mugrpo.processes.shown import shown
 from mugrpo.run.state import RunState
 
 if TYPE_CHECKING:  # they import more, and only terminals need them
@@ -119,7 +119,7 @@ class Progress:
         if screen := self._screen:
             screen.say(sentence)
         else:
-            self.console.print(Text(visible(sentence)))
+            self.console.print(Text(shown(sentence)))
 
     def state(self) -> RunState:
         """Return the state of the run as its files tell it, and the phase as this process does."""

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mugrpo.processes.messages import visible
+from mugrpo.processes.shown import shown
 from mugrpo.report.readable import duration
 from mugrpo.run.state import PHASES, Bar, RunState, Sign
 
@@ -51,8 +51,7 @@ def draw(state: RunState) -> RenderableType:
     ]
     for name, entry in entries:
         if entry:
-            shown = _bar(entry) if isinstance(entry, Bar) else Text(visible(entry))
-            rows.add_row(name, shown)
+            rows.add_row(name, _bar(entry) if isinstance(entry, Bar) else Text(shown(entry)))
     page = Table.grid(expand=True)  # its cells wrap, whatever the console's soft_wrap
     page.add_row(rows)
     if state.signs:
@@ -113,7 +112,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print `text` above the screen."""
-        self.console.print(Text(visible(text)))
+        self.console.print(Text(shown(text)))
 
     def _page(self) -> RenderableType:
         if not self._shown:
@@ -122,7 +121,7 @@ class Screen:
         try:
             page.add_row(draw(self._state()))
         except Exception as error:  # a fault here must not end the training
-            page.add_row(Text(visible(f"the run's state cannot be shown: {error!r}")))
+            page.add_row(Text(shown(f"the run's state cannot be shown: {error!r}")))
         page.add_row("")  # where the cursor stays
         return page
 

@@ -85,7 +85,8 @@ def _folder_and_config(
         stored = folder.read_config()
         if stored is None:
             raise UsageError(f"{target} is an empty directory, not a run; name a config file")
-        raw = apply_overrides(stored["config"], overrides)
+        own = stored["config"] | folder.read_private()
+        raw = apply_overrides(own, overrides)
         if raw.get("preset") != (preset := stored["config"].get("preset")):
             raise UsageError(
                 f"{target} was started with preset {preset}, whose options are already part of its "
@@ -93,7 +94,7 @@ def _folder_and_config(
                 "--run-dir"
             )
         config = build_config(raw, str(folder.config), overrides)
-        theirs = build_config(stored["config"], str(folder.config)) if overrides else config
+        theirs = build_config(own, str(folder.config)) if overrides else config
         return folder, config, theirs
     config = load_config(target, overrides)
     if (objective := config.objective_file) and not objective.is_file():

@@ -19,6 +19,7 @@ from huggingface_hub import constants
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.hub import hub_answers
+from mugrpo.model.printing import visibly
 
 Row = tuple[str, dict[str, Any]]  # (place such as "problems.jsonl, line 3", column -> value)
 
@@ -182,7 +183,7 @@ def _hub_rows(data: str, split: str, subset: str | None, revision: str | None) -
         ) from None
     datasets.disable_progress_bars()
     try:
-        with _offline_if_the_hub_is_silent(datasets.config):
+        with _offline_if_the_hub_is_silent(datasets.config), visibly():
             table = datasets.load_dataset(data, subset, split=split, revision=revision)
     except Exception as error:  # of datasets, the hub or the network
         if "scripts are no longer supported" in str(error):

@@ -122,7 +122,7 @@ def _number(value: float | None) -> str:
 
 def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
     """Return `config` for training on one stage of scored rollouts."""
-    raw = config.model_dump(mode="json")
+    raw = config.revealed()
     raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
     own = run.config.checkpoint
     every = {"every": own.every, "minutes": own.minutes}

@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from mugrpo.config.mixture import MixtureOptions
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.preset import described
+from mugrpo.config.private import concealed
 from mugrpo.config.run import NAMED_MODELS, RunConfig
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.config.toml import is_absolute, last_part, published
@@ -33,12 +34,6 @@ _FOR_CODE = ("Return ", "Equals ")  # beginnings of paragraphs that only readers
 _VERSIONS = ("mugrpo", "git_revision", "torch", "transformers", "peft", "numpy")
 _CONDITIONS = {"problems": "on {:,.0f} problems", "temperature": "at temperature {:g}"}
 _ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
-_SECRET = re.compile(  # shapes of access tokens, and the user of a URL
-    r"\b(hf_\w{20,}|api_(org_)?[^\W_]{20,}|sk-[\w-]{20,}|[rs]k_(live|test)_\w{16,}|"
-    r"gh[oprsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|A[KS]IA\w{16}|AIza[\w-]{35}|"
-    r"xox[abp]-[\w-]{10,}|eyJ[\w-]{8,}\.eyJ[\w.-]+)|"
-    r"(?<=://)([^/\s\"]+|[^/\s\":]+:[^\s\"]+)@"
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def model_card(subject: Subject) -> str:
     if not data.eval_results:
         data.eval_results = data.model_name = None  # the Hub wants no index without results
     text = "\n\n".join(_sections(subject))
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_SECRET.sub('(left out)', text)}\n"))
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{concealed(text)}\n"))
 
 
 def _sections(subject: Subject) -> Iterator[str]:

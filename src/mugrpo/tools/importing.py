@@ -30,7 +30,7 @@ from mugrpo.rollouts.schedule import Schedule
 from mugrpo.rollouts.score import publish_scores
 from mugrpo.rollouts.statistics import described, refresh_metrics
 from mugrpo.run.opening import prompt_encoder
-from mugrpo.run.provenance import config_document, provenance_of
+from mugrpo.run.provenance import config_document, private_groups, provenance_of
 from mugrpo.run.trust import remember
 from mugrpo.stages.plan import stage_shards
 from mugrpo.stages.stage import Stage
@@ -132,6 +132,7 @@ def _begin(stage: Stage, provenance: Raw) -> str:
     refresh = {"stage": 0, **refresh_metrics(stage.shards("rollouts"), stage.shards("scores"))}
     line = {"kind": "refresh", "update": 0, **refresh}
     document = config_document(stage.config.model_dump(mode="json"), provenance)
+    stage.folder.keep_private(private_groups(stage.config))
     stage.folder.config.write_text(json.dumps(document, indent=1) + "\n")
     stage.folder.metrics.write_text(json.dumps(line) + "\n")
     stage.folder.journal.begin()

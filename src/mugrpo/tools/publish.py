@@ -105,7 +105,7 @@ def _verified(
     stored = run.read_config()
     if stored is None:
         raise UsageError(f"{run.root} is not a run; name a run's directory")
-    config = build_config(stored["config"], str(run.config))
+    config = build_config(stored["config"] | run.read_private(), str(run.config))
     require_known(config, config, run.root, say, trust=wanted.trust)
     run.journal.require()
     updates = run.checkpoint_updates()

@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.model.adapter import imported_peft
 from mugrpo.model.hardware import device_of
-from mugrpo.model.loading import load_model
+from mugrpo.model.loading import load_model, tokenizer_at
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
 from mugrpo.trl.config import plain
@@ -78,14 +78,14 @@ def model_options(model: Any, processing_class: Any, folder: Path) -> dict[str, 
             raise UsageError("give the plain model, and peft_config; a PeftModel cannot be trained")
         if tokenizer is None:
             name = model.config._name_or_path
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = tokenizer_at(name)
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         return {"path": str(folder / "model")}
     found: dict[str, Any] = {"path": str(model)}
     if tokenizer is None:
         return found
-    own = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False)
+    own = tokenizer_at(str(model))
     if tokenizer.get_vocab() != own.get_vocab():
         raise UsageError(
             f"processing_class has another vocabulary than the tokenizer of {model}; save it into "

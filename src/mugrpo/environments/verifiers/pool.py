@@ -156,7 +156,7 @@ class VerifiersEnvironments:
         try:
             worker = _Worker(
                 str(_PROGRAM),
-                {"name": options.verifiers, "kwargs": options.kwargs},
+                {"name": options.verifiers, "kwargs": options.kwargs.value},
                 Limits(options.timeout, 0.0, options.memory_mb),
                 kind="worker of verifiers",
                 starting=_STARTING,

@@ -10,11 +10,10 @@ from mugrpo.config.rewards import CodeOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.rewards.code.bubblewrap import Bubblewrap
 from mugrpo.rewards.code.fusion import SandboxFusion
-from mugrpo.rewards.code.sandbox import Outcome, Request, Sandbox, SandboxError
+from mugrpo.rewards.code.sandbox import TRIAL, Outcome, Sandbox, SandboxError
 from mugrpo.rewards.code.wasm import Wasm
 from mugrpo.rewards.verdict import Unfinished
 
-_TRIAL = Request("print(input()[::-1])", [{"stdin": "sesiw eht fo eno"}])
 _STARTING = 100.0  # seconds, in which wasmtime may compile Python
 WAY_OUT = (
     "install bubblewrap (apt-get install bubblewrap) where user namespaces are allowed, "
@@ -60,7 +59,7 @@ def _wasm(options: CodeOptions) -> Sandbox:
 def _fusion(options: CodeOptions) -> Sandbox:
     if options.url is None:
         raise SandboxError("no url is named")
-    return SandboxFusion(options.url, options.timeout, options.memory_mb << 20)
+    return SandboxFusion(options.url.value, options.timeout, options.memory_mb << 20)
 
 
 _MAKERS: dict[str, Callable[[CodeOptions], Sandbox]] = {
@@ -72,7 +71,7 @@ _MAKERS: dict[str, Callable[[CodeOptions], Sandbox]] = {
 
 def _working(sandbox: Sandbox) -> Sandbox:
     """Return a sandbox that has run a program. Raises SandboxError or Unfinished if it cannot."""
-    with closing(sandbox.run(_TRIAL, _STARTING)) as ran:
+    with closing(sandbox.run(TRIAL, _STARTING)) as ran:
         told = next(ran, None)
     if told != Outcome(0, "one of the wises\n"):
         raise SandboxError(f"a program that prints a line ended with {told}")

@@ -178,15 +178,52 @@ def serve() -> None:
     if request["limits"]["filter"] is not None:
         import ctypes  # noqa: F401 (once, before all forks)
     gc.freeze()  # or each fork would copy what it looks at when it ends
+    limits = request["limits"]
     for job in request["jobs"]:
-        done = _forked(request, job)
+        folder = _folder(alone=limits["alone"])
+        done = _forked(request, job, folder)
         if done is None:  # in the fork: its interpreter ends as that of any program does
             return
         _say(done)
+        _empty(folder, limits["user"])
+        if not limits["alone"]:
+            os.rmdir(folder)
 
 
-def _forked(request: dict[str, Any], job: dict[str, Any]) -> dict[str, Any] | None:
-    """Do `job` in a fork. Return how it ended and its output, or None in the fork."""
+def _folder(*, alone: bool) -> str:
+    """Return an empty folder for a job: /tmp where nothing else writes, else a new one there."""
+    if alone:
+        return "/tmp"
+    folder = os.path.join("/tmp", os.urandom(16).hex())
+    os.mkdir(folder, 0o700)
+    return folder
+
+
+def _empty(folder: str, user: int | None) -> None:
+    """Remove what a job has left in `folder`, which it could tell the next one by.
+
+    Raises OSError or RecursionError, which end the sandbox, if a job makes that impossible.
+    """
+    if user is not None:  # root has no rights here to what is the job's own
+        os.seteuid(user)
+    _remove_below(folder)
+    if user is not None:
+        os.seteuid(0)
+
+
+def _remove_below(folder: str) -> None:
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            _remove_below(entry.path)
+            os.rmdir(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def _forked(request: dict[str, Any], job: dict[str, Any], folder: str) -> dict[str, Any] | None:
+    """Do `job` in a fork, in `folder`. Return how it ended and its output, or None in the fork."""
     source = _file(job["stdin"]) if "stdin" in job else os.open(os.devnull, os.O_RDONLY)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -195,6 +232,7 @@ def _forked(request: dict[str, Any], job: dict[str, Any]) -> dict[str, Any] | No
         os.dup2(writer, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.closerange(3, 4096)
+        os.chdir(folder)
         _confine(request["limits"])
         perform(request, job)
         return None

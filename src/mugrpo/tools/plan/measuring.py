@@ -216,7 +216,7 @@ def _updates(
     few = max(2 * (_PROMPT + length), budget // 4)
     taken, flop, batches, adamw = [], [], [], 0.0
     for sizes in (_Sizes(1, budget), _Sizes(whole, budget), _Sizes(whole, few)):
-        raw = config.model_dump(mode="json")
+        raw = config.revealed()
         raw["optimizer"]["micro_batch_tokens"] = sizes.budget
         changed = build_config(raw, "the measurement")
         prompts, responses = _lengths(sizes.groups, size, length)
