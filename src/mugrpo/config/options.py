@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
+
+LARGEST = 10**9  # of a whole number; options that size something have limits of their own
 
 
 class Options(BaseModel):
@@ -29,6 +31,14 @@ class Options(BaseModel):
     @classmethod
     def _lists_as_tuples(cls, raw: Any) -> Any:
         return tuples(raw)
+
+    @model_validator(mode="after")
+    def _sizes_are_possible(self) -> Self:
+        """Refuse what no machine can hold or count to, before it sizes a list or a loop."""
+        for name, value in self:
+            if type(value) is int and value > LARGEST and name != "seed":
+                raise ValueError(f"{name} is above {LARGEST:,}, the largest number that it may be")
+        return self
 
     @classmethod
     def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:

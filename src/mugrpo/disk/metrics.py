@@ -104,15 +104,19 @@ class MetricsLog:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(
+    path: Path, skips: Callable[[bytes], bool] = lambda _: False
+) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
+
+    Those that `skips` is true of are not looked into.
 
     Raises RunStopped, naming the line, if a line is not a metrics line.
     """
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for number, line in _decoded(file):
+        for number, line in _decoded(file, skips):
             if isinstance(line, str):
                 raise RunStopped(
                     f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
@@ -146,11 +150,15 @@ def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
         file.write(data)
 
 
-def _decoded(texts: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _decoded(
+    texts: Iterable[bytes], skips: Callable[[bytes], bool] = lambda _: False
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yield the number of each line, and the line, or what is wrong with it."""
     for number, text in enumerate(texts, start=1):
         if not text.endswith(b"\n"):
             return
+        if skips(text):
+            continue
         try:
             line = dict(json.loads(text))
             fault = None if _is_event(line) else "no kind or update"
