@@ -46,7 +46,7 @@ SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 LINES = "lines"  # the key of how many lines a line stands for
 # Lines that are read of each kind, in files of more bytes: a million lines take gigabytes and
 # minutes, and no chart shows them.
-_LINES_READ, _LONG = 20_000, 1 << 26
+_LINES_READ, _LONG = 10_000, 1 << 26
 _BEGINS, _LONGEST_KIND = b'{"kind": "', 80
 _ADDED = re.compile(rb'"(time/[\w/]+|skipped)": (-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[,}]')
 _KINDS_READ = 1000
