@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
-LARGEST = 10**9  # of a whole number; options that size something have limits of their own
+LARGEST = 10**9  # of a whole number; options that size something have smaller limits
+LISTED, PROCESSES = 10**7, 4096  # of what is listed in memory, and of processes and threads
 
 
 class Options(BaseModel):

@@ -172,6 +172,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", _with_short(row, narrow)
+    except UsageError:
+        raise
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise UsageError(f"{path} cannot be read as parquet ({_first_line(error)})") from None
 
