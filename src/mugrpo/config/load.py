@@ -144,6 +144,8 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
         return tomllib.loads(regular(file).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"{file}: there is no such config file or run directory") from None
     except UnicodeDecodeError as error:
