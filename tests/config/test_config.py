@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -356,3 +357,44 @@ def test_there_are_committed_configs():
 def test_every_committed_config_loads_and_differs_from_the_defaults(file):
     config = load_config(file)
     assert config != RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        ("schedule.stages=1000000000000000", "schedule.stages"),
+        ("schedule.batches_per_stage=1000000000000000", "schedule.batches_per_stage"),
+        ("schedule.passes_per_batch=1000000000000000", "schedule.passes_per_batch"),
+        ("schedule.problems_per_update=1000000000000000", "schedule.problems_per_update"),
+        ("schedule.group_size=1000000000000000", "schedule.group_size"),
+        ("schedule.stages=100000 schedule.batches_per_stage=11", "1,100,000 updates"),
+        (
+            "schedule.stages=1 schedule.batches_per_stage=101 schedule.problems_per_update=100000",
+            "10,100,000 groups",
+        ),
+        (
+            "schedule.stages=1 schedule.batches_per_stage=1 schedule.problems_per_update=1000 "
+            "schedule.group_size=100001",
+            "100,001,000 rollouts",
+        ),
+        ("schedule.stages=1001 schedule.growth=1.001", "lower stages"),
+        ("evaluation.samples=1000000000000000", "evaluation.samples"),
+        ("task.train_problems=1000000000000000", "task.train_problems"),
+        ("engine.processes=1000000000000000", "engine.processes"),
+        ("distributed.processes=1000000000000000", "distributed.processes"),
+        ("rollouts.shard_rollouts=1000000001", "shard_rollouts"),
+        ("optimizer.micro_batch_tokens=1" + "0" * 400, "micro_batch_tokens"),
+    ],
+)
+def test_sizes_that_no_machine_can_hold_are_refused_before_anything_is_made_of_them(
+    refusal, overrides: str, word: str
+):
+    """100,000 x 11 updates; 101 x 100,000 groups; 1,000 x 100,001 rollouts."""
+    options = ["schedule.growth=1", *overrides.split()]
+    assert word in refusal(*(f"--{option}" for option in options))
+
+
+def test_a_config_that_is_a_pipe_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "run.toml")
+    with pytest.raises(UsageError, match="pipe"):
+        load_config(tmp_path / "run.toml")

@@ -115,7 +115,7 @@ def updates_of_another_kind(path: Path) -> None:
         (before("garbage\n"), 0),
         (before('{"kind": "update", "update": "1"}\n'), 0),
         (before("[" * 10_000 + "\n"), 0),
-        (losses_as_text, 0),
+        (losses_as_text, 4),
         (updates_of_another_kind, 4),
     ],
 )

@@ -56,3 +56,15 @@ def test_a_rank_that_writes_later_keeps_the_rows_of_the_others(
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded[name], tensor), name
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_weights_may_be_read_by_whoever_may_read_the_config(
+    tmp_path: Path, embedded_policy: Policy, files: int
+):
+    model = embedded_policy.model
+    weights = weights_in_memory(saved_tensors(model), files, writes=True, copied=False)
+    write_weights(model, weights, ALONE, tmp_path)
+    modes = {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    (tmp_path / "plain").touch()
+    assert modes == {(tmp_path / "plain").stat().st_mode & 0o777}

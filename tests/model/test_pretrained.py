@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mugrpo.config.run import NAMED_MODELS, ModelOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.model import pretrained
-from mugrpo.model.loading import load_model
+from mugrpo.model.loading import load_model, load_tokenizer, load_vocabulary
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import (
     EMBEDDED,
@@ -404,3 +406,29 @@ def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monk
     model = load_model(tmp_path / "made")
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert torch.equal(model.get_input_embeddings().weight, head.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "word"),
+    [
+        ("generation_config.json", {"cache_implementation": "none such"}, "cache_implementation"),
+        ("generation_config.json", {"watermarking_config": 5}, "generation config"),
+        ("config.json", {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
+        ("config.json", {"quantization_config": 5}, "cannot be loaded"),
+        ("config.json", {"vocab_size": None}, "cannot be loaded"),
+        ("model.safetensors.index.json", {"weight_map": {"a": "../outside"}}, "'../outside'"),
+        ("model.safetensors.index.json", {"weight_map": 5}, "cannot be loaded"),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.1.json"]}, "'../tok"),
+    ],
+)
+def test_odd_files_of_a_model_are_refused_in_a_sentence(
+    tmp_path: Path, name: str, values: dict[str, Any], word: str
+):
+    folder = Path(shutil.copytree(EMBEDDED["chain"], tmp_path / "model"))
+    before = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps({**before, **values}))
+    options = ModelOptions.model_validate({"path": str(folder)})
+    with pytest.raises(UsageError) as error:
+        load_vocabulary(options, load_tokenizer(options))
+        load_model(folder)
+    assert word in str(error.value) and "\n" not in str(error.value)

@@ -7,6 +7,7 @@ import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.report import read
 from mugrpo.report.read import evenly, flattened, number, read_runs, unique_names
 from tests.report.synthetic import (
     refresh,
@@ -153,3 +154,25 @@ def test_reading_writes_nothing(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     read_runs([tmp_path])
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_of_many_lines_a_few_are_read_with_what_the_others_add_up_to(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 9 updates every third is kept, of a tenth the last; 3 evaluations are all kept."""
+    monkeypatch.setattr(read, "_LONG", 0)
+    monkeypatch.setattr(read, "_LINES_READ", 3)
+    write_config(tmp_path)
+    updates = [
+        {**update(n), "time/update": 2.0**n, "skipped": int(n == 4), "loss": float(n)}
+        for n in range(1, 11)
+    ]
+    lines = [*updates, *({"kind": "evaluation", "update": n, "accuracy": 0.5} for n in (0, 5, 10))]
+    write_metrics(tmp_path, lines, torn='{"kind": "update", "update": 11')
+    (run,) = read_runs([tmp_path])
+    assert [line["update"] for line in run.updates] == [4, 8, 10]
+    assert [line["time/update"] for line in run.updates] == [30.0, 480.0, 1536.0]
+    assert [line["skipped"] for line in run.updates] == [1, 0, 0]
+    assert [line["loss"] for line in run.updates] == [4.0, 8.0, 10.0]
+    assert run.made == 10 and len(run.evaluations) == 3
+    assert any("every 4th" in note for note in run.notes)

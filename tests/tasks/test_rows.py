@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -375,3 +376,28 @@ def test_a_data_set_of_the_hub_that_needs_code_is_refused(monkeypatch):
 def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [])
     assert refusal("openai/gsm8k") == "openai/gsm8k has no rows"
+
+
+# ---- limits ----
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["x" * 10**6])),
+        pa.nulls(10**8),
+    ],
+    ids=["equal texts", "nothing"],
+)
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, column: pa.Array):
+    """5 GB of text in 500 bytes, and 100 million empty rows, which Python needs 10 GB for."""
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": column}), path, compression="zstd")
+    assert path.stat().st_size < 400_000
+    assert "MiB of memory" in refusal(str(path))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_a_pipe_is_refused_instead_of_waiting_for_a_writer(tmp_path: Path, ending: str):
+    os.mkfifo(tmp_path / f"rows.{ending}")
+    assert "pipe" in refusal(str(tmp_path / f"rows.{ending}"))

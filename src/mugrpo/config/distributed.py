@@ -6,16 +6,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.options import HARMLESS, PRIVATE, Options
+from mugrpo.config.options import HARMLESS, PRIVATE, PROCESSES, Options
 
 
 class DistributedOptions(Options):
     """Processes that make the updates together, each with a part of the weights (FSDP2)."""
 
-    processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Processes on each machine (on Ray: in all), with a GPU each. `mugrpo train` starts them
     once."""
-    machines: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    machines: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Machines that make the updates together. `mugrpo train` starts the processes of its own; on
     every other one, start them with torchrun and `mugrpo optimize RUN --follow`."""
     address: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
@@ -29,7 +29,7 @@ class DistributedOptions(Options):
     reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)
     """Free a block's gathered weights after its forward pass. This saves memory, but gathers the
     weights twice."""
-    replicas: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    replicas: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Groups of ranks that each hold the whole model, split within the group. One for each machine
     keeps the gathering of weights within the machines. It must divide the number of ranks."""
 

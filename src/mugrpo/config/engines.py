@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from mugrpo.config.lora import LoRAOptions
-from mugrpo.config.options import HARMLESS, PRIVATE, NamedOptions, PathOrName
+from mugrpo.config.options import HARMLESS, LISTED, PRIVATE, PROCESSES, NamedOptions, PathOrName
 from mugrpo.config.private import PrivateText
 
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
@@ -29,7 +29,7 @@ class EngineOptions(NamedOptions):
 
     memory_option: ClassVar[str]  # the option that decides how much memory generation takes
 
-    canary_responses: int = Field(4, ge=0)
+    canary_responses: int = Field(4, ge=0, le=LISTED)
     """Responses at each refresh whose logprobs are compared with the trainer's. 0 turns the canary
     off."""
     canary_tolerance: float | None = Field(None, gt=0)
@@ -70,10 +70,10 @@ class EngineOptions(NamedOptions):
 class OwnEngineOptions(EngineOptions):
     """The options that both of mugrpo's own engines have."""
 
-    processes: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    processes: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
     engine in the trainer's process, with the trainer's model."""
-    threads: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    threads: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """CPU threads of each engine process. 0 divides the trainer's threads among them."""
 
 
@@ -82,7 +82,7 @@ class ContinuousOptions(OwnEngineOptions):
 
     memory_option = "slots"
     name: Literal["continuous"] = "continuous"
-    slots: int = Field(128, ge=1)
+    slots: int = Field(128, ge=1, le=LISTED)
     """Sequences decoded together. When one ends, the next takes its slot at once. If a config has
     none, as many as hold 65,536 response tokens, but at least 128 and at most 512."""
     prefill_tokens: int = Field(2048, ge=1)
@@ -102,7 +102,7 @@ class HFOptions(OwnEngineOptions):
 
     memory_option = "batch_size"
     name: Literal["hf"] = "hf"
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(128, ge=1, le=LISTED)
     """Sequences decoded together."""
 
 
@@ -143,12 +143,12 @@ class VLLMOptions(AnyVLLMOptions):
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
-    processes: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    processes: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """Engines side by side that share a stage's shards (data parallelism). Each has the next
     `tensor_parallel` GPUs, or its share of the CPU cores."""
-    tensor_parallel: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    tensor_parallel: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
-    max_num_seqs: int = Field(256, ge=1)
+    max_num_seqs: int = Field(256, ge=1, le=LISTED)
     """Sequences decoded together."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
@@ -208,7 +208,7 @@ class VLLMServerOptions(AnyVLLMOptions):
     """A command that makes a server sample from new weights. It is run at each refresh for each
     server, followed by the server's URL and the folder of the weights. It must return only once the
     server uses them. Without one, the server is asked to load the weights while it runs."""
-    concurrency: int = Field(256, ge=1, json_schema_extra=HARMLESS)
+    concurrency: int = Field(256, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Requests in flight at once, per server."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from mugrpo.config.cores import cores
-from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Code, Options, PathOrName
+from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, PROCESSES, Code, Options, PathOrName
 from mugrpo.config.private import PrivateTable
 
 
@@ -33,7 +33,7 @@ class EnvironmentOptions(Options):
     timeout: float = Field(60.0, gt=0)
     """Seconds that an environment may take for an answer, whatever it waits for. Then its worker
     process is killed."""
-    workers: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    workers: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Worker processes, each with the environments of many rollouts. 0 starts one per core."""
     memory_mb: int = Field(2048, ge=0)
     """Memory in MiB that a worker process may take with all that it starts. 0 sets no limit."""

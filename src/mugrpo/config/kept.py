@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, Options, PathOrName, absolute
+from mugrpo.config.options import HARMLESS, LISTED, PLACE, PRIVATE, Options, PathOrName, absolute
 
 
 class CheckpointOptions(Options):
@@ -41,9 +41,9 @@ class SuiteUse(Options):
     """A local file with the problems; the suite's data set on the hub if unset."""
     problems: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
     """Measure on N problems; all if unset."""
-    samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    samples: int | None = Field(None, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Responses per problem; the suite's number if unset."""
-    max_new_tokens: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    max_new_tokens: int | None = Field(None, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Longest response in tokens; the suite's if unset."""
     temperature: float | None = Field(None, ge=1e-3, le=10, json_schema_extra=HARMLESS)
     """Sampling temperature; rollouts.temperature if unset."""
@@ -66,9 +66,9 @@ class EvaluationOptions(Options):
 
     every: int = Field(32, ge=0, json_schema_extra=HARMLESS)
     """Evaluate every N updates, and before the first and after the last. 0 never evaluates."""
-    samples: int = Field(1, ge=1, json_schema_extra=HARMLESS)
+    samples: int = Field(1, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Responses per problem."""
-    final_samples: int | None = Field(None, ge=1, json_schema_extra=HARMLESS)
+    final_samples: int | None = Field(None, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Responses per problem after the last update, for pass@k; `samples` if unset."""
     final_greedy: bool = Field(False, json_schema_extra=HARMLESS)
     """Also sample one response per problem after the last update at a temperature of 0.01, which is
@@ -85,7 +85,7 @@ class SampleOptions(Options):
     every: int = Field(16, ge=0, json_schema_extra=HARMLESS)
     """Keep rollouts of every N-th update, and of a stage's first and last planned update. 0 keeps
     none."""
-    count: int = Field(4, ge=1, json_schema_extra=HARMLESS)
+    count: int = Field(4, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Rollouts kept per update, half of them with a negative advantage if there are any."""
 
 

@@ -24,6 +24,7 @@ from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import unknown
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.links import regular
 
 Group = TypeVar("Group", bound=Options)
 
@@ -143,12 +144,14 @@ def on_resume(name: str) -> str:
 def read_toml(file: Path) -> dict[str, Any]:
     """Return the raw values of `file`. Raises UsageError if it cannot be read."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(regular(file).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"{file}: there is no such config file or run directory") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    except (tomllib.TOMLDecodeError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:  # a whole number may be too long
         raise UsageError(f"{file}: {error}") from None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from mugrpo.config.private import REVEAL
+
+LARGEST = 10**9  # of a whole number; options that size something have smaller limits
+LISTED, PROCESSES = 10**7, 4096  # of what is listed in memory, and of processes and threads
 
 
 class Options(BaseModel):
@@ -35,6 +38,14 @@ class Options(BaseModel):
     def revealed(self, mode: Literal["json", "python"] = "json") -> dict[str, Any]:
         """Return the options with private values, which nothing may write or print."""
         return self.model_dump(mode=mode, context=REVEAL)
+
+    @model_validator(mode="after")
+    def _sizes_are_possible(self) -> Self:
+        """Refuse what no machine can hold or count to, before it sizes a list or a loop."""
+        for name, value in self:
+            if type(value) is int and value > LARGEST and name != "seed":
+                raise ValueError(f"{name} is above {LARGEST:,}, the largest number that it may be")
+        return self
 
     @classmethod
     def choices(cls) -> dict[str, dict[str, type[NamedOptions]]]:

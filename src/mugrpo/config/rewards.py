@@ -13,8 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from mugrpo.config.cores import cores
 from mugrpo.config.options import (
     HARMLESS,
+    LISTED,
     PLACE,
     PRIVATE,
+    PROCESSES,
     Code,
     NamedOptions,
     Options,
@@ -184,7 +186,7 @@ class FunctionOptions(RewardOption):
 class WorkerOptions(Options):
     """The worker processes that judge answers. The run kills one that takes too long."""
 
-    count: int = Field(0, ge=0, json_schema_extra=HARMLESS)
+    count: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Worker processes. 0 starts one per core."""
     timeout: float = Field(5.0, ge=0)
     """Kill a worker process that computes for this many seconds on a call, summed over its threads.
@@ -195,7 +197,7 @@ class WorkerOptions(Options):
     memory_mb: int = Field(2048, ge=0)
     """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
     no limit, as CUDA needs it."""
-    batch_size: int = Field(1, ge=1)
+    batch_size: int = Field(1, ge=1, le=LISTED)
     """Completions per call. If a call with several fails, each of them is tried alone."""
 
     @property

@@ -14,7 +14,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import FIXED, HARMLESS, PLACE, Options, PathOrName, absolute
+from mugrpo.config.options import FIXED, HARMLESS, LISTED, PLACE, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.rewards import RewardOptions
 
@@ -85,7 +85,7 @@ class RolloutOptions(Options):
 
     temperature: float = Field(1.0, ge=1e-3, le=10, json_schema_extra=FIXED)
     """Sampling temperature. Every logprob of the run is log_softmax(logits / temperature)."""
-    max_new_tokens: int = Field(48, ge=1)
+    max_new_tokens: int = Field(48, ge=1, le=LISTED)
     """Longest response in tokens, including its end-of-sequence token. Its default is 512 for every
     model.path but "chain" and "letters"."""
     shard_rollouts: int = Field(2048, ge=1, json_schema_extra=FIXED)

@@ -10,36 +10,59 @@ from pydantic import Field, model_validator
 
 from mugrpo.config.options import FIXED, ByStage, NamedOptions, Options, at_stage
 
+# Ten times what the largest runs have, and what a machine can list: the groups of a stage are drawn
+# into memory, and every update of the run is visited to find what is due.
+_UPDATES, _GROUPS, _ROLLOUTS = 10**6, 10**7, 10**8
+_GROWING = 1000  # stages; where a stage begins is a sum over those before it
+
 
 class ScheduleOptions(Options):
     """How much is generated when, and how often it is trained on."""
 
-    stages: int = Field(4, ge=1)
+    stages: int = Field(4, ge=1, le=_UPDATES)
     """Number of stages. At the start of each, the engine takes the newest weights and generates
     once. The run makes stages x batches x passes updates, even if `stage_until` ends stages early.
     """
-    batches_per_stage: int = Field(64, ge=1, json_schema_extra=FIXED)
+    batches_per_stage: int = Field(64, ge=1, le=_UPDATES, json_schema_extra=FIXED)
     """Batches of rollouts generated per refresh."""
     growth: float = Field(1.0, gt=0, le=16, json_schema_extra=FIXED)
     """Batches of each stage, as a multiple of the stage before: with 2, every stage is twice as
     long. batches_per_stage is that of the first."""
-    passes_per_batch: int = Field(1, ge=1, json_schema_extra=FIXED)
+    passes_per_batch: int = Field(1, ge=1, le=_UPDATES, json_schema_extra=FIXED)
     """Updates on each batch."""
     pass_order: Literal["batch", "stage"] = Field("batch", json_schema_extra=FIXED)
     """Make all updates on a batch before the next batch, or one on every batch of the stage before
     the next pass over them."""
-    problems_per_update: int = Field(16, ge=1, json_schema_extra=FIXED)
+    problems_per_update: int = Field(16, ge=1, le=_GROUPS, json_schema_extra=FIXED)
     """Problems per batch; each has one group of responses."""
-    group_size: int = Field(8, ge=2, json_schema_extra=FIXED)
+    group_size: int = Field(8, ge=2, le=_ROLLOUTS, json_schema_extra=FIXED)
     """Responses per problem."""
 
     @model_validator(mode="after")
-    def _growth_is_bounded(self) -> Self:
+    def _size_is_bounded(self) -> Self:
+        if self.growth != 1 and self.stages > _GROWING:
+            raise ValueError(
+                f"growth = {self.growth:g} with stages = {self.stages}: stages that grow may be "
+                f"{_GROWING:,}; lower stages, or set growth = 1"
+            )
         if (self.stages - 1) * math.log(self.growth) > math.log(1e3):
             raise ValueError(
                 f"growth = {self.growth:g} makes the last of {self.stages} stages a thousand times "
                 "as long as the first; lower it (1 makes all stages equal)"
             )
+        largest = self.batches(self.stages - 1) * self.problems_per_update
+        for what, options, count, most in (
+            (
+                "updates",
+                "stages, batches_per_stage or passes_per_batch",
+                self.total_updates,
+                _UPDATES,
+            ),
+            ("groups in a stage", "batches_per_stage or problems_per_update", largest, _GROUPS),
+            ("rollouts in a stage", "group_size", largest * self.group_size, _ROLLOUTS),
+        ):
+            if count > most:
+                raise ValueError(f"it has {count:,} {what}, more than {most:,}; lower {options}")
         return self
 
     def batches(self, stage: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from mugrpo.config.options import PLACE, NamedOptions, PathOrName
+from mugrpo.config.options import LISTED, PLACE, NamedOptions, PathOrName
 from mugrpo.config.rewards import MathOptions, Pattern, Rewards, WorkerOptions
 
 
@@ -23,9 +23,9 @@ Template = Annotated[str, AfterValidator(_has_a_place)]
 class EmbeddedOptions(NamedOptions):
     """The options that every embedded task has."""
 
-    train_problems: int = Field(4096, ge=1)
+    train_problems: int = Field(4096, ge=1, le=LISTED)
     """Distinct problems to train on."""
-    eval_problems: int = Field(512, ge=1)
+    eval_problems: int = Field(512, ge=1, le=LISTED)
     """Distinct held-out problems."""
     seed: int = Field(0, ge=0)
     """Chooses the problems, independently of the run's seed."""
@@ -81,9 +81,9 @@ class DatasetOptions(NamedOptions):
     eval_share: float = Field(0.1, ge=0, lt=1)
     """Share of the problems that is held out, by a hash of the prompt, if neither eval_data nor
     eval_split is set."""
-    train_problems: int | None = Field(None, ge=1)
+    train_problems: int | None = Field(None, ge=1, le=LISTED)
     """Train on the first N problems only."""
-    eval_problems: int | None = Field(256, ge=1)
+    eval_problems: int | None = Field(256, ge=1, le=LISTED)
     """Evaluate on at most N held-out problems, those with the lowest hashes."""
     prompt_column: str = "prompt"
     """The column with the prompt: text, or a conversation as a list of {role, content}."""
@@ -131,9 +131,9 @@ class ReasoningGymOptions(NamedOptions):
     """A data set of reasoning-gym, such as "chain_sum"."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The data set's own parameters, such as {min_terms = 2}, which decide how hard it is."""
-    train_problems: int = Field(4096, ge=1)
+    train_problems: int = Field(4096, ge=1, le=LISTED)
     """Distinct problems to train on."""
-    eval_problems: int = Field(256, ge=1)
+    eval_problems: int = Field(256, ge=1, le=LISTED)
     """Distinct held-out problems: one in eight prompts, by a hash."""
     seed: int = Field(0, ge=0)
     """Chooses the problems, independently of the run's seed."""

@@ -19,7 +19,7 @@ import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -27,6 +27,7 @@ from typing import IO, Any
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal_lines import (
+    METRICS,
     RECORDED,
     Mark,
     as_line,
@@ -59,7 +60,9 @@ class Entry:
         """
         try:
             file.lstat()
-            fits = any(mark.fits(file) for mark in (self.coming, self.last) if mark)
+            fits = (self.coming and self.coming.fits(file, grown=False)) or (
+                self.last and self.last.fits(file)
+            )
         except (FileNotFoundError, NotADirectoryError):
             return None if self.coming or not self.last else "is missing"
         except PermissionError:
@@ -120,6 +123,15 @@ class Journal:
                     entry.last, entry.coming = entry.coming or entry.last, None
         return entries
 
+    def marks(self, name: str) -> list[Mark]:
+        """Return all states of a file that the journal tells, up to where it is damaged."""
+        marks = []
+        with suppress(RunStopped):
+            for line in self._lines():
+                if line.get("path") == name and "sha256" in line:
+                    marks.append(told(line, None))
+        return marks
+
     def faults(self, among: Collection[str] | None = None) -> dict[str, str]:
         """Return path -> what is wrong with it, for every file that is not as the run wrote it.
 
@@ -158,7 +170,7 @@ class Journal:
         """Make final what a killed process left between two lines. The caller holds the lock."""
         for path, entry in self.entries().items():
             if entry.coming and os.path.lexists(self.root / path):
-                done = entry.coming.fits(self.root / path)
+                done = entry.coming.fits(self.root / path, grown=False)
                 mark = {} if done or not entry.last else as_line(entry.last)
                 self.append([{"path": path, **mark, "done": True}])
             elif entry.coming:
@@ -265,15 +277,18 @@ def recorded(files: Mapping[Path, bytes]) -> Iterator[None]:
     for journal in journals:
         journal.append(lines)
     yield
+    grows = any(line["path"] == METRICS for line in lines)  # only once this is told
     for journal in journals:
-        journal.append([{"path": line["path"], "done": True} for line in lines], durable=False)
+        journal.append([{"path": line["path"], "done": True} for line in lines], durable=grows)
 
 
-def record_growth(path: Path) -> None:
-    """Record the present content of a file that only grows."""
-    if place := journal_of(path):
-        journal, name = place
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            mark = mark_of(name, file.read())
-        journal.append([{"path": name, **mark, "done": True}])
+def record_growth(path: Path) -> dict[str, Any]:
+    """Record the present content of a file that only grows. Return its mark, if any."""
+    if not (place := journal_of(path)):
+        return {}
+    journal, name = place
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        mark = mark_of(name, file.read())
+    journal.append([{"path": name, **mark, "done": True}])
+    return mark

@@ -39,12 +39,16 @@ class Mark:
     digest: str | None = None
     content: Any = None
 
-    def fits(self, file: Path) -> bool:
-        """Return whether `file` is in this state. Raises OSError if it cannot be read."""
+    def fits(self, file: Path, *, grown: bool = True) -> bool:
+        """Return whether `file` is in this state, or has `grown` since.
+
+        Raises OSError if it cannot be read.
+        """
         with open(file, "rb") as content:
             if self.size is None:
                 return hashlib.file_digest(content, "sha256").hexdigest() == self.sha256
-            if os.fstat(content.fileno()).st_size < self.size:
+            more = os.fstat(content.fileno()).st_size - self.size
+            if more < 0 or (more and not grown):
                 return False
             return hashlib.sha256(content.read(self.size)).hexdigest() == self.sha256
 
@@ -198,8 +202,19 @@ def last_chain(file: IO[bytes]) -> str:
 
 def head_in(checkpoint: Path) -> str | None:
     """Return the end of the chain that a checkpoint was written after, or None."""
+    head = _kept_in(checkpoint, "journal")
+    return head if isinstance(head, str) else None
+
+
+def marks_in(checkpoint: Path) -> list[Mark]:
+    """Return what a checkpoint says of the metrics that precede it, unless it is an older one."""
+    mark = _kept_in(checkpoint, "metrics")
+    size = mark.get("size") if isinstance(mark, dict) else None
+    return [Mark(str(mark.get("sha256")), size)] if type(size) is int and size >= 0 else []
+
+
+def _kept_in(checkpoint: Path, name: str) -> Any:
     try:
-        head = json.loads((checkpoint / "stages.json").read_text())["journal"]
+        return json.loads((checkpoint / "stages.json").read_text())[name]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # an older one, or a damaged one, which its seal tells
-    return head if isinstance(head, str) else None

@@ -1,4 +1,4 @@
-"""A run from elsewhere must not lead to files that are not its own."""
+"""What may be opened: regular files, and of a run only its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from pathlib import Path
 from mugrpo.disk.errors import UsageError
 
 _NEVER_READ = ("handed_over", "tensorboard", "trackio", "wandb")  # wandb links to its own logs
+
+
+def regular(path: Path) -> Path:
+    """Return `path`. Raises UsageError if it is a pipe or a device, whose reading may never end.
+
+    A directory, or nothing, is what opening it says.
+    """
+    if os.path.lexists(path) and not (path.is_file() or path.is_dir()) and path.exists():
+        raise UsageError(f"{path} is not a regular file but a pipe, socket or device; name a file")
+    return path
 
 
 def refuse_links_out(run: Path) -> None:

@@ -9,6 +9,7 @@ the same run killed and resumed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal import record_growth, recorded
+from mugrpo.disk.journal_lines import Mark
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_file
 
@@ -102,29 +104,43 @@ class MetricsLog:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(
+    path: Path, skips: Callable[[bytes], bool] = lambda _: False
+) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
+
+    Those that `skips` is true of are not looked into.
 
     Raises RunStopped, naming the line, if a line is not a metrics line.
     """
     if not path.exists():
         return
-    for number, line in _decoded(path):
-        if isinstance(line, str):
-            raise RunStopped(
-                f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
-                f"{path.parent}` keeps the others"
-            )
-        yield line
+    with open(path, "rb") as file:
+        for number, line in _decoded(file, skips):
+            if isinstance(line, str):
+                raise RunStopped(
+                    f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
+                    f"{path.parent}` keeps the lines that a checkpoint confirms"
+                )
+            yield line
 
 
-def readable_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines of a metrics file that are metrics lines, and the number of those not."""
-    if not path.is_file():
-        return [], 0
-    lines = [line for _, line in _decoded(path)]
-    readable = [line for line in lines if not isinstance(line, str)]
-    return readable, len(lines) - len(readable)
+def confirmed_lines(path: Path, marks: Iterable[Mark]) -> tuple[list[dict[str, Any]], int, int]:
+    """Return the lines of the longest beginning of a metrics file that one of `marks` fits.
+
+    Also return the number of lines that cannot be read, which are skipped, and of all others.
+    """
+    texts = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    lines = {number - 1: line for number, line in _decoded(texts) if not isinstance(line, str)}
+    data = b"".join(texts[index] for index in lines)
+    end, done, digest = 0, 0, hashlib.sha256()
+    for size, sha256 in sorted((mark.size or 0, mark.sha256) for mark in marks):
+        if size <= len(data):
+            digest.update(data[done:size])
+            end, done = (size if digest.hexdigest() == sha256 else end), size
+    confirmed = data[:end].count(b"\n")
+    unreadable = sum(text.endswith(b"\n") for text in texts) - len(lines)
+    return list(lines.values())[:confirmed], unreadable, len(lines) - confirmed
 
 
 def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -134,18 +150,21 @@ def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
         file.write(data)
 
 
-def _decoded(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _decoded(
+    texts: Iterable[bytes], skips: Callable[[bytes], bool] = lambda _: False
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yield the number of each line, and the line, or what is wrong with it."""
-    with open(path, "rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.endswith(b"\n"):
-                return
-            try:
-                line = dict(json.loads(text))
-                fault = None if _is_event(line) else "no kind or update"
-            except (ValueError, TypeError, RecursionError) as error:
-                fault = str(error)
-            yield number, fault or line
+    for number, text in enumerate(texts, start=1):
+        if not text.endswith(b"\n"):
+            return
+        if skips(text):
+            continue
+        try:
+            line = dict(json.loads(text))
+            fault = None if _is_event(line) else "no kind or update"
+        except (ValueError, TypeError, RecursionError) as error:
+            fault = str(error)
+        yield number, fault or line
 
 
 def _is_event(line: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from typing import IO, Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.full_disk import full_disk_explained, remove, unfinished
 from mugrpo.disk.journal import LISTS, forget, recorded
+from mugrpo.disk.links import regular
 from mugrpo.disk.places import passing
 
 SUMS = "sha256.json"
@@ -220,5 +221,5 @@ def fsync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

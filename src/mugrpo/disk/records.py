@@ -156,7 +156,11 @@ class Rollout:
             return None
         if mask is None or self.turns is None or len(mask) != len(ids):
             return "turns need a loss mask with an entry for each response id, and their beginnings"
-        if not mask.any() or not mask[self.turns].all() or logprobs[~mask].any():
+        starts = self.turns
+        ascending = len(starts) > 0 and (np.diff(starts) > 0).all()
+        if not ascending or starts[0] < 0 or starts[-1] >= len(ids):
+            return f"turns begin at ascending indices of the {len(ids)} response ids"
+        if not mask.any() or not mask[starts].all() or logprobs[~mask].any():
             return "a turn begins with a sampled id, and the logprobs of other ids must be 0"
         return None
 

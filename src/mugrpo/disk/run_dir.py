@@ -46,7 +46,7 @@ from typing import IO, Any
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.full_disk import full_disk_explained
 from mugrpo.disk.journal import Journal
-from mugrpo.disk.links import refuse_links_out
+from mugrpo.disk.links import refuse_links_out, regular
 from mugrpo.disk.pending import Pending, Unsaved
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_file, remove_unfinished
@@ -160,7 +160,7 @@ class RunDir:
     def config_as_stored(self) -> Any:
         """Return the content of config.json, whatever it is, or None if it cannot be read."""
         try:
-            return json.loads(self.config.read_text())
+            return json.loads(regular(self.config).read_text())
         except (OSError, ValueError, RecursionError):
             return None
 

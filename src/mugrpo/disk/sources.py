@@ -19,6 +19,8 @@ from importlib.machinery import (
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from mugrpo.disk.links import regular
+
 _folders: set[str] = set()
 
 
@@ -32,7 +34,7 @@ class _Loader(SourceFileLoader):
 
 def load_file(name: str, file: Path) -> ModuleType:
     """Return the module in `file`, under `name`. Raises whatever running it raises."""
-    import_from_source(file.resolve().parent)
+    import_from_source(regular(file).resolve().parent)
     specification = importlib.util.spec_from_file_location(
         name, file, loader=_Loader(name, str(file))
     )

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import local, rows_of
+from mugrpo.model.files import readable_as
 from mugrpo.model.quantized import require_bitsandbytes
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -77,6 +78,7 @@ class Adapter:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
         self._config.save_pretrained(folder)
+        readable_as(folder / CONFIG)
 
     def merge(self) -> None:
         """Add the adapter to the model's weights and leave a plain model. This adapter ends."""

@@ -95,7 +95,7 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> N
     """Write this rank's `weights`. The first rank adds the model's config. No rank waits."""
     if not weights.headers:
         if ranks.first:
-            model.save_pretrained(folder, state_dict=dict(weights.tensors))
+            save_model(model, folder, state_dict=dict(weights.tensors))
         return
     for name, header in weights.headers.items() if weights.tensors else ():
         with open(folder / name, "wb", opener=_keeping) as file:
@@ -116,6 +116,18 @@ def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> N
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     (folder / _INDEX).write_text(json.dumps(weights.index, indent=1) + "\n")
+
+
+def save_model(model: Any, folder: Path, **options: Any) -> None:
+    """Save a model as transformers does, for everybody who may read the files beside it."""
+    model.save_pretrained(folder, **options)
+    readable_as(folder / "config.json")
+
+
+def readable_as(file: Path) -> None:
+    """Give the safetensors files beside `file` its mode: safetensors gives them 0600."""
+    for weights in file.parent.glob("*.safetensors"):
+        weights.chmod(file.stat().st_mode & 0o777)
 
 
 def write_tensors(path: Path, tensors: Tensors) -> str:

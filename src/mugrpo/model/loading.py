@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -16,6 +17,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.links import regular
 from mugrpo.disk.publishing import SUMS
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.dtensors import tensors_of
@@ -30,9 +32,6 @@ _WAY_OUT = (
     "name a directory in Hugging Face format, or a hub id if there is a network (a gated one "
     "needs `hf auth login`)"
 )
-
-_Kinds = tuple[type[Exception], ...]
-_ERRORS: _Kinds = (OSError, ValueError, RuntimeError, SafetensorError)
 
 transformers_logging.disable_progress_bar()
 
@@ -64,7 +63,7 @@ def tokenizer_at(path: str) -> Any:
 
     Its folder may be that of an adapter.
     """
-    with _loading(f"the tokenizer of {path}", (Exception,)):  # a bad file may raise any
+    with _loading(f"the tokenizer of {path}"):
         return AutoTokenizer.from_pretrained(path, **_how(path))
 
 
@@ -73,8 +72,10 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
 
     Raises UsageError if the config cannot be read.
     """
-    config = _load_config(options).get_text_config()
-    return config.vocab_size, getattr(config, "max_position_embeddings", None)
+    config = _load_config(options)
+    with _loading(f"the model {options.path}"):
+        text = config.get_text_config()
+        return text.vocab_size, getattr(text, "max_position_embeddings", None)
 
 
 def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
@@ -97,15 +98,15 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
     Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
     """
     config = _load_config(options)
-    try:
-        path = model_path(options)
-        where = {"local_files_only": _how(path)["local_files_only"]}
-        with visibly():
+    path = model_path(options)
+    where = {"local_files_only": _how(path)["local_files_only"]}
+    with _loading(f"the generation config of {path}"):
+        try:
             generation_config = GenerationConfig.from_pretrained(path, **where)
-    except OSError:  # the model has none
-        generation_config = GenerationConfig.from_model_config(config)
-    size = config.get_text_config().vocab_size
-    return vocabulary_of(size, tokenizer, generation_config, options)
+        except OSError:  # the model has none
+            generation_config = GenerationConfig.from_model_config(config)
+        size = config.get_text_config().vocab_size
+        return vocabulary_of(size, tokenizer, generation_config, options)
 
 
 def _load_config(options: ModelOptions) -> Any:
@@ -165,7 +166,7 @@ def _how(path: str | Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _loading(description: str, kinds: _Kinds = _ERRORS) -> Iterator[None]:
+def _loading(description: str) -> Iterator[None]:
     """Within the block, turn a loading error into a UsageError that names `description`.
 
     What libraries print there is shown without characters that a terminal obeys.
@@ -173,7 +174,9 @@ def _loading(description: str, kinds: _Kinds = _ERRORS) -> Iterator[None]:
     try:
         with visibly():
             yield
-    except kinds as error:
+    except UsageError:
+        raise
+    except Exception as error:  # a bad file may raise any
         if "trust_remote_code" in str(error):
             raise UsageError(
                 f"{description} needs code of its own, which mugrpo never runs; name a model that "
@@ -198,6 +201,7 @@ def _refuse_absent(path: str) -> None:
     With peft, transformers would load the model that the adapter names instead.
     """
     refuse_no_folder(path)
+    _refuse_paths_out(Path(path))
     with _loading(f"the model {path}"):
         adapter = find_adapter_config_file(path, local_files_only=_how(path)["local_files_only"])
     if adapter is not None:
@@ -206,6 +210,23 @@ def _refuse_absent(path: str) -> None:
         raise UsageError(f"{path} holds an adapter, not a model; make one with {merge}")
 
 
+def _refuse_paths_out(folder: Path) -> None:
+    """Raise UsageError if a file of a model's directory names others that are not in it.
+
+    transformers joins the names to the directory, and would follow them anywhere.
+    """
+    for file in [*folder.glob("*.index.json"), *folder.glob("tokenizer_config.json")]:
+        with _loading(f"the model {folder}"):
+            listed = dict(json.loads(regular(file).read_bytes()))
+            weights = dict(listed.get("weight_map") or {}).values()
+            names = [str(name) for name in (*weights, *(listed.get("fast_tokenizer_files") or ()))]
+        if out := [name for name in names if name != os.path.basename(name)]:
+            raise UsageError(f"{file} names {out[0]!r:.80}, which is no file in that directory")
+
+
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, which may quote others' files."""
-    return printable(str(error).strip().split("\n")[0], 1000)
+    """Return the first line of a library's error message, which may quote others' files.
+
+    An error without a message is called by its name.
+    """
+    return printable((str(error).strip() or type(error).__name__).split("\n")[0], 1000)

@@ -196,6 +196,8 @@ def convert_gguf(file: Path, folder: Path, *, tied: bool = False, dtype: str = "
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from mugrpo.model.files import save_model
+
     logging.disable_progress_bar()
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(file.parent),
@@ -209,5 +211,5 @@ def convert_gguf(file: Path, folder: Path, *, tied: bool = False, dtype: str = "
         loaded.config.tie_word_embeddings = True
     fresh = type(loaded)(loaded.config)
     fresh.load_state_dict(loaded.state_dict())
-    fresh.to(getattr(torch, dtype)).save_pretrained(folder)
+    save_model(fresh.to(getattr(torch, dtype)), folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)

@@ -49,14 +49,16 @@ def save_checkpoint(
     keep: int,
     needed: Collection[int],
     temporary: bool,
+    metrics: Mapping[str, Any],
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
     `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. Waits for the checkpoint before. Raises what ended its writing, and RunStopped,
-    naming the last good checkpoint, if a weight is not finite.
+    stages began. `metrics` is the mark of metrics.jsonl, stored for `repair`. Waits for the
+    checkpoint before. Raises what ended its writing, and RunStopped, naming the last good
+    checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
@@ -64,7 +66,12 @@ def save_checkpoint(
     run_dir.pending = Writing(
         trainer.snapshot(),
         run_dir.checkpoint(trainer.update),
-        {"starts": [*starts], "temporary": temporary, "config": run_dir.config_as_stored()},
+        {
+            "starts": [*starts],
+            "temporary": temporary,
+            "metrics": dict(metrics),
+            "config": run_dir.config_as_stored(),
+        },
         first_pid=ranks.from_first(os.getpid()),
         then=lambda: _remove_old(run_dir, keep, needed),
     )

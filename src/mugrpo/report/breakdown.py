@@ -71,7 +71,7 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
     """
     totals = [(run_label(run, runs), phase_seconds(spans(run))) for run in runs]
     cost = grpo_cost(runs[0])
-    if len(runs) == 1 and cost and cost.refreshes != len(runs[0].refreshes):
+    if len(runs) == 1 and cost and cost.refreshes != runs[0].refreshed:
         refresh = cost.refreshes * cost.refresh_seconds
         totals = [("this run", totals[0][1]), (_GRPO, {**totals[0][1], "refresh": refresh})]
     if len(totals) < 2 or not any(seconds for _, total in totals for seconds in total.values()):
@@ -92,7 +92,7 @@ def totals_figure(runs: Sequence[RunData]) -> Markup | None:
 
 def grpo_words(run: RunData) -> Markup:
     """Return a remark on the time that the same updates would take under GRPO with mu = 4."""
-    cost, updates, refreshes = grpo_cost(run), len(run.updates), len(run.refreshes)
+    cost, updates, refreshes = grpo_cost(run), run.made, run.refreshed
     if cost is None:
         remark = (
             f"The cost of these updates under {_GRPO} is unknown: no refresh of this run was "
@@ -126,7 +126,7 @@ def grpo_words(run: RunData) -> Markup:
 
 def grpo_limits(runs: Sequence[RunData]) -> Markup | None:
     """Return a remark on the limits of `grpo_words`, or None if they estimate nothing."""
-    costs = [(grpo_cost(run), len(run.refreshes)) for run in runs]
+    costs = [(grpo_cost(run), run.refreshed) for run in runs]
     if not any(cost and cost.refreshes != refreshes for cost, refreshes in costs):
         return None
     remark = (

@@ -93,7 +93,7 @@ def grpo_cost(run: RunData) -> GRPOCost | None:
     if not measured or not run.updates:
         return None
     mean = sum(measured) / len(measured)
-    refreshes = math.ceil(len(run.updates) / GRPO_UPDATES_PER_REFRESH)
+    refreshes = math.ceil(run.made / GRPO_UPDATES_PER_REFRESH)
     return GRPOCost(
         refreshes=refreshes,
         refresh_seconds=mean,

@@ -50,7 +50,7 @@ _VERSIONS = ("mugrpo", "torch", "transformers", "numpy", "git_revision")
 
 def tiles(run: RunData) -> Markup:
     """Return the run's result in four numbers."""
-    grpo = -(-len(run.updates) // GRPO_UPDATES_PER_REFRESH)
+    grpo = -(-run.made // GRPO_UPDATES_PER_REFRESH)
     planned = run.planned_updates
     return tag(
         "div",
@@ -62,16 +62,16 @@ def tiles(run: RunData) -> Markup:
         ),
         _tile(
             "refreshes",
-            f"{len(run.refreshes):,}",
+            f"{run.refreshed:,}",
             None
             if run.options.get("preset") == "grpo"
             else f"GRPO with μ = {GRPO_UPDATES_PER_REFRESH} would have made {grpo:,}",
         ),
         _tile(
             "updates",
-            f"{len(run.updates):,}",
+            f"{run.made:,}",
             "all that were planned"
-            if planned == len(run.updates)
+            if planned == run.made
             else f"of {planned:,} planned"
             if planned
             else None,
@@ -85,13 +85,13 @@ def results_table(runs: Sequence[RunData]) -> Markup:
     rows: list[tuple[str, Callable[[RunData], Content]]] = [
         ("accuracy before", lambda run: accuracy_ends(run)[0]),
         ("accuracy after", lambda run: accuracy_ends(run)[1]),
-        ("updates made", lambda run: f"{len(run.updates):,}"),
+        ("updates made", lambda run: f"{run.made:,}"),
         ("updates planned", lambda run: _whole(run.planned_updates)),
         ("updates skipped", lambda run: _whole(_skipped(run))),
-        ("refreshes made", lambda run: f"{len(run.refreshes):,}"),
+        ("refreshes made", lambda run: f"{run.refreshed:,}"),
         (
             f"refreshes of GRPO, μ = {GRPO_UPDATES_PER_REFRESH}",
-            lambda run: f"{-(-len(run.updates) // GRPO_UPDATES_PER_REFRESH):,}",
+            lambda run: f"{-(-run.made // GRPO_UPDATES_PER_REFRESH):,}",
         ),
         ("rollouts", lambda run: _whole(_total(run, "rollouts"))),
         ("response tokens", lambda run: _whole(_total(run, "tokens"))),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mugrpo.config.run import PromptOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.links import regular
 from mugrpo.disk.records import Message, Problem
 from mugrpo.processes.limited import LimitError, limited
 from mugrpo.tasks.cells import literal, shown
@@ -267,6 +268,6 @@ def _own_template(tokenizer: Any) -> str | None:
 
 def _read_template(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return regular(Path(file)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"prompt.chat_template = {file!r} cannot be read: {error}") from None

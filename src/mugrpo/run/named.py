@@ -26,6 +26,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.links import regular
 from mugrpo.disk.publishing import sha256_of
 
 
@@ -211,7 +212,7 @@ def _with_imports(file: Path, folders: Sequence[Path]) -> list[Path]:
 def _imported(source: Path, folders: Sequence[Path]) -> Iterator[Path]:
     """Yield the paths in `folders` that the imports of `source` could load. Not all exist."""
     try:
-        tree = ast.parse(source.read_bytes())
+        tree = ast.parse(regular(source).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # it cannot be imported either
     for node in ast.walk(tree):

@@ -98,8 +98,7 @@ class Training:
         if trainer is None or not self.unsaved():
             return
         began = time.monotonic()
-        if run.ranks.first:
-            record_growth(run.folder.metrics)
+        metrics = record_growth(run.folder.metrics) if run.ranks.first else {}
         stage = schedule.stage_of(trainer.update - 1)
         needed = {reference_update(schedule, run.config, s) for s in (stage, stage + 1)}
         needed |= {schedule.first_update(stage)}
@@ -113,6 +112,7 @@ class Training:
             keep=run.config.checkpoint.keep,
             needed=needed,
             temporary=temporary,
+            metrics=metrics,
         )
         self.unsaved_seconds = 0.0
         if not run.config.checkpoint.beside_training:

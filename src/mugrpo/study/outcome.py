@@ -69,6 +69,10 @@ class Results:
     def add(self, cell: Cell, run_dir: Path) -> Row:
         """Put the finished run's row into the table, and return it."""
         (run,) = read_runs([run_dir])
+        if run.made > len(run.updates):
+            raise UsageError(
+                f"{run_dir} has {run.made:,} updates, too many for a study to sum up; make fewer"
+            )
         values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
         return self._put(cell, values)
 
@@ -134,8 +138,8 @@ def outcome(run: RunData) -> Row:
         "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
         **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
         **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
-        "updates": len(run.updates),
-        "stages": len(run.refreshes),
+        "updates": run.made,
+        "stages": run.refreshed,
         "rollouts": sum(line["rollouts"] for line in run.refreshes),
         "skipped": sum(line["skipped"] for line in run.updates),
         "kl_behavior": _greatest(run.updates, "kl_behavior"),

@@ -255,7 +255,7 @@ def _batches(config: RunConfig, run: RunData) -> dict[str, str]:
         "updates planned": f"{schedule.total_updates:,}",
     }
     if run.refreshes:
-        rows["refreshes made"] = f"{len(run.refreshes):,}"
+        rows["refreshes made"] = f"{run.refreshed:,}"
     if rollouts:
         rows["rollouts generated"] = f"{sum(rollouts):,.0f}"
     return rows

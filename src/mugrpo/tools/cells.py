@@ -64,7 +64,10 @@ def _list(value: Any, kind: type | tuple[type, ...], name: str) -> list[Any]:
 
 
 def _ids(value: Any) -> list[int]:
-    return _list(value, int, "ids")
+    ids = _list(value, int, "ids")
+    if bad := [one for one in ids if abs(one) >= 2**31]:
+        raise ValueError(f"its ids have {bad[0]!s:.40}, which is above 2^31")
+    return ids
 
 
 def _logprobs(value: Any) -> list[float]:

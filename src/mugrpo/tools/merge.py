@@ -13,6 +13,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.adapter import CONFIG, Adapter, read_config
+from mugrpo.model.files import save_model
 from mugrpo.model.loading import load_model, tokenizer_at
 from mugrpo.model.pretrained import model_fingerprint, model_path
 
@@ -59,7 +60,7 @@ def merge(
     Adapter(model, config.lora, path, seed=0, path=checkpoint).merge()
     tokenizer = tokenizer_at(str(checkpoint))
     with publish_folder(target, replace=False) as folder:
-        model.save_pretrained(folder)
+        save_model(model, folder)
         tokenizer.save_pretrained(folder)
     return target
 

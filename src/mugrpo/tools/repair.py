@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.journal_lines import marks_in
 from mugrpo.disk.links import refuse_links_out
-from mugrpo.disk.metrics import readable_lines, write_metrics
+from mugrpo.disk.metrics import confirmed_lines, write_metrics
 from mugrpo.disk.publishing import (
     keep_copy,
     publish_json,
@@ -51,16 +52,17 @@ def _mend_recorded(run_dir: RunDir, say: Say) -> int:
         if not journal.exists():
             bad = _restore_config(run_dir, say)
             run_dir.read_config()  # raises unless the run is older than journals
-            return bad + _mend_metrics(run_dir, None, say)
+            return bad + _mend_metrics(run_dir, "", say)
         entries, faults = journal.entries(), journal.faults()
     except RunStopped as error:
         bad = bad or _restore_config(run_dir, say)
+        bad += _mend_metrics(run_dir, "", say)
         if journal.exists():
             rename_aside(journal.path)
         journal.begin()
         say(f"{error}. This is done, but what was changed before cannot be told")
-        return bad + 1 + _mend_metrics(run_dir, None, say)
-    bad = _mend_metrics(run_dir, faults.pop(run_dir.metrics.name, None), say)
+        return bad + 1
+    bad = _mend_metrics(run_dir, faults.pop(run_dir.metrics.name, ""), say)
     for name, fault in sorted(faults.items()):
         path, last = run_dir.root / name, entries[name].last
         if name.startswith(("checkpoints/", "evaluations/")):
@@ -93,11 +95,19 @@ def _restore_config(run_dir: RunDir, say: Say) -> int:
     return 0
 
 
-def _mend_metrics(run_dir: RunDir, fault: str | None, say: Say) -> int:
-    """Keep the lines of metrics.jsonl that can be read, if it has a `fault` or others."""
-    path = run_dir.metrics
-    lines, unreadable = readable_lines(path)
-    if not fault and not unreadable:
+def _mend_metrics(run_dir: RunDir, fault: str, say: Say) -> int:
+    """Keep the lines of metrics.jsonl that a checkpoint or the journal confirms.
+
+    Nothing else tells a number from a false one. Return 1 if the file has a `fault`: lines that a
+    killed run appended after its last checkpoint are none.
+    """
+    path, journal = run_dir.metrics, run_dir.journal
+    marks = journal.marks(path.name)
+    for folder in map(run_dir.checkpoint, run_dir.checkpoint_updates()):
+        marks += [] if sealed_folder_fault(folder) else marks_in(folder)
+    lines, unreadable, others = confirmed_lines(path, marks)
+    fault = fault or ("has lines that cannot be read" if unreadable else "")
+    if not fault and not others:
         return 0
     keep_copy(path)
     write_metrics(path, lines)
@@ -105,10 +115,12 @@ def _mend_metrics(run_dir: RunDir, fault: str | None, say: Say) -> int:
     kept = {line["update"] for line in lines if line["kind"] == "update"}
     lost = made - len(kept & set(range(1, made + 1)))
     say(
-        f"{path} {fault or 'has lines that cannot be read'}; {len(lines)} lines are kept, and "
-        f"those of {lost} of {made} updates are lost: reports lack them, but no weights need them"
+        f"{path} {fault or 'has lines that no checkpoint confirms'}; its first {len(lines)} lines "
+        f"are confirmed and kept, {others} others are dropped, and those of {lost} of {made} "
+        "updates are lost: reports lack them, but no weights need them. `mugrpo score` and `mugrpo "
+        "evaluate` compute those of refreshes and evaluations again"
     )
-    return 1
+    return 1 if fault else 0
 
 
 def _bad_shards(folder: Path, kind: str, say: Say) -> int:

@@ -17,6 +17,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file
 from mugrpo.model.adapter import imported_peft
+from mugrpo.model.files import save_model
 from mugrpo.model.hardware import device_of
 from mugrpo.model.loading import load_model, tokenizer_at
 from mugrpo.model.pretrained import model_path
@@ -79,7 +80,7 @@ def model_options(model: Any, processing_class: Any, folder: Path) -> dict[str, 
         if tokenizer is None:
             name = model.config._name_or_path
             tokenizer = tokenizer_at(name)
-        model.save_pretrained(folder / "model")
+        save_model(model, folder / "model")
         tokenizer.save_pretrained(folder / "model")
         return {"path": str(folder / "model")}
     found: dict[str, Any] = {"path": str(model)}

@@ -81,11 +81,12 @@ def _setting(options: argparse.Namespace, say: Say) -> Setting:
     from mugrpo.report.read import read_runs
     from mugrpo.tools.plan.calibrate import measured_by
     from mugrpo.tools.plan.lengths import from_run
-    from mugrpo.tools.plan.setting import Setting, shape_of
+    from mugrpo.tools.plan.setting import Setting, refuse_many, shape_of
 
     target: Path = options.target
     if not target.is_dir():
         config = load_config(target, options.overrides)
+        refuse_many(config.schedule.stages)
         machine = _machine(options, config, say, default=None)
         config = machine.settled(config)
         shape = shape_of(config, options.form)

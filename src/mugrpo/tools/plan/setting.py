@@ -20,6 +20,8 @@ from mugrpo.tools.plan.updates import UpdatePrices
 
 _HELD_OUT = 256  # problems, if the config does not say how many
 
+_STAGES = 10_000
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -161,6 +163,7 @@ def with_updates(config: RunConfig, updates: int) -> list[int]:
             f"(schedule.passes_per_batch); name multiples of {passes}"
         )
     updates = min(updates, total)
+    refuse_many(-(-total // updates))
     return [min(updates, total - first) for first in range(0, total, updates)]
 
 
@@ -168,3 +171,12 @@ def as_configured(schedule: ScheduleOptions) -> list[int]:
     """Return the updates of each stage of a config's own schedule."""
     whole = Schedule(schedule, schedule.problems_per_update, seed=0)
     return [whole.planned_updates(stage) for stage in range(schedule.stages)]
+
+
+def refuse_many(stages: int) -> None:
+    """Raise UsageError if there are too many stages: a plan goes through each of them."""
+    if stages > _STAGES:
+        raise UsageError(
+            f"the schedule has {stages:,} stages, and a plan at most {_STAGES:,}; lower "
+            "schedule.stages"
+        )
