@@ -156,7 +156,7 @@ def test_the_reference_has_every_option_once_for_each_of_its_meanings(site: Path
     assert [name for name, count in anchors.items() if count > 1] == []
     text = re.sub(r"<[^>]+>", "", (site / "reference" / "options.html").read_text())
     assert text.count("A resumed run") == len(options)
-    assert "int &gt;= 2, default 8. A resumed run cannot change it." in text
+    assert "int &gt;= 2, &lt;= 100000000, default 8. A resumed run cannot change it." in text
 
 
 def test_the_references_have_every_command_and_preset(site: Path):

@@ -7,10 +7,10 @@ import os
 import secrets
 import signal
 import socket
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from mugrpo.config.backends import RayBackend
@@ -46,8 +46,9 @@ def _connected(address: str) -> Any:
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _require_listener(address)
-    # Ray has its workers import from the working directory, which may be anybody's.
-    with _handlers_kept(), chdir(Path(__file__).parents[2]):
+    # Ray has its workers import from the working directory, which may be anybody's. This one they
+    # search anyway.
+    with _handlers_kept(), chdir(sysconfig.get_path("purelib")):
         try:
             import ray
         except ImportError:
