@@ -80,7 +80,7 @@ def remove_head(file: Path) -> None:
     [
         (
             truncate_weights,
-            r"^\S+ describes .* the weight files beside it have only 1,000 bytes; get",
+            r"^\S+ describes .* the weight files beside it have only 1,000 bytes",
         ),
         (shrink_head, r"^the model \S+ cannot be loaded \(.*\); name a directory in Hugging"),
         (remove_head, r"^the weights of \S+ lack lm_head\.weight; its files are incomplete$"),
