@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mugrpo.arguments import PHASES, completion, parser, resume_command
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.processes.messages import visible
 from mugrpo.processes.shown import shown
 from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.benchmark.command import run_benchmark
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop_on_signals(patient=rank) as stop:
             options.stop = stop
             return _COMMANDS[options.command](options) or 0
+    except Unapproved as error:
+        print(visible(f"mugrpo: {error}"), file=sys.stderr)
+        return 2
     except UsageError as error:
         _complain(error)
         return 2

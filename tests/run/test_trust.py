@@ -95,13 +95,14 @@ def config_in(folder: Path, name: str = "their.toml") -> Path:
     return folder / name
 
 
-def received(folder: Path, kind: str) -> Path:
-    """Return a run that names code of `kind`, and has not begun."""
+def received(folder: Path, kind: str | dict[str, Any]) -> Path:
+    """Return a run that names code of `kind`, or what a dict says, and has not begun."""
     run_dir = folder / "run"
     with mugrpo.open_run(config_in(folder), run_dir=run_dir):
         pass
     stored = json.loads((run_dir / "config.json").read_text())
-    named = json.loads(json.dumps(KINDS[kind]).replace("FOLDER", str(folder)))
+    named = KINDS[kind] if isinstance(kind, str) else kind
+    named = json.loads(json.dumps(named).replace("FOLDER", str(folder)))
     for group, options in named.items():
         kept = {} if "name" in options else stored["config"][group]
         stored["config"][group] = {**kept, **options}
@@ -352,3 +353,45 @@ def test_names_are_shown_and_never_sent_to_the_terminal(folder: Path, command: C
     (run_dir / "config.json").write_text(json.dumps(stored))
     accepted(run_dir)
     refused(command("train", run_dir), "\\x1b[2Jcode.py")
+
+
+def test_an_override_beside_it_approves_nothing(folder: Path, command: Command):
+    """A file of the user's own changes a hash, and an entry of theirs a table: both still ask."""
+    (folder / "mine.py").write_text("def add(a: int) -> int:\n    'Add.'\n    return a\n")
+    their_code = folder / "their_code.py"
+    their_code.write_text(f"import mine\n{their_code.read_text()}")
+    words = [f"--environment.tools=['{folder}/mine.py:add']", "--prompt.form=chat"]
+    words += [f"--prompt.chat_template={folder}/their_code.jinja"]
+    refused(command("train", received(folder, "environment"), *words), f"{UNKNOWN}environment = ")
+    shutil.rmtree(folder / "run")
+    run_dir = received(
+        folder, {"engine": {"name": "vllm", "arguments": {"worker_cls": "their.Worker"}}}
+    )
+    ended = command("train", run_dir, "--engine.arguments.max_num_batched_tokens=512")
+    refused(ended, f"{UNKNOWN}engine.arguments = ", "their.Worker")
+    assert not (folder / "ran").exists()
+
+
+def test_the_question_hides_nothing_of_what_is_approved(folder: Path, command: Command):
+    """Not even what looks like a password, before a host that is not the one connected to."""
+    urls = ["http://a:b@127.0.0.1:9/@ours"]
+    run_dir = received(folder, {"engine": {"name": "vllm_server", "urls": urls}})
+    refused(command("train", run_dir), f"engine.urls = {urls[0]}")
+
+
+def test_a_module_of_the_same_name_elsewhere_asks_and_force_does_not_answer(
+    folder: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_dir = received(folder, "task.rewards = their_code:judge")
+    command("train", run_dir, "--trust")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder, elsewhere)
+    monkeypatch.chdir(elsewhere)
+    refused(command("train", elsewhere / "run"), f"{UNKNOWN}task.rewards = their_code:judge of ")
+    (elsewhere / "their_code.py").write_text("raise SystemExit('theirs')\n")
+    refused(command("train", elsewhere / "run", "--force"), f"{UNKNOWN}task.rewards", "--trust\n")
+
+
+@pytest.mark.parametrize("odd", ["x", "/", "a\0b", "a" * 5000, "a\ud800"])
+def test_a_name_that_no_file_can_have_ends_in_a_sentence(folder: Path, command: Command, odd: str):
+    refused(command("train", received(folder, {"engine": {"name": "vllm", "python": odd}})))

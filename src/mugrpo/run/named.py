@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
-from mugrpo.config.private import Private, concealed
+from mugrpo.config.private import Private
 from mugrpo.config.rewards import CodeOptions, FunctionOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.config.suites import load_suites
@@ -28,6 +28,7 @@ from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.links import regular
 from mugrpo.disk.publishing import sha256_of
+from mugrpo.processes.messages import printable
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,29 @@ class Named:
     option: str
     text: str  # a file's absolute path, or what else the option says
     sha256: str | None  # of the files behind it, or None if they are found only when it runs
+    place: str = ""  # the file of a module
 
     def __str__(self) -> str:
-        found = "" if self.sha256 is not None else " (found only when it runs; name its file)"
-        return concealed(f"{self.option} = {self.text}{found}")
+        found = f" of {self.place}" * bool(self.place)
+        if self.sha256 is None:
+            found = " (found only when it runs; name its file)"
+        return f"{self.option} = {self.text}{found}"
 
 
 def named_by(config: RunConfig) -> list[Named]:
     """Return what `config` names that runs or is connected to, without files that do not exist.
 
     A hash covers a Python file with the modules beside it that it imports, an interpreter with its
-    environment's `pyvenv.cfg`, and the files among a command's words.
+    environment's `pyvenv.cfg`, and the files among a command's words. Raises UsageError if a name
+    is none that a file can have.
     """
-    return list(dict.fromkeys([*_code(config), *_commands(config), *_addresses(config)]))
+    try:
+        return list(dict.fromkeys([*_code(config), *_commands(config), *_addresses(config)]))
+    except UsageError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = printable(f"{error}", 200)
+        raise UsageError(f"the config names a file that cannot be looked at: {reason}") from None
 
 
 def _code(config: RunConfig) -> Iterator[Named]:
@@ -80,7 +91,7 @@ def _rewards(options: DatasetOptions) -> Iterator[Named]:
     yield from _imported_code("task.rewards", [reward.function for reward in functions])
     for reward in options.rewards:
         if isinstance(reward, CodeOptions) and reward.url:
-            yield _private("task.rewards", reward.url)
+            yield _private("task.rewards.url", reward.url)
 
 
 def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
@@ -97,7 +108,11 @@ def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
         yield _of(option, str(file), _with_imports(file.resolve(), folders))
     for one, module in modules:
         named = _module_files(module, folders)
-        yield _of(option, one, named) if named is not None else Named(option, one, None)
+        if named is None:
+            yield Named(option, one, None)
+        else:  # the same name elsewhere is another module
+            place = str(named[0]) if named else ""
+            yield replace(_of(option, one, named), place=place)
 
 
 def _commands(config: RunConfig) -> Iterator[Named]:
@@ -115,10 +130,11 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         files = [Path(word) for word in words if os.path.isfile(word)]
         yield _of("engine.hand_over", shlex.join(words), files)
     environment = config.environment
-    if environment.verifiers and environment.python:
+    if environment.python:
         yield _interpreter("environment.python", environment.python)
+    if environment.verifiers:
         yield _of("environment.name", f"{environment.name}", [])
-    if environment.name and environment.kwargs:  # approved code may do anything with them
+    if environment.kwargs:  # approved code may do anything with them
         yield _private("environment.kwargs", environment.kwargs)
 
 
@@ -140,13 +156,11 @@ def _addresses(config: RunConfig) -> Iterator[Named]:
 
 
 def _private(option: str, private: Private[Any]) -> Named:
-    """Return an option by what is shown of it, with the hash of all of it."""
-    shown = text = _words(private.shown)
+    """Return an option with all of its value, as nobody can approve what is hidden from them."""
+    text = _words(private.shown)
     with suppress(UsageError):  # a copy of a run has no more
         text = _words(private.value)
-    if text != shown:
-        shown += " (all of it is in private.json)"
-    return Named(option, shown, hashlib.sha256(text.encode()).hexdigest())
+    return Named(option, text, "")
 
 
 def _words(value: Any) -> str:
@@ -155,7 +169,7 @@ def _words(value: Any) -> str:
 
 def _interpreter(option: str, python: str) -> Named:
     file = Path(shutil.which(python) or python)
-    files = [file, file.parents[1] / "pyvenv.cfg"]
+    files = [file, file.parent.parent / "pyvenv.cfg"]
     return _of(option, str(file), [one for one in files if one.is_file()])
 
 

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mugrpo.config.run import RunConfig
-from mugrpo.disk.errors import UsageError
+from mugrpo.disk.errors import Unapproved
 from mugrpo.run.named import Named, named_by
 
+_TABLES = ("engine.arguments", "environment.kwargs")  # an override adds to them
 _known: set[Named] = set()  # to this process alone, as the folder cannot be written to
 
 
@@ -36,12 +37,18 @@ def require_known(
     `stored` is the config in the run's directory `root`, or None; what else `config` names is the
     user's own. `trust` approves everything, `force` one's own file, edited.
     """
-    theirs = set(named_by(stored)) if stored and not trust else set()
-    unknown = [one for one in named_by(config) if one in theirs and not _is_known(one)]
+    # An override changes a hash or a table in part, and what is left of it is still theirs.
+    named = [one for one in named_by(stored) if not _is_known(one)] if stored and not trust else []
+    theirs = {one.option if one.option in _TABLES else (one.option, one.text) for one in named}
+    unknown = [
+        one
+        for one in named_by(config)
+        if theirs & {one.option, (one.option, one.text)} and not _is_known(one)
+    ]
     changed = [one for one in unknown if os.path.exists(_record(one).parent)]
     if unknown and not (force and changed == unknown):
         listed = "; ".join(f"{one}{' (changed since then)' * (one in changed)}" for one in unknown)
-        raise UsageError(
+        raise Unapproved(
             f"{root} names what you have not used or approved here: {listed}. "
             f"Look at them, then approve them with --trust{' or --force' * (changed == unknown)}"
         )
@@ -74,5 +81,5 @@ def _record(named: Named) -> Path:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError:  # a user without a home, as in some containers
         state = Path(os.devnull)
-    name = hashlib.sha256(json.dumps([named.option, named.text]).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps([named.option, named.text, named.place]).encode()).hexdigest()
     return state / "mugrpo" / "trusted" / name / (named.sha256 or "none")
