@@ -24,7 +24,7 @@ from tests.runs import Ended
 
 MOST_FAULTS = 3
 LIMIT = 2.0  # seconds within which ranks must be gone after the process that drives them
-_FINISHED, _REFUSED, _STOPPED = 0, 2, 3  # exit statuses
+_FINISHED, _REFUSED, _STOPPED, _AT_ONCE = 0, 2, 3, 130  # exit statuses; by a second signal
 
 
 @dataclass(frozen=True)
@@ -216,6 +216,8 @@ def _explained(ended: Ended, signals: set[int], struck: list[str]) -> bool:
     if ended.status == _FINISHED:
         return True
     if -ended.status in signals:
+        return True
+    if ended.status == _AT_ONCE and struck.count("terminate run") > 1:
         return True
     sentence = "Traceback" not in ended.err
     if ended.status == _REFUSED:
