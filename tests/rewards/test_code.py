@@ -518,7 +518,7 @@ def test_scores(url: str):
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "wasm", "sandboxfusion"])
 def test_no_test_sees_what_another_has_left(url: str, sandbox: str):
-    """In three tests, a program finds no folder that it made. A server's /tmp is not looked at."""
+    """The program makes a folder in each of three tests, and finds none of an earlier test."""
     own = REMEMBERING.replace(", '/tmp')", ",)") if sandbox == "sandboxfusion" else REMEMBERING
     options = CodeOptions(sandbox=sandbox, url=url)  # type: ignore[arg-type]
     try:

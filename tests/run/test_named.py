@@ -189,7 +189,7 @@ def test_a_module_is_the_file_that_the_worker_will_import(here: Path):
 def test_a_module_that_only_running_code_can_find_is_never_known(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What a finder of an editable install finds is found before; what nobody finds is not."""
+    """The finder of an editable install makes it known."""
     words = [*DATA, "--task.rewards=helpers:score"]
     assert list(names(*words).values()) == [None]
     monkeypatch.setenv("XDG_STATE_HOME", str(here / "state"))

@@ -1,7 +1,7 @@
 """Values that are nobody else's: hidden in whatever is written or printed, kept beside the run.
 
-An option of a private type is dumped, printed and compared by what may be shown of it. Only `value`
-and `Options.revealed` give the value itself.
+Dumps and prints of a private option have only what may be shown of it. Only `value` and
+`Options.revealed` give the value itself.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PrivateText(Private[str]):
 
 
 class PrivateTable(Private[dict[str, Any]]):
-    """A table of which names, numbers and truth values are shown, and no text."""
+    """A table that shows its names, numbers and truth values, and hides its text."""
 
     inner = dict[str, Any]
 

@@ -124,7 +124,7 @@ class Journal:
         return entries
 
     def marks(self, name: str) -> list[Mark]:
-        """Return all states of a file that the journal tells, up to where it is damaged."""
+        """Return every recorded state of a file, up to the first damaged line of the journal."""
         marks = []
         with suppress(RunStopped):
             for line in self._lines():

@@ -33,7 +33,7 @@ def visibly() -> Iterator[None]:
     """Escape what Python code prints, warns of or logs within the block.
 
     Names of tensors, tokens and keys are quoted by libraries in reports and warnings as they are.
-    Handlers of logs keep the stream that they were made with, so theirs are replaced too.
+    A log handler keeps the stream that it was made with, so that stream is replaced too.
     """
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     loggers = [logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))]

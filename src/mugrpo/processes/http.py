@@ -24,11 +24,11 @@ from mugrpo.processes.messages import printable
 
 
 class Refused(Exception):
-    """An answer that is none of those wanted. A second attempt would get the same one."""
+    """A final refusal: a retry would get the same answer."""
 
 
 class Unanswered(Exception):
-    """The lack of a whole answer, which a second attempt may get."""
+    """A missing or incomplete answer, which a retry may get."""
 
 
 def ask(url: str, route: str, body: Any = None, *, seconds: float, longest: int) -> Any:

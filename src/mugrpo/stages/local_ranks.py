@@ -88,7 +88,7 @@ class LocalJob:
 
 
 def _meeting(options: DistributedOptions, store: str) -> list[str]:
-    """Return the words that tell torchrun where the machines meet.
+    """Return torchrun's options for its rendezvous.
 
     On one machine that is a file: torchrun unpickles what it finds there, and the port that
     `--standalone` opens can be reached by every user of the machine and of its network.

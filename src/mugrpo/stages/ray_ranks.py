@@ -154,9 +154,9 @@ def _rank(config: dict[str, Any]) -> None:
 
 
 def _meeting(folder: str) -> dict[str, str]:
-    """Return the variables that tell the ranks where they meet: in the first one's empty `folder`.
+    """Return the environment variables of the ranks' rendezvous, the same for all of them.
 
-    If they may be on several machines, it is a port of the first one's.
+    On one machine it is a file in the first rank's empty `folder`, else a port of its machine.
     """
     import ray
     from ray.train.collective import broadcast_from_rank_zero
