@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import torch
+from safetensors.torch import save_file
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.fsdp import distribute
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.processes.ranks import Ranks, joined
@@ -52,7 +55,9 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     policy = load_policy(options, ranks=ranks, lora=config.lora, seed=config.seed)
     if ranks.size > 1:
         distributed = DistributedOptions(
-            cpu_offload=chosen.get("offload") == "true", replicas=int(chosen.get("replicas", 1))
+            cpu_offload=chosen.get("offload") == "true",
+            replicas=int(chosen.get("replicas", 1)),
+            reshard_after_forward=chosen.get("naps") != "true",
         )
         distribute(policy, distributed)
     trainer = Trainer(policy, config)
@@ -63,14 +68,56 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     lines = []
     for update in range(start, updates):
         line = trainer.step(every[update % len(every)])
+        if chosen.get("naps") == "true":
+            nap(trainer)
+            elsewhere(trainer, model, every[0], folder.with_name("meanwhile"))
         lines.append({k: v for k, v in line.items() if not k.startswith("time/")})
     out = folder / str(updates)
     if ranks.first:
-        out.mkdir()
+        (out / "handed over").mkdir(parents=True)
     ranks.wait()
     trainer.save(out)
+    if chosen.get("naps") == "true":
+        used = used_weights(trainer, every[0])
+        policy.save(out / "handed over")
+        if ranks.first:
+            (out / "used").mkdir()
+            save_file(used, out / "used" / "model.safetensors")
     if ranks.first:
         (out / "metrics.json").write_text(json.dumps(lines))
+
+
+def nap(trainer: Trainer) -> None:
+    """Move weights and moments to other memory, as a GPU's sleep and wake do."""
+    cloned = Mock(side_effect=lambda tensor, _: tensor.clone())
+    with patch("mugrpo.model.policy.moved", cloned), patch("mugrpo.optimize.trainer.moved", cloned):
+        trainer.policy.move(torch.device("cpu"))
+        trainer.move_moments(torch.device("cpu"))
+    assert cloned.called
+
+
+def elsewhere(trainer: Trainer, model: str, experience: Experience, folder: Path) -> None:
+    """Compute logprobs of the initial model meanwhile, as for a reference."""
+    folder.mkdir(exist_ok=True)
+    trainer.save(folder)
+    trainer.policy.load_weights(model, 0)
+    rollout_logprobs(trainer.policy, experience.rollouts, trainer.config)
+    trainer.load(folder)
+
+
+def used_weights(trainer: Trainer, experience: Experience) -> dict[str, torch.Tensor]:
+    """Return the weights that a forward pass computes with, as they are while it runs."""
+    used: dict[str, torch.Tensor] = {}
+    model = trainer.policy.model
+
+    def note(name: str, module: torch.nn.Module) -> None:
+        for key, weight in module.named_parameters(name, recurse=False):
+            used[key] = weight.detach().clone()
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda m, *_, name=name: note(name, m))
+    rollout_logprobs(trainer.policy, experience.rollouts, trainer.config)
+    return used
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def train(
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
         elif work.ranks.beside_engines:
-            work.ranks.start()  # they load the model while the engines start
+            work.ranks.load()  # beside the engines, unless they share GPUs
         for number in range(current):
             mend_past_stage(run, work.stage(number), work.sampling, work.metrics)
         work.evaluate_if_due(update)
@@ -164,13 +164,12 @@ def follow(run: OpenRun) -> None:
         stay_alive(run.folder)
         remove_unfinished(run.folder.checkpoints)  # ranks before these may have been lost
     training = Training(run, weights_of(run), run.schedule())
-    trainer = training.at(run.folder.newest_update())
-    trainer.sleep()
+    training.at(run.folder.newest_update())
+    training.sleep()
     try:
         for order in orders(run):
-            trainer.wake(moments=order.task == "optimize")
             _obey(run, training, order)
-            trainer.sleep()
+            training.sleep()
     except Interrupted:
         training.save(temporary=True)
         raise
@@ -178,6 +177,8 @@ def follow(run: OpenRun) -> None:
 
 
 def _obey(run: OpenRun, training: Training, order: Order) -> None:
+    if order.task == "load":
+        return
     if order.task == "logprobs":
         logprobs = training.weights.logprobs(order.update, ordered_rollouts(run.folder))
         if run.ranks.first:
@@ -186,7 +187,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
     with Work(run, training=training) as work:
         work.optimize(work.stage(order.stage), order.update)
         if not training.stays:
-            training.save(temporary=True)  # one that is due is saved already
+            training.save(temporary=True, rests=True)  # one that is due is saved already
         elif training.unsaved():
             training.hand_over()
     if run.config.backend.name == "ray":  # it may start ranks again, from a published checkpoint

@@ -98,6 +98,32 @@ def test_two_ranks_make_the_updates_of_one(tmp_path: Path, model: str, last: int
             assert line[key] == other[key]
 
 
+@pytest.mark.promise("other ranks")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        # Its weights must not be loaded into what blocks have gathered for the logprobs before.
+        pytest.param({"lora": {"rank": 4}, "optimizer": {"lr": 3e-3}}, marks=pytest.mark.long),
+    ],
+)
+def test_after_a_sleep_ranks_compute_with_the_weights_that_they_save_and_hand_over(
+    tmp_path: Path, config: dict
+):
+    """Embeddings, last norm and head belong to no block, so FSDP's root has to move, too."""
+    config = {**config, "optimizer": {**STEADY["optimizer"], **config.get("optimizer", {})}}
+    alone = updates(tmp_path / "alone", "llama", 3, 1, config)
+    slept = updates(tmp_path / "slept", "llama", 3, 2, config, "naps=true")
+    assert_close(slept, alone)
+    if "lora" in config:
+        return
+    saved, handed_over = saved_weights(slept), saved_weights(slept / "handed over")
+    used = load_file(slept / "used" / "model.safetensors")
+    assert saved.keys() == handed_over.keys() == used.keys()
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, handed_over[name]) and torch.equal(tensor, used[name]), name
+
+
 @pytest.mark.long
 def test_in_bf16_two_ranks_are_as_close_to_the_fp32_update_as_one(tmp_path: Path):
     """Both round the weights and compute in bf16, so their errors are of the same size."""

@@ -21,9 +21,10 @@ class DistributedOptions(Options):
     address: str | None = Field(None, json_schema_extra=HARMLESS | PRIVATE)
     """HOST:PORT of the first machine, where torchrun lets several machines meet."""
     rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
-    """What they do while engines generate. "sleep" moves weights and optimizer state from the GPUs
+    """What they do while engines generate on their GPUs. "sleep" moves weights and optimizer state
     to CPU memory. "stay" leaves them, as on Ray. "end" ends the processes, so each stage starts
-    new ones. On Ray they also end if it has no room for them beside the engines."""
+    new ones. On Ray they also end if it has no room for them beside the engines. A single process
+    sleeps with "end", too."""
     cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
     """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
     reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)

@@ -279,6 +279,21 @@ class RunConfig(Options):
         return own and not isinstance(self.backend, backends.RayBackend)
 
     @property
+    def shares_gpus(self) -> bool:
+        """Return whether processes of engines and those of updates use the same GPUs in turn."""
+        elsewhere = self.overlap or self.backend.name == "ray" or self.engine.name == "vllm_server"
+        return not elsewhere and not self.engine_in_process
+
+    @property
+    def trainer_sleeps(self) -> bool:
+        """Return whether weights and moments leave the GPUs while engines generate on them.
+
+        Weights in 4 bits stay: they are small, and bitsandbytes packs them for one device.
+        """
+        rests = self.distributed.rest != "stay" and not self.distributed.cpu_offload
+        return rests and self.shares_gpus and not self.lora.quantized
+
+    @property
     def proximal_period(self) -> int:
         """Return for how many updates a proximal policy stays the same; 1 if there is none."""
         chosen = self.objective

@@ -33,18 +33,28 @@ def rows_of(tensor: torch.Tensor) -> slice:
 
 
 def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is split like `tensor` and whose rows on this rank are `rows`."""
-    if not isinstance(tensor, DTensor):
-        return rows.to(tensor.device)
-    placed = rows.to(tensor.to_local().device)  # the CPU if weights are offloaded to it
-    return DTensor.from_local(
-        placed,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    """Return a tensor that is split like `tensor` and whose rows on this rank are `rows`.
+
+    It is where the rows of `tensor` are: in host memory, if they are offloaded to it.
+    """
+    # DTensor.from_local would move the rows to the GPU.
+    made = torch.empty_like(tensor, dtype=rows.dtype, requires_grad=False)
+    local(made).copy_(rows)
+    return made
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor on `device`: itself if it is there already. Host memory is pinned.
+
+    The copy may still be under way when this returns, see `torch.cuda.synchronize`.
+    """
+    if local(tensor).device.type == device.type:
+        return tensor
+    # Copies between a GPU and memory that is not pinned go through a small buffer of the driver's.
+    pinned = device.type == "cpu" and torch.cuda.is_available()
+    made = torch.empty_like(tensor, device=device, pin_memory=pinned)
+    local(made).copy_(local(tensor), non_blocking=True)
+    return made
 
 
 def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import attending
 from mugrpo.model.blocks import compile_blocks, refuse_without_compiler, uncompiled
-from mugrpo.model.dtensors import fill, local, tensors_of
+from mugrpo.model.dtensors import fill, local, moved, tensors_of
 from mugrpo.model.files import (
     Weights,
     read_rows,
@@ -34,13 +34,15 @@ from mugrpo.model.loading import (
     other_architecture,
     shapes,
 )
-from mugrpo.model.memory import keep_freed_memory
+from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
 from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
+
+WAKES_BESIDE = "lower --engine.gpu_memory_utilization, which decides what engines leave of it"
 
 
 class Policy:
@@ -79,6 +81,7 @@ class Policy:
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)
         self.model.train(options.gradient_checkpointing)
+        self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
         self._compiles = options.compile
@@ -165,6 +168,7 @@ class Policy:
         that a policy has saved; of others, the first rank reads all. Raises UsageError if the model
         cannot be loaded or has another architecture.
         """
+        self.wake()  # a checkpoint may still be written from where the weights sleep
         if self.adapter is not None:
             self.adapter.load(path)
         elif self.compute is None:
@@ -180,10 +184,32 @@ class Policy:
         self.update = update
         self.weights_changed()
 
+    def sleep(self) -> None:
+        """Move the weights from the GPU to host memory, and drop the copy in bf16."""
+        if self.device.type == "cuda" and not self.asleep:
+            self.move(torch.device("cpu"))
+            self.asleep = True
+
+    @out_of_memory_explained("moving the weights back to the GPU", WAKES_BESIDE)
+    def wake(self) -> None:
+        """Move the weights back to the GPU, before a forward pass. Raises RunStopped if it is full.
+
+        Host memory that something else still holds, such as a `Snapshot`, stays as it is.
+        """
+        if self.asleep:
+            self.move(self.device)
+            self.asleep = False
+
     def move(self, device: torch.device) -> None:
-        """Move the weights to `device`, and drop the copy in bf16: `working` makes another."""
-        self.model.to(device)
+        """Move the weights to `device`, and drop the copy in bf16: `working` makes another.
+
+        FSDP notices only if the whole module that it splits is moved. If a module below is, such
+        as `model`, forward passes go on to gather the weights from before.
+        """
+        (self.compute or self.model)._apply(lambda tensor: moved(tensor, device))
         self._half = None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -50,19 +50,22 @@ def save_checkpoint(
     needed: Collection[int],
     temporary: bool,
     metrics: Mapping[str, Any],
+    rests: bool,
 ) -> None:
     """Begin to write the trainer's checkpoint; `run_dir.pending` is how far it has got.
 
     Once it is published, all but the newest `keep` and the `needed` are removed. `needed` lists
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
     `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
-    stages began. `metrics` is the mark of metrics.jsonl, stored for `repair`. Waits for the
-    checkpoint before. Raises what ended its writing, and RunStopped, naming the last good
-    checkpoint, if a weight is not finite.
+    stages began. `metrics` is the mark of metrics.jsonl, stored for `repair`. If the trainer
+    `rests` after it, it sleeps first. Waits for the checkpoint before. Raises what ended its
+    writing, and RunStopped, naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
-    require_finite(trainer, run_dir)
+    require_finite(trainer, run_dir)  # on the GPU, where it takes no time
+    if rests:
+        trainer.sleep()
     run_dir.pending = Writing(
         trainer.snapshot(),
         run_dir.checkpoint(trainer.update),

@@ -107,7 +107,11 @@ def _kept_on_the_cpu() -> OffloadPolicy:
 
 
 def release(policy: Policy) -> None:
-    """Free the gathered parameters after a forward pass that no backward pass follows."""
-    compute: Any = policy.compute
-    if compute is not None:
-        compute.reshard()
+    """Free the gathered parameters after a forward pass that no backward pass follows.
+
+    The next forward pass would not gather them again, even if the weights are others by then. With
+    `reshard_after_forward` off, that is true of the blocks, too.
+    """
+    for module in policy.compute.modules() if policy.compute else ():
+        if isinstance(module, FSDPModule):
+            module.reshard()

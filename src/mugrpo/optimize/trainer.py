@@ -14,11 +14,11 @@ import torch
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.places import passing
 from mugrpo.disk.records import Status
-from mugrpo.model.dtensors import full
+from mugrpo.model.dtensors import full, moved
 from mugrpo.model.files import Weights
 from mugrpo.model.half import begin_in_bf16
 from mugrpo.model.memory import give_back_memory, out_of_memory_explained
-from mugrpo.model.policy import Policy
+from mugrpo.model.policy import WAKES_BESIDE, Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience, Responses, with_advantages
@@ -80,6 +80,7 @@ class Trainer:
             begin_in_bf16(policy.model, config.seed)
         self.update = 0
         self.nonfinite_in_a_row = 0
+        self._moments_asleep = False
         torch.manual_seed(config.seed)  # torch starts each process with a different state
         parameters = [p for p in policy.model.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
@@ -103,6 +104,7 @@ class Trainer:
         the update is not applied and `skipped` is 1. `watch` is called with each micro-batch.
         """
         began = time.monotonic()
+        self.wake()
         responses = with_advantages(experience, self.config)
 
         def gradient_of(tokens: int) -> Gradient:
@@ -133,8 +135,12 @@ class Trainer:
         }
 
     def snapshot(self, *, copied: bool = True) -> Snapshot:
-        """Return this rank's part of the trainer's state. If ranks share it, all must call this."""
+        """Return this rank's part of the trainer's state. If ranks share it, all must call this.
+
+        If `copied`, later updates do not change it. What is asleep is not copied: waking leaves it.
+        """
         policy, moments = self.policy, {}
+        copied = copied and not policy.asleep
         if policy.shard is not None:
             names = {p: name for name, p in policy.model.named_parameters()}
             moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
@@ -153,6 +159,7 @@ class Trainer:
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote to `folder`, however many ranks wrote it."""
+        self.wake()
         state = json.loads((folder / "trainer.json").read_text())
         self.policy.load_weights(folder, state["update"])
         parameters = dict(self.policy.model.named_parameters())
@@ -161,31 +168,31 @@ class Trainer:
         self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
     def sleep(self) -> None:
-        """Move weights and optimizer state from the GPU to CPU memory, for an engine beside it.
+        """Leave the GPU to engines: move weights and moments to host memory, if they rest there.
 
-        Do nothing if `distributed.rest` says so, if they are in CPU memory anyway, or on Ray,
-        where engines have other GPUs.
+        Freed memory is given back in any case.
         """
-        if self._sleeps():
-            self.move(torch.device("cpu"))
+        if self.config.trainer_sleeps and self.policy.device.type == "cuda":
+            self.policy.sleep()
+            self.move_moments(torch.device("cpu"))
+        if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
             give_back_memory()
 
-    def wake(self, *, moments: bool) -> None:
-        """Move the weights back to the GPU, and with `moments` the optimizer's state."""
-        if self._sleeps():
-            self.move(self.policy.device, moments=moments)
+    @out_of_memory_explained("moving the optimizer's state back to the GPU", WAKES_BESIDE)
+    def wake(self) -> None:
+        """Move weights and moments back to the GPU. Raises RunStopped if it is full."""
+        self.policy.wake()
+        if self._moments_asleep:
+            self.move_moments(self.policy.device)
 
-    def move(self, device: torch.device, *, moments: bool = True) -> None:
-        """Move the weights to `device`, and with `moments` the optimizer's state."""
-        self.policy.move(device)
-        for state in self.optimizer.state.values() if moments else ():
+    def move_moments(self, device: torch.device) -> None:
+        """Move the optimizer's state to `device`."""
+        for state in self.optimizer.state.values():
             for key, value in state.items():
-                state[key] = value.to(device)
-
-    def _sleeps(self) -> bool:
-        options = self.config.distributed
-        on_gpu = self.policy.device.type == "cuda" and not options.cpu_offload
-        return on_gpu and options.rest == "sleep" and self.config.backend.name != "ray"
+                state[key] = moved(value, device)
+        self._moments_asleep = device.type != self.policy.device.type
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     def _learning_rate(self) -> float:
         return learning_rate(

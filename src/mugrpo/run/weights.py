@@ -105,9 +105,15 @@ class Weights:
         The policy of a process that is alone stays as it is: if it has other weights, a second
         model is loaded. Ranks load the weights into the policy that they share.
         """
-        return rollout_logprobs(
-            self._frozen_at(update), rollouts, self._config, self.budget, self._check
-        )
+        policy = self._frozen_at(update)
+        policy.wake()
+        return rollout_logprobs(policy, rollouts, self._config, self.budget, self._check)
+
+    def sleep(self) -> None:
+        """Move all models to host memory, if the config lets them leave the GPU to engines."""
+        for policy in (self.policy, self._frozen) if self._config.trainer_sleeps else ():
+            if policy is not None:
+                policy.sleep()
 
     def release(self) -> None:
         """Drop all models, to leave their memory to other processes."""

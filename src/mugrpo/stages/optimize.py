@@ -77,9 +77,9 @@ def optimize_stage(
             training.schedule, end = stage.schedule.ending_at(update), update
         training.unsaved_seconds += line["time/update"]
         if checkpoint_due(config, training.schedule, update):
-            training.save()
+            training.save(rests=update == end)
         elif best_may_change(config, update) or training.overdue():
-            training.save(temporary=True)
+            training.save(temporary=True, rests=update == end)
         run.progress.advance(1, line["tokens"])
         between(update)
     run.progress.end()

@@ -45,11 +45,12 @@ _BEAT = 10.0  # seconds between two signs of life of the first rank
 class Order:
     """What the ranks are to do: make a stage's updates up to `update`, compute logprobs, or end.
 
-    Logprobs are those of the policy after `update` updates.
+    Logprobs are those of the policy after `update` updates. "load" is done once they have loaded
+    the model.
     """
 
     number: int
-    task: Literal["optimize", "logprobs", "end"]
+    task: Literal["load", "optimize", "logprobs", "end"]
     update: int = 0
     stage: int = 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.backends import RayBackend
@@ -87,6 +88,15 @@ class RankProcesses:
             self._job = RayJob(run.config.backend, words, logs, options.processes, engines)
         else:
             self._job = LocalJob(words, logs, options)
+
+    def load(self) -> None:
+        """Start the ranks. If engines will start on their GPUs, wait until the ranks sleep.
+
+        An engine takes what is free when it starts, and fails if that grows meanwhile.
+        """
+        self.start()
+        if self._run.config.shares_gpus and torch.cuda.is_available():
+            self._obeyed("load", self._run.folder.newest_update())
 
     def optimize(self, stage: int, until: int) -> None:
         """Let the ranks make the updates of `stage` up to `until`."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 from typing import Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mugrpo.disk.records import Rollout
@@ -18,7 +17,6 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.model.memory import give_back_memory
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
@@ -32,14 +30,18 @@ from mugrpo.stages.logprobs import Compute
 class Sampling:
     """The engines of a run. They start at the first refresh and end with `close`.
 
-    `background` is the generation that runs beside updates, if there is one. `compute` returns
-    the trainer's logprobs if this process has no model; by default, another process computes them.
+    `background` is the generation that runs beside updates, if there is one. `make_room` leaves
+    the GPUs to engines that share them with the trainer. `compute` returns the trainer's logprobs
+    if this process has no model; by default, another process computes them.
     """
 
-    def __init__(self, run: OpenRun, weights: Weights) -> None:
+    def __init__(
+        self, run: OpenRun, weights: Weights, make_room: Callable[[], None] = lambda: None
+    ) -> None:
         self.background: Background | None = None
         self._run = run
         self._weights = weights
+        self._make_room = make_room
         self.compute: Compute = self.computed_elsewhere
         self._engines: list[Engine] = []
         self._dialogues: list[Dialogue | None] = []
@@ -86,6 +88,7 @@ class Sampling:
         engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
         if self._weights.policy is not None:
             self._weights.at(update)
+        self._make_room()
         parts: list[dict[str, float]] = []
 
         @cache
@@ -99,8 +102,6 @@ class Sampling:
             with lock:
                 return handed_over()
 
-        if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
-            give_back_memory()
         with ThreadPoolExecutor(len(engines)) as pool:
             parts += pool.map(lambda engine: engine.refresh(update, weights), engines)
         if self._refreshed != update:

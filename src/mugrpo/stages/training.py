@@ -47,8 +47,16 @@ class Training:
             trainer.load(Path(self.weights.path(update)))
         return trainer
 
+    def sleep(self) -> None:
+        """Leave the GPUs to engines that share them, see `Trainer.sleep`. What needs them wakes."""
+        self.weights.sleep()
+        if self.trainer is not None:
+            self.trainer.sleep()
+
     def _fresh(self) -> Trainer:
-        trainer = Trainer(self.weights.load(), self._run.config, self.weights.budget)
+        policy = self.weights.load()
+        policy.wake()
+        trainer = Trainer(policy, self._run.config, self.weights.budget)
         if self._run.config.optimizer.share_prompts and not trainer.share:
             self._run.progress.say(
                 "each response is computed with its own copy of the prompt: the model's "
@@ -89,10 +97,11 @@ class Training:
         ends = config.distributed.rest == "end" or config.backend.name == "ray"
         return not (ends or config.needs or config.engine_in_process)
 
-    def save(self, *, temporary: bool = False) -> None:
+    def save(self, *, temporary: bool = False, rests: bool = False) -> None:
         """Begin to write a checkpoint, unless all updates are saved. First record the metrics.
 
-        A `temporary` one is removed once there is a newer one.
+        A `temporary` one is removed once there is a newer one. If no update follows, the trainer
+        `rests`: what it moves to host memory is what is written, so it is copied only once.
         """
         run, trainer, schedule = self._run, self.trainer, self.schedule
         if trainer is None or not self.unsaved():
@@ -113,6 +122,7 @@ class Training:
             needed=needed,
             temporary=temporary,
             metrics=metrics,
+            rests=rests,
         )
         self.unsaved_seconds = 0.0
         if not run.config.checkpoint.beside_training:

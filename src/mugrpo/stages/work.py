@@ -48,7 +48,7 @@ class Work:
         self.training = training or Training(run, weights_of(run), run.schedule())
         self.weights = self.training.weights
         self.ranks = RankProcesses(run) if self._trains_elsewhere() else None
-        self.sampling = Sampling(run, self.weights)
+        self.sampling = Sampling(run, self.weights, self.training.sleep)
         if self.ranks:
             self.ranks.sampling = self.sampling
             self.sampling.compute = self.ranks.logprobs_for_engines
