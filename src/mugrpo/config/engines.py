@@ -28,6 +28,7 @@ class EngineOptions(NamedOptions):
     """The options that every engine has."""
 
     memory_option: ClassVar[str]  # the option that decides how much memory generation takes
+    loading_option: ClassVar[str]  # the option that decides how much is taken before it
 
     canary_responses: int = Field(4, ge=0, le=LISTED)
     """Responses at each refresh whose logprobs are compared with the trainer's. 0 turns the canary
@@ -51,6 +52,11 @@ class EngineOptions(NamedOptions):
         return f"lower --engine.{self.memory_option} (now {now}, with --force)"
 
     @property
+    def way_out_of_loading(self) -> str:
+        """Return what to do if memory runs out when the engines start, wake or take weights."""
+        return f"lower --engine.{self.loading_option} (now {getattr(self, self.loading_option)})"
+
+    @property
     def max_model_len(self) -> int | None:
         """Return the longest sequence that the engine itself accepts, or None for no limit."""
         return None
@@ -70,6 +76,7 @@ class EngineOptions(NamedOptions):
 class OwnEngineOptions(EngineOptions):
     """The options that both of mugrpo's own engines have."""
 
+    loading_option = "processes"
     processes: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
     engine in the trainer's process, with the trainer's model."""
@@ -140,6 +147,7 @@ class VLLMOptions(AnyVLLMOptions):
     """vLLM in processes of its own, which may have another environment (`mugrpo vllm-env`)."""
 
     memory_option = "max_num_seqs"
+    loading_option = "gpu_memory_utilization"
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The Python interpreter that has vllm, such as .venv-vllm/bin/python; this one if unset."""
@@ -195,7 +203,7 @@ class VLLMOptions(AnyVLLMOptions):
 class VLLMServerOptions(AnyVLLMOptions):
     """A running vLLM server, asked over HTTP for token ids and their logprobs."""
 
-    memory_option = "concurrency"
+    memory_option = loading_option = "concurrency"
     name: Literal["vllm_server"] = "vllm_server"
     urls: tuple[PrivateText, ...] = Field(
         default_factory=lambda: (PrivateText("http://localhost:8000"),),

@@ -184,9 +184,14 @@ class Policy:
         self.update = update
         self.weights_changed()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its forward passes run on a GPU."""
+        return self.device.type == "cuda"
+
     def sleep(self) -> None:
         """Move the weights from the GPU to host memory, and drop the copy in bf16."""
-        if self.device.type == "cuda" and not self.asleep:
+        if self.on_gpu and not self.asleep:
             self.move(torch.device("cpu"))
             self.asleep = True
 

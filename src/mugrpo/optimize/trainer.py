@@ -140,7 +140,7 @@ class Trainer:
         If `copied`, later updates do not change it. What is asleep is not copied: waking leaves it.
         """
         policy, moments = self.policy, {}
-        copied = copied and not policy.asleep
+        copied = copied and not (policy.asleep and self._moments_asleep)
         if policy.shard is not None:
             names = {p: name for name, p in policy.model.named_parameters()}
             moments = optimizer_in_memory(self.optimizer, names, policy.ranks, copied=copied)
@@ -172,9 +172,11 @@ class Trainer:
 
         Freed memory is given back in any case.
         """
-        if self.config.trainer_sleeps and self.policy.device.type == "cuda":
+        if self.config.trainer_sleeps and self.policy.on_gpu:
             self.policy.sleep()
-            self.move_moments(torch.device("cpu"))
+            if not self._moments_asleep:
+                self.move_moments(torch.device("cpu"))
+                self._moments_asleep = True
         if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
             give_back_memory()
 
@@ -184,13 +186,13 @@ class Trainer:
         self.policy.wake()
         if self._moments_asleep:
             self.move_moments(self.policy.device)
+            self._moments_asleep = False
 
     def move_moments(self, device: torch.device) -> None:
         """Move the optimizer's state to `device`."""
         for state in self.optimizer.state.values():
             for key, value in state.items():
                 state[key] = moved(value, device)
-        self._moments_asleep = device.type != self.policy.device.type
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

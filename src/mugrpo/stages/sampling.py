@@ -17,6 +17,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
+from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
@@ -102,7 +103,11 @@ class Sampling:
             with lock:
                 return handed_over()
 
-        with ThreadPoolExecutor(len(engines)) as pool:
+        way_out = self._run.config.engine.way_out_of_loading
+        with (
+            out_of_memory_explained("a refresh of the engines", way_out),
+            ThreadPoolExecutor(len(engines)) as pool,
+        ):
             parts += pool.map(lambda engine: engine.refresh(update, weights), engines)
         if self._refreshed != update:
             self._refreshed, self.spent = update, {}
