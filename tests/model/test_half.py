@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.model.adapter import Adapter
 from mugrpo.model.half import HalfCopy, begin_in_bf16
-from mugrpo.model.policy import load_policy
+from mugrpo.model.loading import load_model
+from mugrpo.model.policy import Policy, load_policy
+from mugrpo.model.pretrained import EMBEDDED
+from mugrpo.optimize.experience import Experience
+from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import tiny_policy
 from tests.updates import config_of
@@ -66,6 +74,31 @@ def test_what_is_not_trained_has_no_gradient_and_what_has_no_fraction_is_shared(
     working(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
     assert model[0].weight.grad is None and model[1].weight.grad.item() == 1.0
     assert working[1].packed is packed
+
+
+def test_under_an_adapter_weights_that_are_not_trained_are_in_bf16_once_and_compute_the_same(
+    tmp_path: Path, experience: Experience
+):
+    """4 bytes for a trained weight, 2 for its copy, 2 for each of the others; the same bits."""
+    options, lora = ModelOptions(precision="bf16"), LoRAOptions(rank=4)
+    policy = load_policy(options, lora=lora, seed=3)
+    assert policy.can_share_prompts
+    sizes = {
+        tensor.data_ptr(): tensor.nbytes
+        for model in (policy.model, policy.working())
+        for tensor in model.parameters()
+    }
+    trained = [p.requires_grad for p in policy.model.parameters()]
+    numbers = [p.numel() for p in policy.model.parameters()]
+    whole = sum(n for n, is_trained in zip(numbers, trained, strict=True) if not is_trained)
+    assert sum(sizes.values()) == 2 * whole + 6 * (sum(numbers) - whole)
+
+    model = load_model(EMBEDDED["chain"])
+    plain = Policy(model, policy.tokenizer, options, Adapter(model, lora, EMBEDDED["chain"], 3))
+    assert all(p.dtype == torch.float32 for p in plain.model.parameters())
+    config = config_of(model={"precision": "bf16"}, lora={"rank": 4})
+    ours, theirs = (rollout_logprobs(p, experience.rollouts, config) for p in (policy, plain))
+    assert all((a == b).all() for a, b in zip(ours, theirs, strict=True))
 
 
 STEP = 2.0**-7  # from 1.5 to the next number of bf16

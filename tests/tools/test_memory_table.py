@@ -31,6 +31,7 @@ PROMPT, RESPONSE, ROWS = 16, 48, 4
 
 def config(**options: dict) -> RunConfig:
     raw = {
+        "model": {"precision": "fp32"},
         "rollouts": {"max_new_tokens": RESPONSE},
         "optimizer": {"micro_batch_tokens": ROWS * (PROMPT + RESPONSE) + 1},
     }
@@ -90,6 +91,11 @@ def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int,
     assert on_host["asleep"] == 4 * parameters + 8 * adapter
     lines, _ = memory_table(config(lora=lora), form=form, prompt_tokens=PROMPT, gpu_gib=80)
     assert lines[0].endswith("billion parameters, an adapter of 0.0 million")
+    half = peak(form, lora=lora, model={"precision": "bf16"}, distributed={"processes": ranks})
+    share = (2 * parameters + 4 * adapter) // ranks
+    if ranks == 1:  # and the adapter's copy; ranks gather theirs
+        share += 2 * adapter
+    assert 0 <= half.parts["weights"] - share <= 4096
 
 
 def test_a_model_in_4_bits_takes_9_sixteenths_of_a_byte_for_a_weight_of_its_layers(
@@ -162,7 +168,7 @@ def test_the_micro_batch_is_as_full_as_the_trainers(form: Path):
 
 
 def test_memory_beside_the_update_is_counted(form: Path):
-    """One process also holds the engine's and the reference's copy, and moments in generation."""
+    """One process also holds the engine's and the reference's copy. It sleeps in generation."""
     raw = {"engine": {"processes": 1}, "reference": {"name": "kl"}}
     plain = memory_table(config(), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
     lines = memory_table(config(**raw), form=form, prompt_tokens=PROMPT, gpu_gib=80)[0]
@@ -170,8 +176,9 @@ def test_memory_beside_the_update_is_counted(form: Path):
         "engine",
         "reference",
         "generate",
+        "asleep",
     ]
-    assert "AdamW's moments" in next(line for line in lines if line.startswith("generate"))
+    assert "AdamW's moments" not in next(line for line in lines if line.startswith("generate"))
 
 
 def test_ranks_check_an_engine_with_their_shares_and_rest_in_the_hosts_memory(

@@ -280,9 +280,13 @@ class RunConfig(Options):
 
     @property
     def shares_gpus(self) -> bool:
-        """Return whether processes of engines and those of updates use the same GPUs in turn."""
+        """Return whether processes of engines and those of updates use the same GPUs in turn.
+
+        An engine in the run's own process shares its GPU with a rank, if there are ranks.
+        """
         elsewhere = self.overlap or self.backend.name == "ray" or self.engine.name == "vllm_server"
-        return not elsewhere and not self.engine_in_process
+        one_process = self.engine_in_process and self.distributed.ranks == 1
+        return not elsewhere and not one_process
 
     @property
     def trainer_sleeps(self) -> bool:

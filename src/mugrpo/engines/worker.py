@@ -56,7 +56,7 @@ class Own:
 
         if self._engine is None:
             policy = load_policy(
-                self._model, lora=self._lora
+                self._model, lora=self._lora, share_prompts=False
             )  # A does not matter before it is loaded
             self._engine = make_engine(policy, self._options, print)
         self._engine.policy.load_weights(path, update)

@@ -24,7 +24,7 @@ from mugrpo.model.files import (
     weights_in_memory,
     write_weights,
 )
-from mugrpo.model.half import HalfCopy
+from mugrpo.model.half import HalfCopy, halve_frozen
 from mugrpo.model.hardware import device_of, precision_of
 from mugrpo.model.loading import (
     empty_model,
@@ -38,6 +38,7 @@ from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
+from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
 from mugrpo.processes.ranks import ALONE, Ranks
@@ -239,14 +240,16 @@ def load_policy(
     *,
     lora: LoRAOptions | None = None,
     seed: int = 0,
+    share_prompts: bool = True,
 ) -> Policy:
     """Return the policy at update 0, with an adapter drawn with `seed` if `lora` asks for one.
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Raises
-    UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
-    `put_adapter` and `quantization_of` do.
+    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Under an
+    adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`, it is tried
+    before whether it can share prompts, which takes fp32. Raises UsageError if model or tokenizer
+    cannot be loaded, if the device is missing, and as `put_adapter` and `quantization_of` do.
     """
     path, device = model_path(options), device_of(options)
     quantized = quantization_of(lora, options.precision, device) if lora else None
@@ -265,8 +268,14 @@ def load_policy(
             use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
+    shares: bool | None = None
+    if adapter and not quantized and precision_of(options)[0] == "bf16":
+        if share_prompts:
+            shares = ranks.from_first(ranks.first and can_share_prompts(model))
+        halve_frozen(model)
     policy = Policy(model.to(device) if ranks.size == 1 else model, tokenizer, options, adapter)
     policy.ranks, policy.device = ranks, torch.device(device)
+    policy.can_share_prompts = shares
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")
     return policy

@@ -123,7 +123,10 @@ class Weights:
     def _loaded(self, *how: Any) -> Policy:
         """Return the initial policy, from the model's files."""
         config = self._config
-        return load_policy(config.model, *how, lora=config.lora, seed=config.seed)
+        share = config.optimizer.share_prompts
+        return load_policy(
+            config.model, *how, lora=config.lora, seed=config.seed, share_prompts=share
+        )
 
     def _frozen_at(self, update: int) -> Policy:
         """Return a policy with the weights after `update` updates. Do not train it."""

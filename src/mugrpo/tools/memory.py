@@ -31,7 +31,7 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
-from mugrpo.model.half import HalfCopy
+from mugrpo.model.half import HalfCopy, halve_frozen
 from mugrpo.model.logprobs import chunked_logprobs
 from mugrpo.model.policy import checkpoint_activations
 from mugrpo.model.pretrained import model_path
@@ -67,6 +67,15 @@ class UpdateMemory:
     def copy(self, each: int = 4) -> float:
         """Return the bytes of a copy of the model with `each` bytes for a weight in full."""
         return each * (self.parameters - self.quantized) + BYTES * self.quantized
+
+    def loaded(self, half: bool, *, working: bool = False) -> float:
+        """Return the bytes of a loaded model, and if `working` of its copy in bf16, with `half`.
+
+        Under an adapter, `half` leaves the model's own weights in bf16 alone.
+        """
+        if half and self.trained < self.parameters and not self.quantized:
+            return 2 * self.parameters + (6 if working else 4) * self.trained
+        return self.copy(6 if half and working else 4)
 
     def on_gpu(self, *, offloaded: bool) -> int:
         """Return the bytes on the GPU: if `offloaded`, without weights, gradients and moments."""
@@ -145,6 +154,8 @@ def update_memory(config: RunConfig, *, form: Path | None, prompt_tokens: int) -
             checkpoint_activations(model)
         model.train(config.model.gradient_checkpointing)
         quantized = quantize_fakes(model, half) if config.lora.quantized else 0
+        if half and config.lora.rank and not config.lora.quantized:
+            halve_frozen(model)
         alone = half and mesh is None  # with ranks, FSDP rounds block by block
         working = HalfCopy(model).working if alone else model
         full_rows = _FullRows(working, config, prompt_tokens)
@@ -240,13 +251,13 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
 
 def _beside_update(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
-    sizes, each = {}, 4 if config.model.precision == "fp32" else 6
+    sizes, working = {}, peak.loaded(config.model.precision != "fp32", working=True)
     if config.distributed.ranks == 1 and config.backend.name == "local":
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
-            sizes["engine"] = peak.copy(each)
+            sizes["engine"] = working
         if config.needs:
-            sizes["reference"] = peak.copy(each)
+            sizes["reference"] = working
     return sizes
 
 
@@ -255,8 +266,9 @@ def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     options, sizes = config.distributed, {"model": peak.copy()}  # the first rank reads it
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
-    elif options.ranks > 1 and options.rest == "sleep":
-        sizes["asleep"] = (peak.copy() + 8 * peak.trained) * options.replicas
+    elif config.trainer_sleeps:
+        model = peak.loaded(config.model.precision != "fp32")
+        sizes["asleep"] = (model + 8 * peak.trained) * options.replicas
     engine = config.engine
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
         weight = 4 if config.model.precision == "fp32" else 2  # bytes
@@ -276,12 +288,12 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     shards = ranks // config.distributed.replicas
     local, half = config.backend.name == "local", config.model.precision != "fp32"
     if ranks > 1 and local:
-        own = (peak.copy() / shards + peak.parts["gathered"]) / GIB
+        own = (peak.loaded(half) / shards + peak.parts["gathered"]) / GIB
         text = f"a rank's share of the model, {own:.1f}"
     else:
-        own = peak.copy(6 if half else 4) / GIB
+        own = peak.loaded(half, working=True) / GIB
         text = f"the run's copy of the model, {own:.1f}"
-    if local and (ranks == 1 or config.distributed.rest != "sleep"):
+    if local and not config.trainer_sleeps:
         moments = 8 * peak.trained / shards / GIB
         own, text = own + moments, f"{text}, AdamW's moments, {moments:.1f}"
     engine = config.engine
@@ -292,5 +304,5 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib
         return own + share, f"{text}, and vLLM's share, {share:.1f}"
-    copy = peak.copy(6 if half else 4) / GIB
+    copy = peak.loaded(half, working=True) / GIB
     return own + copy, f"{text}, and the engine's copy, {copy:.1f}; the KV cache comes on top"
