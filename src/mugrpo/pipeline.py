@@ -22,6 +22,7 @@ from typing import Any
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.publishing import remove_unfinished
 from mugrpo.run.opened import OpenRun
+from mugrpo.run.room import require_room
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
@@ -61,6 +62,7 @@ def train(
         current = work.training.schedule.stage_of(update)
         _prepare(run)
         if update < run.config.schedule.total_updates:
+            require_room(config)
             try_out(run, work.suites)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")

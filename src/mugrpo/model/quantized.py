@@ -54,43 +54,8 @@ def require_bitsandbytes() -> None:
         ) from None
 
 
-def quantize_fakes(model: Any, half: bool) -> int:
-    """Give a model of fake tensors, with an adapter inside, the memory that a quantized one takes.
-
-    If `half`, it computes in bf16. Returns the number of weights that are in 4 bits. Raises
-    UsageError as `require_bitsandbytes` does.
-    """
-    require_bitsandbytes()
-    number, head = 0, model.get_output_embeddings()
-    for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Linear | Conv1D) or layer is head or layer.weight.requires_grad:
-            continue
-        number += layer.weight.numel()
-        model.set_submodule(name, _FakeLayer(layer, torch.bfloat16 if half else torch.float32))
-    return number
-
-
-class _FakeLayer(nn.Module):
-    """The tensors and operations of bitsandbytes' Linear4bit, which accepts no fake tensors."""
-
-    def __init__(self, layer: nn.Linear | Conv1D, dtype: torch.dtype) -> None:
-        super().__init__()
-        shape = layer.weight.shape
-        self._shape = shape if isinstance(layer, nn.Linear) else torch.Size(reversed(shape))
-        self._dtype = dtype
-        packed = torch.empty(shape.numel() // 2, 1, dtype=torch.uint8)
-        self.weight = nn.Parameter(packed, requires_grad=False)
-        self.register_buffer("absmax", torch.empty(-(shape.numel() // -_BLOCK)))
-        self.bias = layer.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        import bitsandbytes
-
-        state = bitsandbytes.functional.QuantState(
-            self.absmax, self._shape, blocksize=_BLOCK, quant_type="nf4", dtype=torch.float32
-        )
-        bias = None if self.bias is None else self.bias.to(self._dtype)
-        product: torch.Tensor = bitsandbytes.matmul_4bit(
-            x.to(self._dtype), self.weight, state, bias=bias
-        )
-        return product.to(x.dtype)
+def packed_weights(model: Any) -> int:
+    """Return the number of weights of `model`, with an adapter inside, that are put in 4 bits."""
+    head = model.get_output_embeddings()
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head)
+    return sum(m.weight.numel() for m in layers if not m.weight.requires_grad)

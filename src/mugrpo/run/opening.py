@@ -33,6 +33,7 @@ from mugrpo.run.provenance import (
     provenance_of,
     settled_config,
 )
+from mugrpo.run.room import changed, left_open, with_room
 from mugrpo.run.target import Target, problems_of, read_target
 from mugrpo.tasks import make_task
 
@@ -194,19 +195,24 @@ def _common_update(folder: RunDir, ranks: Ranks, progress: Progress) -> int:
 
 
 def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> RunConfig:
-    """Return `config` with the precision that "auto" stands for: what the run began with, if so.
+    """Return `config` with what it leaves to the machine: as the run began with it, if so.
 
-    Say if others use the cores.
+    That is the precision that "auto" stands for, and sizes that fit the memory. Say if others use
+    the cores.
     """
     if busy := crowded(config.model):
         progress.say(busy)
-    if config.model.precision == "auto" and (stored := folder.read_config()) is not None:
-        began_with = stored["config"]["model"]["precision"]
-        model = config.model.model_copy(update={"precision": began_with})
-        return config.model_copy(update={"model": model})
+    stored = folder.read_config()
+    if stored is not None:
+        auto = [("model", "precision")] if config.model.precision == "auto" else []
+        for group, option in (*auto, *left_open(config)):
+            if option in (began_with := stored["config"][group]):
+                config = changed(config, group, option, began_with[option])
+        return config
     config, why = with_precision(config)
-    if why:
-        progress.say(why)
+    config, lowered = with_room(config)
+    for sentence in filter(None, (why, lowered)):
+        progress.say(sentence)
     return config
 
 

@@ -169,7 +169,7 @@ def _assumed(setting: Setting) -> list[str]:
 
 
 def _say_memory(options: argparse.Namespace, setting: Setting, say: Say) -> None:
-    from mugrpo.tools.memory import memory_table
+    from mugrpo.run.room import memory_table
 
     lines, fault = memory_table(
         setting.config,
