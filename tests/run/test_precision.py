@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 import mugrpo
-from mugrpo.config.load import load_config
 from mugrpo.model import hardware
-from mugrpo.run.opening import _for_this_machine
 from tests.runs import write_config
 
 
@@ -36,15 +32,3 @@ def test_on_another_machine_it_stays(tmp_path, monkeypatch, capsys, first, kept,
     assert stored["config"]["model"]["precision"] == kept
     assert opened(tmp_path, monkeypatch, then) == kept
     assert "precision:" not in capsys.readouterr().out
-
-
-def test_a_run_that_was_written_with_auto_takes_what_this_machine_takes(monkeypatch):
-    """An import writes a run before anything has computed for it."""
-    monkeypatch.setattr(hardware, "device_of", lambda _: "cuda")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    config: Any = load_config(None)
-    folder: Any = SimpleNamespace(read_config=lambda: {"config": config.revealed()})
-    said: list[str] = []
-    screen: Any = SimpleNamespace(say=said.append)
-    assert _for_this_machine(folder, config, screen).model.precision == "bf16"
-    assert said == ["precision: bf16; the GPU computes in it"]

@@ -31,6 +31,7 @@ PROMPT, RESPONSE, ROWS = 16, 48, 4
 
 def config(**options: dict) -> RunConfig:
     raw = {
+        "model": {"precision": "fp32"},
         "rollouts": {"max_new_tokens": RESPONSE},
         "optimizer": {"micro_batch_tokens": ROWS * (PROMPT + RESPONSE) + 1},
     }
@@ -147,7 +148,7 @@ def test_with_checkpointing_a_layer_keeps_only_its_input(tmp_path: Path):
     def activations(layers: int, **options: object) -> int:
         deep.num_hidden_layers = layers
         deep.save_pretrained(tmp_path)
-        return peak(tmp_path, model=options).parts["activations"]
+        return peak(tmp_path, model={"precision": "fp32", **options}).parts["activations"]
 
     checkpointed = {"gradient_checkpointing": True}
     again = activations(4, **checkpointed) - activations(3, **checkpointed)

@@ -22,6 +22,10 @@ from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
 
+# Devices on which only torch's plain kernel, which stores all scores, takes masks and query heads
+# that share keys and values. A copy of these for each query head takes less.
+_UNGROUPED = ("cuda",)
+
 
 def shared_hidden(
     model: Any,
@@ -197,15 +201,18 @@ def packed_attention(
         queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the output for `queries`, [rows x columns, Q, D]."""
+        of_keys = [gathered(states, keys) for states in (key_MQD, value_MQD)]
+        if copied := grouped and mask is not None and query.device.type in _UNGROUPED:
+            each = query.shape[1] // key.shape[1]
+            of_keys = [states.repeat_interleave(each, 1) for states in of_keys]
         output = F.scaled_dot_product_attention(
             gathered(query_MQD, queries),
-            gathered(key_MQD, keys),
-            gathered(value_MQD, keys),
+            *of_keys,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
             scale=scaling,
-            enable_gqa=grouped,
+            enable_gqa=grouped and not copied,
         )
         flat: torch.Tensor = output.transpose(1, 2).flatten(0, 1)
         return flat

@@ -203,7 +203,7 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
     if config.model.precision == "auto" and (stored := folder.read_config()) is not None:
         began_with = stored["config"]["model"]["precision"]
         model = config.model.model_copy(update={"precision": began_with})
-        config = config.model_copy(update={"model": model})
+        return config.model_copy(update={"model": model})
     config, why = with_precision(config)
     if why:
         progress.say(why)
