@@ -216,7 +216,7 @@ def packed(groups: Sequence[Group], device: torch.device) -> Packing:
     steps = torch.arange(int(responses.max()))
     ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.long)
     given = (ids, prompts, steps < responses[:, None], numbers)
-    return Packing.of(*(tensor.to(device) for tensor in given))
+    return Packing(*(tensor.to(device) for tensor in given))
 
 
 def attended(

@@ -36,6 +36,7 @@ MATHEMATICS = [
     "mugrpo.model.attention",
     "mugrpo.model.logprobs",
     "mugrpo.model.rows",
+    "mugrpo.model.shaping",
     "mugrpo.model.shared_prompts",
     "mugrpo.model.varlen",
     "mugrpo.optimize.advantages",

@@ -145,7 +145,7 @@ def test_quantized_rollouts_without_a_correction_are_refused(words, fault):
 @pytest.mark.parametrize(
     ("words", "tolerance"),
     [
-        ("engine.name=vllm", 1e-3),
+        ("engine.name=vllm model.precision=fp32", 1e-3),
         ("engine.name=vllm model.precision=bf16", 0.1),
         (QUANTIZED, 0.3),
         (f"{QUANTIZED} engine.canary_tolerance=0.05", 0.05),

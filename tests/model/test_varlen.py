@@ -100,7 +100,7 @@ def test_sequences_by_hand():
     The response of one token has nothing to compute. Keys are the prompts, and for each of the
     other responses its prompt's and its own.
     """
-    sequences = Packing.of(*rows([(3, [6, 1]), (9, [4])])).sequences
+    sequences = Packing(*rows([(3, [6, 1]), (9, [4])])).sequences
     assert sequences.starts_q.tolist() == [0, 3, 12, 17, 20]
     assert sequences.starts_k.tolist() == [0, 3, 12, 20, 32]
     assert sequences.keys.tolist() == [
@@ -119,5 +119,5 @@ def test_torchs_kernel_takes_these_arguments():
 
 def test_no_padding_is_computed():
     """Rows of 9, 4, 13, 21, 16, 16, 10 and 2 tokens; the last of each is not computed."""
-    packing = Packing.of(*rows(RAGGED)[:3], torch.arange(8))
+    packing = Packing(*rows(RAGGED)[:3], torch.arange(8))
     assert len(packing.ids) == 9 + 4 + 13 + 21 + 16 + 16 + 10 + 2 - 8

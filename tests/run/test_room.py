@@ -186,8 +186,7 @@ def test_with_checkpointing_a_layer_keeps_only_its_input(tmp_path: Path):
     def activations(layers: int, **options: object) -> float:
         deep.num_hidden_layers = layers
         deep.save_pretrained(tmp_path)
-        chosen = {"precision": "fp32", **options}
-        return peak(tmp_path, model=chosen).parts["activations"]
+        return peak(tmp_path, model={"precision": "fp32", **options}).parts["activations"]
 
     checkpointed = {"gradient_checkpointing": True}
     again = activations(4, **checkpointed) - activations(3, **checkpointed)

@@ -17,6 +17,7 @@ import pytest
 from mugrpo.cli import main
 from mugrpo.disk.errors import Interrupted, UsageError
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.model.hardware import with_precision
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.opening import open_run
 from mugrpo.run.progress import Progress
@@ -166,7 +167,7 @@ def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Pat
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     assert main(["train", study.base, "--run-dir", str(tmp_path / "run"), *cell.overrides]) == 0
     with open_run(tmp_path / "run", progress=Progress()) as run:
-        assert run.config == cell.config
+        assert run.config == with_precision(cell.config)[0]
     by_hand = Results(tmp_path / "cells.parquet").add(cell, tmp_path / "run")
     shown = cells(studied)[cell.name]
     for key in ("accuracy", "best", "updates", "stages", "rollouts", "config"):

@@ -83,7 +83,7 @@ def test_a_gpu_that_torch_does_not_see_is_told(machine: pytest.MonkeyPatch):
     [
         ("fpu amx_bf16 avx512_bf16", ", AMX and AVX512 for bf16"),
         ("fpu avx512_bf16", ", AVX512 for bf16"),
-        ("fpu avx512f", ", neither AMX nor AVX512 for bf16; leave model.precision at fp32 or auto"),
+        ("fpu avx512f", ", neither AMX nor AVX512 for bf16; leave model.precision at auto"),
     ],
 )
 def test_the_cpus_flags_say_whether_bf16_is_fast(

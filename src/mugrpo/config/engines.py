@@ -139,7 +139,7 @@ class AnyVLLMOptions(EngineOptions):
                 "engine.quantization samples from another policy than the one trained, so it "
                 "needs correction.name = 'truncated' or 'masked'"
             )
-        if self.quantizes and precision == "fp32":
+        if self.quantizes and precision != "bf16":
             yield "engine.quantization needs model.precision = 'bf16'"
 
 

@@ -43,9 +43,10 @@ class ModelOptions(Options):
     path: str = Field("chain", json_schema_extra=PLACE)
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
-    bf16 if the machine has units for it, and the run says which one it took."""
+    bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. A resumed run keeps
+    what it began with."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False

@@ -40,21 +40,17 @@ def bf16_units() -> str:
 
 
 def precision_of(options: ModelOptions) -> tuple[Precision, str]:
-    """Return the model's precision here, and if it is "auto" a sentence that says why, or "".
+    """Return the model's precision here, and if a GPU decides it a sentence that says so, or "".
 
     Raises UsageError if the model's device is missing.
     """
     if options.precision != "auto":
         return options.precision, ""
-    if device_of(options) == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        why = f"the GPU {'computes' if fast else 'does not compute'} in it"
-    else:
-        fast = bool(bf16_units())
-        why = f"this CPU has {bf16_units() or 'neither AMX nor AVX512'} for it"
-    if fast:
-        return "bf16", f"precision: bf16; {why}"
-    return "fp32", f"precision: fp32; not bf16, because {why}"
+    if device_of(options) == "cpu":
+        return "fp32", ""
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16", "precision: bf16; the GPU computes in it"
+    return "fp32", "precision: fp32; not bf16, because the GPU does not compute in it"
 
 
 def with_precision(config: RunConfig) -> tuple[RunConfig, str]:

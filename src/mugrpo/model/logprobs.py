@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from mugrpo.model.rows import plain_hidden, response_places
+from mugrpo.model.shaping import PLAIN, Shaping, shaping_of
 from mugrpo.model.shared_prompts import shared_hidden
 from mugrpo.model.varlen import Kernel
 
@@ -38,6 +39,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         targets_N: torch.Tensor,
         temperature: float,
         chunk: int,
+        shaping: Shaping,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropies, peaks, sums = [], [], [], []
         for hidden_CH, targets_C in zip(
@@ -45,7 +47,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ):
             logits_CV = _logits(hidden_CH, weight_VH, bias_V)
             for block in _blocks(logits_CV):
-                logits_RV = _scaled(logits_CV[block], temperature)
+                logits_RV = _tempered(shaping(logits_CV[block]), temperature)
                 peak_R1 = logits_RV.amax(-1, keepdim=True)
                 logits_RV = logits_RV - peak_R1
                 exp_RV = logits_RV.exp()
@@ -60,18 +62,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
             hidden_NH, weight_VH, bias_V, targets_N, torch.cat(peaks), torch.cat(sums)
         )
         ctx.temperature, ctx.chunk, ctx.last_CV = temperature, chunk, logits_CV
+        ctx.shaping = shaping
         entropy_N = torch.cat(entropies)
         ctx.mark_non_differentiable(entropy_N)
         return torch.cat(logprobs), entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk."""
+        """Apply d logprob / d logits = (onehot(target) - softmax) / temperature, chunk by chunk.
+
+        With a cap, d logits / d x = scale (1 - (logits / cap)^2).
+        """
         hidden_NH, weight_VH, bias_V, targets_N, peak_N1, sum_N = ctx.saved_tensors
         grad_hidden_NH = torch.empty_like(hidden_NH)
         _, wants_weight, wants_bias, *_ = ctx.needs_input_grad  # not if the head is frozen
         grad_weight_VH, grad_bias_V = None, None
-        factor_N = grads[0] / ctx.temperature
+        temperature, shaping = ctx.temperature, ctx.shaping
+        factor_N = grads[0] / (temperature / shaping.scale)
         starts = range(0, len(targets_N), ctx.chunk)
         for start in starts:
             part = slice(start, start + ctx.chunk)
@@ -83,10 +90,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if logits_CV is None:
                 logits_CV = _logits(hidden_CH, weight_VH, bias_V)
             for block in _blocks(logits_CV):
-                logits_RV = _scaled(logits_CV[block], ctx.temperature)
+                logits_RV = _tempered(shaping(logits_CV[block]), temperature)
                 grad_RV = (logits_RV - peak_C1[block]).exp_()
                 grad_RV *= (-factor_C[block] / sum_C[block])[:, None]
                 grad_RV.scatter_add_(-1, targets_C[block, None], factor_C[block, None])
+                if shaping.cap is not None:
+                    grad_RV *= 1 - (logits_RV * (temperature / shaping.cap)).square_()
                 logits_CV[block] = grad_RV
             grad_CV = logits_CV
             grad_hidden_NH[part] = grad_CV @ weight_VH.to(grad_CV.dtype)
@@ -98,7 +107,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             None if grad is None else grad.to(weight_VH.dtype)
             for grad in (grad_weight_VH, grad_bias_V)
         )
-        return grad_hidden_NH, *parts, None, None, None
+        return grad_hidden_NH, *parts, None, None, None, None
 
 
 def chunked_logprobs(
@@ -109,16 +118,18 @@ def chunked_logprobs(
     *,
     temperature: float,
     chunk: int,
+    shaping: Shaping = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log_softmax(logits / temperature) at the targets [N], and the entropy [N] in nats.
 
-    logits = hidden @ weight.T + bias, computed in the hidden states' precision; the rest is in
-    fp32. Memory beyond the inputs is a few times chunk x V. The entropy carries no gradient.
+    logits = shaping(hidden @ weight.T + bias). The product is computed in the hidden states'
+    precision, the rest in fp32. Memory beyond the inputs is a few times chunk x V. The entropy
+    carries no gradient.
     """
     assert hidden_NH.ndim == 2 and weight_VH.ndim == 2 and targets_N.ndim == 1
     assert len(hidden_NH) == len(targets_N) > 0
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(
-        hidden_NH, weight_VH, bias_V, targets_N, temperature, chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperature, chunk, shaping
     )
     return logprobs_N, entropy_N
 
@@ -162,6 +173,7 @@ def response_logprobs(
         ids_BL.flatten()[response_places(ids_BL, prompt_lengths_B, mask_BT, steps_BT)],
         temperature=temperature,
         chunk=chunk,
+        shaping=shaping_of(model),
     )
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_N.dtype, device=ids_BL.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_N), zeros_BT.masked_scatter(mask_BT, entropy_N)
@@ -182,9 +194,7 @@ def _blocks(numbers_CV: torch.Tensor) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
-def _scaled(logits_RV: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return logits / temperature in fp32."""
-    logits_RV = logits_RV.float()
+def _tempered(logits_RV: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits_RV if temperature == 1 else logits_RV / temperature
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions
+from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import attending
 from mugrpo.model.blocks import compile_blocks, refuse_without_compiler, uncompiled
@@ -38,6 +39,7 @@ from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import quantization_of
+from mugrpo.model.shaping import shaping_of
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.model.varlen import Kernel
 from mugrpo.model.vocabulary import vocabulary_of
@@ -53,6 +55,7 @@ class Policy:
     whatever the precision of the arithmetic; forward passes go through `working()`. Dropout is
     always off, because the distribution that is optimized must be the one that was sampled from.
     With an `adapter`, the model has it inside, and only the adapter is trained, saved and loaded.
+    Raises UsageError if the model's logits cannot be computed from its hidden states.
     """
 
     def __init__(
@@ -78,6 +81,10 @@ class Policy:
         pad_id = tokenizer.pad_token_id
         self.pads_with_eos = pad_id is None or pad_id >= self.vocab_size
         self.pad_id: int = tokenizer.eos_token_id if self.pads_with_eos else pad_id
+        try:
+            shaping_of(self.model)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         _turn_off_dropout(self.model)
         if options.gradient_checkpointing:
             checkpoint_activations(self.model)

@@ -9,7 +9,6 @@ pass, H hidden size, Q query heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,10 @@ from mugrpo.model.rows import plain_hidden, response_lengths
 from mugrpo.model.varlen import Kernel, Sequences
 
 PACKED = "mugrpo_packed"  # the name that registers `packed_attention` with transformers
+
+# Devices on which only torch's plain kernel, which stores all scores, takes masks and query heads
+# that share keys and values. A copy of these for each query head takes less.
+_UNGROUPED = ("cuda",)
 
 
 def shared_hidden(
@@ -44,7 +47,7 @@ def shared_hidden(
     if steps_BT is not None:
         lengths_B1 = response_lengths(mask_BT, steps_BT)[:, None]
         real_BR = torch.arange(int(lengths_B1.max()), device=ids_BL.device) < lengths_B1
-    packing = Packing.of(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel)
+    packing = Packing(ids_BL, prompt_lengths_B, real_BR, prompts_B, kernel)
     with attending(model.config, PACKED):
         hidden_MH = model.base_model(
             input_ids=packing.ids[None],
@@ -60,29 +63,21 @@ def shared_hidden(
     return hidden_NH
 
 
-@dataclass(frozen=True)
 class Packing:
-    """Packed tokens, prompts first, and the indices by which attention separates them."""
+    """Packed tokens, prompts first, and the indices by which attention separates them.
 
-    ids: torch.Tensor  # [M]
-    positions: torch.Tensor  # [M]
-    prompt: torch.Tensor  # [U, P], indices in M of a prompt's tokens, 0 in padding
-    response: torch.Tensor  # [B, S], indices in M of a response's tokens, 0 in padding
-    real_prompt: torch.Tensor  # [U, P] bool, false in padding
-    real_response: torch.Tensor  # [B, S] bool, false in padding
-    prompts: torch.Tensor  # [B], each response's prompt
-    kernel: Kernel | None  # that attends without masks
-    masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by window
+    Not a dataclass: of those among a block's arguments, FSDP makes new ones when it casts to bf16,
+    and each block would compute what is cached here again, with several waits for the GPU.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         ids_BL: torch.Tensor,
         prompt_lengths_B: torch.Tensor,
         mask_BT: torch.Tensor,
         prompts_B: torch.Tensor,
         kernel: Kernel | None = None,
-    ) -> Packing:
+    ) -> None:
         """Pack rows, given as in `shared_hidden`. `mask_BT` is true for all response tokens."""
         device = ids_BL.device
         rows_B = torch.arange(len(prompts_B), device=device)
@@ -95,18 +90,19 @@ class Packing:
         places_BS = (prompt_lengths_B[:, None] + steps_S).clamp(max=ids_BL.shape[1] - 1)
         prompt_UP = (real_UP.flatten().cumsum(0) - 1).view(real_UP.shape).where(real_UP, 0)
         response_BS = (real_BS.flatten().cumsum(0) - 1 + real_UP.sum()).view(real_BS.shape)
-        return cls(
-            ids=torch.cat(
-                [ids_BL[rows_U, : len(places_P)][real_UP], ids_BL.gather(1, places_BS)[real_BS]]
-            ),
-            positions=torch.cat([places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]),
-            prompt=prompt_UP,
-            response=response_BS.where(real_BS, 0),
-            real_prompt=real_UP,
-            real_response=real_BS,
-            prompts=prompts_B,
-            kernel=kernel,
+        self.ids = torch.cat(  # [M]
+            [ids_BL[rows_U, : len(places_P)][real_UP], ids_BL.gather(1, places_BS)[real_BS]]
         )
+        self.positions = torch.cat(  # [M]
+            [places_P.expand(real_UP.shape)[real_UP], places_BS[real_BS]]
+        )
+        self.prompt = prompt_UP  # [U, P], indices in M of a prompt's tokens, 0 in padding
+        self.response = response_BS.where(real_BS, 0)  # [B, S], the same of a response's
+        self.real_prompt = real_UP  # [U, P] bool, false in padding
+        self.real_response = real_BS  # [B, S] bool, false in padding
+        self.prompts = prompts_B  # [B], each response's prompt
+        self.kernel = kernel  # that attends without masks
+        self.masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by window
 
     @cached_property
     def context(self) -> torch.Tensor:
@@ -205,15 +201,19 @@ def packed_attention(
         queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the output for `queries`, [rows x columns, Q, D]."""
+        of_keys = [gathered(states, keys) for states in (key_MQD, value_MQD)]
+        if copied := grouped and mask is not None and query.device.type in _UNGROUPED:
+            each = query.shape[1] // key.shape[1]
+            of_keys = [states.repeat_interleave(each, 1) for states in of_keys]
         output = F.scaled_dot_product_attention(
             gathered(query_MQD, queries),
-            gathered(key_MQD, keys),
-            gathered(value_MQD, keys),
+            of_keys[0],
+            of_keys[1],
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
             scale=scaling,
-            enable_gqa=grouped,
+            enable_gqa=grouped and not copied,
         )
         flat: torch.Tensor = output.transpose(1, 2).flatten(0, 1)
         return flat

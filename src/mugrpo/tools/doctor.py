@@ -59,7 +59,7 @@ def _cpu() -> Finding:
 
     if units := bf16_units():
         return f"{text}, {units} for bf16", ""
-    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at fp32 or auto"
+    return f"{text}, neither AMX nor AVX512 for bf16", "leave model.precision at auto"
 
 
 def _disk() -> Finding:

@@ -21,6 +21,7 @@ from mugrpo.disk.publishing import publish_folder
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import write_rollouts
+from mugrpo.model.hardware import with_precision
 from mugrpo.model.loading import load_vocabulary
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import model_fingerprint
@@ -83,7 +84,9 @@ def import_rollouts(
     held_out = [problem for problem in held_out if canonical(problem.prompt) not in asked]
     options = _options(raw, config, groups, named=named, evaluated=bool(held_out))
     problems = {PROBLEMS: [group[0].problem for group in groups], HELD_OUT: held_out}
-    final = build_config(_with_data(options, folder.absolute(), problems), str(target))
+    final, _ = with_precision(
+        build_config(_with_data(options, folder.absolute(), problems), str(target))
+    )
     for sentence in notices(groups, final, encode):
         say(sentence)
     if dropped := importer.dropped:

@@ -55,9 +55,12 @@ def test_a_faulty_file_is_refused(tmp_path: Path, old: str, new: str, sentence: 
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize(("bf16", "settled"), [(3e12, "bf16"), (1e12, "fp32")])
-def test_auto_is_the_faster_precision_of_the_machine(bf16, settled):
-    known = load_machine("1xH100")
+@pytest.mark.parametrize(
+    ("name", "bf16", "settled"),
+    [("1xH100", 3e12, "bf16"), ("1xH100", 1e12, "fp32"), ("1xCPU", 3e12, "fp32")],
+)
+def test_auto_is_bf16_on_gpus_that_are_faster_in_it(name, bf16, settled):
+    known = load_machine(name)
     rates = known.rates.model_copy(update={"fp32": 2e12, "bf16": bf16})
     machine = known.model_copy(update={"rates": rates})
     config = build_config({"model": {"precision": "auto"}}, "test")

@@ -119,10 +119,11 @@ class Machine(Options):
         return 0.9 * self.memory_gib * 2**30
 
     def settled(self, config: RunConfig) -> RunConfig:
-        """Return `config` with the faster precision if its own is "auto"."""
+        """Return `config` with the precision that "auto" is there, if that is its own."""
         if config.model.precision != "auto":
             return config
-        precision = "bf16" if self.rates.bf16 > self.rates.fp32 else "fp32"
+        fast = self.kind == "gpu" and self.rates.bf16 > self.rates.fp32
+        precision = "bf16" if fast else "fp32"
         model = config.model.model_copy(update={"precision": precision})
         return config.model_copy(update={"model": model})
 
