@@ -61,8 +61,9 @@ class Answer:
     number: int
     update: int = 0  # the number of updates made
     starts: tuple[int, ...] = ()  # `Schedule.starts` after them
-    folder: str = ""  # where their checkpoint is being written, or only their model
-    saved: bool = True  # whether it is a checkpoint
+    saved: bool = True  # whether a checkpoint holds them
+    checkpoint: str = ""  # where it is being written; empty if it is published
+    model: str = ""  # a folder with these weights alone, for engines; empty if there is none
 
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
@@ -154,10 +155,10 @@ def _read(folder: RunDir) -> Order | None:
 
 def _answer(folder: RunDir, number: int) -> Answer:
     update = folder.newest_update()
+    held = [folder.pending, folder.unsaved]
+    where = [str(one.folder) if one and one.update == update else "" for one in held]
     saved = folder.saved_update() == update
-    held = folder.pending if saved else folder.unsaved
-    where = str(held.folder if held else "")
-    return Answer(number, update, folder.stage_starts(update), where, saved)
+    return Answer(number, update, folder.stage_starts(update), saved, *where)
 
 
 def _last_answer(folder: RunDir) -> Answer:
