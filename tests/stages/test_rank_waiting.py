@@ -136,7 +136,7 @@ def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(patience, "time", Shared())
-    monkeypatch.setattr("mugrpo.optimize.checkpoint._TICK", 0.0)
+    monkeypatch.setattr("mugrpo.optimize.checkpoint._RARELY", 0.0)
     second: Any = SimpleNamespace(first=False, rank=1, size=2)
     snapshot: Any = SimpleNamespace(
         state={"update": 8}, policy=SimpleNamespace(ranks=second), write_model=None
@@ -155,8 +155,8 @@ def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot
         state: ClassVar = {"update": 8}
         policy = SimpleNamespace(ranks=SimpleNamespace(first=True, rank=0, size=1))
 
-        def write_model(self, folder: Path) -> None:
-            pass
+        def write_model(self, folder: Path) -> dict[str, str]:
+            return {}
 
         def write_rest(self, folder: Path) -> dict[str, str]:
             return {}
