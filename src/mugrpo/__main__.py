@@ -8,9 +8,10 @@ def main() -> int:
     if sys.platform == "win32":  # it has no fcntl, on which locks rest
         print("mugrpo runs on Linux and macOS; on Windows, use it in WSL", file=sys.stderr)
         return 2
-    from mugrpo.processes.driver import end_with_driver
+    from mugrpo.processes.driver import end_with_driver, let_segments_grow
 
     end_with_driver()
+    let_segments_grow()
     from mugrpo import cli
 
     return cli.main()

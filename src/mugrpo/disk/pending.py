@@ -26,7 +26,10 @@ class Pending(Protocol):
 
 @dataclass(frozen=True)
 class Unsaved:
-    """Updates that only the ranks' memory holds, and a folder with their model for engines."""
+    """Updates that the ranks' memory holds, and a folder with their model for engines.
+
+    A checkpoint may hold them, too.
+    """
 
     update: int
     starts: tuple[int, ...]  # `Schedule.starts`

@@ -22,7 +22,7 @@
       logs/engine-0.log, rewards.log      output of such a process; of the judges, up to 8 MiB
       logs/ranks/                         output of the ranks
       ranks/order.json, done.json         what the ranks are to do, and what they have done
-      ranks/models/update-000064/         weights for engines, where no checkpoint was due
+      ranks/models/update-000064/         weights for engines, from the ranks (or see `in_memory`)
       bakeoff/stage-000/METHOD/           runs that train other methods on the stage's rollouts
 
 A path that exists is complete (see `publishing`). A shard that its manifest does not list does not
@@ -45,6 +45,7 @@ from typing import IO, Any
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.full_disk import full_disk_explained
+from mugrpo.disk.in_memory import clear_memory
 from mugrpo.disk.journal import Journal
 from mugrpo.disk.links import refuse_links_out, regular
 from mugrpo.disk.pending import Pending, Unsaved
@@ -313,9 +314,11 @@ class RunDir:
                 [f"the last process here ({crashed}) ended without unlocking"] if crashed else []
             )
             notices += [f"removed unfinished {path}" for path in remove_unfinished(self.root)]
+            clear_memory(self.root)
             try:
                 yield notices
             finally:
+                clear_memory(self.root)
                 file.truncate(0)
 
 

@@ -22,14 +22,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def rows_of(tensor: torch.Tensor) -> slice:
-    """Return which rows of the whole tensor this rank holds."""
+def rows_of(tensor: torch.Tensor, rank: int | None = None) -> slice:
+    """Return which rows of the whole tensor this rank holds, or another one that splits it."""
     if not isinstance(tensor, DTensor):
         return slice(0, len(tensor))
     mesh = tensor.device_mesh  # its last dimension splits; one before it holds replicas
+    rank = mesh.get_local_rank(mesh.ndim - 1) if rank is None else rank
     per_rank = math.ceil(len(tensor) / mesh.size(mesh.ndim - 1))
-    start = min(mesh.get_local_rank(mesh.ndim - 1) * per_rank, len(tensor))
-    return slice(start, start + len(tensor.to_local()))
+    start = min(rank * per_rank, len(tensor))
+    return slice(start, min(start + per_rank, len(tensor)))
 
 
 def like(rows: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

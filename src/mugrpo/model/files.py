@@ -1,30 +1,32 @@
-"""A policy's weights as Hugging Face files. Each rank writes and reads its own rows of them.
+"""A policy's weights as Hugging Face files. Each rank writes a file and reads its own rows.
 
-The tensors are dealt out to as many files as there are ranks that split the model. Each writes its
-rows where these belong in each file, so no tensor is ever gathered.
+The tensors are dealt out to as many files as there are ranks that split the model. Each rank sends
+the rows that it holds of a tensor to the one whose file it is in. So no rank ever holds more than
+its file, and no other process opens it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mugrpo.disk.direct import direct
 from mugrpo.model.dtensors import full, local, rows_of, tensors_of
 from mugrpo.processes.ranks import Ranks
 
 _INDEX = "model.safetensors.index.json"
+_AT_ONCE = 1 << 26  # bytes that a rank sends to others at once, but for a larger tensor
 _TYPES = {  # names of types in safetensors files
     torch.float64: "F64",
     torch.float32: "F32",
@@ -45,77 +47,67 @@ Tensors = dict[str, torch.Tensor]
 class Weights:
     """What a rank writes of a model. Writing it does not touch the model, which may be in use."""
 
-    tensors: Tensors  # this rank's rows, or whole tensors if only the first rank writes
-    places: dict[str, tuple[str, int]] = field(default_factory=dict)  # file and offset of each
-    headers: dict[str, bytes] = field(default_factory=dict)  # of the files
-    index: dict[str, Any] = field(default_factory=dict)  # transformers' index of the files
+    tensors: Tensors  # whole ones, in CPU memory
+    file: str = ""  # their name, if the model has several files; transformers names a single one
+    index: dict[str, Any] = field(default_factory=dict)  # transformers' index of several files
 
 
 def weights_in_memory(
-    tensors: Tensors, files: int, *, writes: bool, copied: bool, dtype: torch.dtype | None = None
+    tensors: Tensors,
+    files: int,
+    *,
+    own: int | None,
+    copied: bool,
+    dtype: torch.dtype | None = None,
 ) -> Weights:
     """Return what this rank writes of `tensors`, a model's by name, in CPU memory.
 
-    With one file, these are whole tensors, and ranks that split the model must all call this. With
-    several, they are the rank's rows. If `copied`, later updates do not change them. Floating-point
-    numbers are rounded to `dtype`, if it is given.
+    It writes file number `own`, or none. Ranks that split the model must all call this; with
+    several files, those that write. If `copied`, later updates do not change what is returned.
+    Floating-point numbers are rounded to `dtype`, if it is given.
     """
 
     def type_of(name: str) -> torch.dtype:
-        own = tensors[name].dtype
-        return dtype if dtype and own.is_floating_point else own
+        own_type = tensors[name].dtype
+        return dtype if dtype and own_type.is_floating_point else own_type
 
     def kept(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to("cpu", type_of(name), copy=copied).contiguous()
 
     if files == 1:
         whole = ((name, full(tensor)) for name, tensor in tensors.items())
-        return Weights({name: kept(name, tensor) for name, tensor in whole if writes})
-    held = tensors if writes else {}
-    rows = {name: kept(name, local(tensor)) for name, tensor in held.items()}
+        return Weights({name: kept(name, t) for name, t in whole if own is not None})
+    if own is None:
+        return Weights({})
     sizes = {name: t.numel() * type_of(name).itemsize for name, t in tensors.items()}
-    places, headers = {}, {}
-    for number, names in enumerate(_dealt(sizes, files)):
-        file, offset, starts = _file(number, files), 0, {}
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        for name in names:
-            starts[name] = offset
-            header[name] = _entry(type_of(name), tensors[name].shape, offset)
-            offset += sizes[name]
-        headers[file] = _framed(header)
-        for name, start in starts.items():
-            before = _numbers_before(tensors[name]) * type_of(name).itemsize
-            places[name] = file, len(headers[file]) + start + before
-    index = {name: file for name, (file, _) in places.items()}
+    dealt = _dealt(sizes, files)
+    held = {name: kept(name, tensors[name]) for name in dealt[own] if not _split(tensors[name])}
+    for names in _together(tensors, sizes, files):
+        held |= _exchanged({name: tensors[name] for name in names}, dealt, own, type_of)
+    index = {name: _file(number, files) for number, part in enumerate(dealt) for name in part}
     total = {"total_size": sum(sizes.values())}
-    return Weights(rows, places, headers, {"metadata": total, "weight_map": index})
+    return Weights(held, _file(own, files), {"metadata": total, "weight_map": index})
 
 
-def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> None:
-    """Write this rank's `weights`. The first rank adds the model's config. No rank waits."""
-    if not weights.headers:
+def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> dict[str, str]:
+    """Write this rank's `weights`. The first rank adds the model's config. No rank waits.
+
+    Return the checksum of the file under its name, where it is known from writing.
+    """
+    if not weights.index:
         if ranks.first:
             save_model(model, folder, state_dict=dict(weights.tensors))
-        return
-    for name, header in weights.headers.items() if weights.tensors else ():
-        with open(folder / name, "wb", opener=_keeping) as file:
-            if ranks.first:
-                file.write(header)
-            for tensor, rows in weights.tensors.items():
-                place, offset = weights.places[tensor]
-                if place == name and rows.numel():
-                    # Without a lock, a network file system may write whole pages.
-                    fcntl.lockf(file, fcntl.LOCK_EX, rows.nbytes, offset)
-                    file.seek(offset)
-                    file.write(_bytes_of(rows))
-    if not ranks.first:
-        return
-    model.config.dtype = str(model.dtype).removeprefix("torch.")  # as transformers does
-    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    model.config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    (folder / _INDEX).write_text(json.dumps(weights.index, indent=1) + "\n")
+        return {}
+    # Engines read the file soon, from the page cache.
+    sums = {weights.file: write_tensors(folder / weights.file, weights.tensors, cached=True)}
+    if ranks.first:
+        model.config.dtype = str(model.dtype).removeprefix("torch.")  # as transformers does
+        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        (folder / _INDEX).write_text(json.dumps(weights.index, indent=1) + "\n")
+    return sums
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> None:
@@ -130,20 +122,24 @@ def readable_as(file: Path) -> None:
         weights.chmod(file.stat().st_mode & 0o777)
 
 
-def write_tensors(path: Path, tensors: Tensors) -> str:
+def write_tensors(path: Path, tensors: Tensors, *, cached: bool = False) -> str:
     """Write `tensors`, which are in CPU memory, as a safetensors file. Return its checksum.
 
-    It is computed on the way, so nobody has to read the file for it.
+    It is computed on the way, so nobody has to read the file for it. If it is to be `cached`, it is
+    written through the page cache.
     """
     # The largest numbers come first, so all are aligned. The order of `tensors` does not matter.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    header, offset = {}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it, transformers refuses
+    offset = 0
     for name, tensor in ordered:
-        header[name] = _entry(tensor.dtype, tensor.shape, offset)
-        offset += tensor.nbytes
+        end = offset + tensor.nbytes
+        place = {"shape": [*tensor.shape], "data_offsets": [offset, end]}
+        header[name] = {"dtype": _TYPES[tensor.dtype], **place}
+        offset = end
     parts: list[bytes | memoryview] = [_framed(header), *(_bytes_of(t) for _, t in ordered)]
     sha256 = hashlib.sha256()
-    with direct(path) as file:
+    with open(path, "wb") if cached else direct(path) as file:
         for part in parts:
             file.write(part)
             sha256.update(part)
@@ -175,9 +171,54 @@ def saved_tensors(model: nn.Module) -> Tensors:
     return {name: tensor for name, tensor in tensors_of(model).items() if name in names}
 
 
-def _numbers_before(tensor: torch.Tensor) -> int:
-    """Return how many numbers are in the rows before those that this rank holds."""
-    return rows_of(tensor).start * math.prod(tensor.shape[1:]) if tensor.ndim else 0
+def _split(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def _together(tensors: Tensors, sizes: Mapping[str, int], files: int) -> Iterator[list[str]]:
+    """Yield the names of tensors whose rows are sent at once, which takes room on their device."""
+    names: list[str] = []
+    for name in filter(lambda name: _split(tensors[name]), tensors):
+        if names and sum(sizes[n] for n in (*names, name)) > _AT_ONCE * files:
+            yield names
+            names = []
+        names.append(name)
+    if names:
+        yield names
+
+
+def _exchanged(
+    tensors: Tensors, dealt: list[list[str]], own: int, type_of: Callable[[str], torch.dtype]
+) -> Tensors:
+    """Return those of the split `tensors` that are dealt to file `own`, whole, in CPU memory.
+
+    All ranks that write call this, and each sends its rows to the others' files.
+    """
+    parts = [[name for name in part if name in tensors] for part in dealt]
+
+    def own_rows(name: str) -> torch.Tensor:
+        return local(tensors[name]).to(type_of(name)).contiguous().view(-1).view(torch.uint8)
+
+    def bytes_from(rank: int, name: str) -> int:
+        place, tensor = rows_of(tensors[name], rank), tensors[name]
+        numbers = (place.stop - place.start) * math.prod(tensor.shape[1:])
+        return int(numbers * type_of(name).itemsize)
+
+    mine = parts[own]
+    sent = torch.cat([own_rows(name) for part in parts for name in part])
+    to_each = [sum(bytes_from(own, name) for name in part) for part in parts]
+    lengths = [[bytes_from(rank, name) for name in mine] for rank in range(len(dealt))]
+    received = torch.empty(sum(map(sum, lengths)), dtype=torch.uint8, device=sent.device)
+    first = next(iter(tensors.values()))
+    assert isinstance(first, DTensor)
+    group = first.device_mesh.get_group(first.device_mesh.ndim - 1)
+    dist.all_to_all_single(received, sent, [*map(sum, lengths)], to_each, group=group)
+    pieces = received.split([length for of_rank in lengths for length in of_rank])
+    wholes = {}
+    for place, name in enumerate(mine):
+        whole = received if len(mine) == 1 else torch.cat(pieces[place :: len(mine)])
+        wholes[name] = whole.cpu().view(type_of(name)).view(tensors[name].shape)
+    return wholes
 
 
 def _dealt(sizes: Mapping[str, int], files: int) -> list[list[str]]:
@@ -191,12 +232,6 @@ def _dealt(sizes: Mapping[str, int], files: int) -> list[list[str]]:
     return names
 
 
-def _entry(dtype: torch.dtype, shape: Sequence[int], start: int) -> dict[str, Any]:
-    """Return what the header says of a tensor whose numbers begin `start` bytes after it."""
-    end = start + math.prod(shape) * dtype.itemsize
-    return {"dtype": _TYPES[dtype], "shape": [*shape], "data_offsets": [start, end]}
-
-
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the tensor's numbers as they are in memory."""
     return tensor.view(-1).view(torch.uint8).numpy().data
@@ -207,11 +242,6 @@ def _framed(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _keeping(path: str, _flags: int) -> int:
-    """Open a file for writing without discarding what other ranks have written."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
 
 
 def _file(number: int, files: int) -> str:

@@ -147,25 +147,34 @@ class Policy:
 
     def weights(self, *, copied: bool, dtype: torch.dtype | None = None) -> Weights:
         """Return the weights that this rank writes, see `files.weights_in_memory`."""
-        writes = self.ranks.first if self.files == 1 else self.shard is not None
+        own = self.shard and self.shard[0]
+        if self.files == 1:
+            own = 0 if self.ranks.first else None
         tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
-        return weights_in_memory(tensors, self.files, writes=writes, copied=copied, dtype=dtype)
+        return weights_in_memory(tensors, self.files, own=own, copied=copied, dtype=dtype)
+
+    def size(self, dtype: torch.dtype | None = None) -> int:
+        """Return the bytes of the weights that `save` writes."""
+        tensors = self.adapter.tensors() if self.adapter else saved_tensors(self.model)
+        return sum(t.numel() * (dtype or t.dtype).itemsize for t in tensors.values())
 
     def save(
         self, folder: Path, weights: Weights | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    ) -> dict[str, str]:
         """Write the model, or its adapter, and the tokenizer to `folder` in Hugging Face format.
 
         If ranks split the model, all must call this, and each writes its part: `weights`, by
-        default those of now, rounded to `dtype`.
+        default those of now, rounded to `dtype`. Return what `write_weights` does.
         """
         weights = self.weights(copied=False, dtype=dtype) if weights is None else weights
+        sums: dict[str, str] = {}
         if self.adapter is None:
-            write_weights(self.model, weights, self.ranks, folder)
+            sums = write_weights(self.model, weights, self.ranks, folder)
         elif self.ranks.first:
             self.adapter.write(weights.tensors, folder)
         if self.ranks.first:
             self.tokenizer.save_pretrained(folder)
+        return sums
 
     def load_weights(self, path: str | Path, update: int) -> None:
         """Load the weights of a model of the same architecture from a directory or a hub id.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mugrpo.disk.records import Rollout
-from mugrpo.optimize.cut import Size, by_prompt, cut, layout_of
+from mugrpo.optimize.cut import Size, by_prompt, cheapest, cut
 
 # The responses to a prompt are divided into pieces of at most such a share of a mean micro-batch,
 # the first share with which they fit: the prompt is computed for each piece.
@@ -48,7 +48,8 @@ class Price:
 
 def work(rollouts: Sequence[Rollout], price: Price, *, share: bool) -> float:
     """Return the operations of a micro-batch, as a number of tokens through the linear layers."""
-    return _work([Size.of(rollout) for rollout in rollouts], price, share=share)
+    meter = _Meter([Size.of(rollout) for rollout in rollouts], 0, share, price)
+    return meter.work(list(range(len(rollouts))))
 
 
 def rounds(
@@ -79,24 +80,54 @@ def rounds(
     return min(tried, key=lambda parts: sum(map(meter.work, parts[::ranks])))
 
 
-@dataclass(frozen=True)
 class _Meter:
-    """The work and the memory of micro-batches, which are lists of places in `sizes`."""
+    """The work and the memory of micro-batches, which are lists of places in `sizes`.
 
-    sizes: Sequence[Size]
-    budget: int
-    share: bool
-    price: Price
+    It is asked for them ten times as often as there are responses, so it counts in one loop.
+    """
 
-    def work(self, part: list[int]) -> float:
-        return _work([self.sizes[place] for place in part], self.price, share=self.share)
+    def __init__(self, sizes: Sequence[Size], budget: int, share: bool, price: Price) -> None:
+        self.sizes, self.budget = sizes, budget
+        self._share, self._price = share, price
+        numbers: dict[bytes, int] = {}
+        self._rows = [  # the prompt's number, its tokens, the response's, and their pairs
+            (numbers.setdefault(prompt, len(numbers)), p, t, (t - 1) * p + _causal(t - 1))
+            for prompt, p, t in sizes
+        ]
+
+    def measured(self, part: Sequence[int]) -> tuple[float, bool]:
+        """Return a micro-batch's work, and whether it fits; a single response always does."""
+        prompts = responses = longest = pairs = 0
+        distinct: dict[int, int] = {}
+        for place in part:
+            number, p, t, own = self._rows[place]
+            prompts += p
+            responses += t
+            pairs += own
+            distinct[number] = p
+            longest = max(longest, p + t)
+        chosen = cheapest(
+            len(part),
+            prompts=prompts,
+            responses=responses,
+            longest=longest,
+            distinct=distinct.values() if self._share else (),
+        )
+        if chosen.shared:
+            pairs += sum(map(_causal, distinct.values()))
+        else:
+            pairs = len(part) * _causal(longest)
+        work = chosen.padded + self._price.logit * responses + self._price.pair * pairs
+        return work, len(part) == 1 or chosen.cost <= self.budget
+
+    def work(self, part: Sequence[int]) -> float:
+        return self.measured(part)[0]
+
+    def fits(self, part: Sequence[int]) -> bool:
+        return self.measured(part)[1]
 
     def descending(self, parts: list[list[int]]) -> list[list[int]]:
         return sorted(parts, key=lambda part: (-self.work(part), part))
-
-    def fits(self, part: list[int]) -> bool:
-        sizes = [self.sizes[place] for place in part]
-        return len(part) == 1 or layout_of(sizes, share=self.share).cost <= self.budget
 
 
 def _by_length(meter: _Meter, number: int) -> list[list[int]]:
@@ -139,8 +170,8 @@ def _divided(meter: _Meter, places: list[int], most: float) -> list[list[int]]:
     """
     pieces = [places[:1]]
     for place in places[1:]:
-        longer = [*pieces[-1], place]
-        if meter.work(longer) <= most and meter.fits(longer):
+        work, fits = meter.measured([*pieces[-1], place])
+        if work <= most and fits:
             pieces[-1].append(place)
         else:
             pieces.append([place])
@@ -165,24 +196,15 @@ def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]
         moves = []
         for place in parts[most] if len(parts[most]) > 1 else []:
             given, taken = [i for i in parts[most] if i != place], [*parts[least], place]
-            if meter.fits(taken):
-                after = meter.work(given) - allowed[most], meter.work(taken) - allowed[least]
+            work, fits = meter.measured(taken)
+            if fits:
+                after = meter.work(given) - allowed[most], work - allowed[least]
                 moves.append((max(after), after, given, taken))
         if not moves or min(moves)[0] > busy[most] - last / 1000:
             left.remove(most)
             continue
         _, (busy[most], busy[least]), parts[most], parts[least] = min(moves)
     return parts
-
-
-def _work(sizes: Sequence[Size], price: Price, *, share: bool) -> float:
-    chosen, responses = layout_of(sizes, share=share), sum(t for *_, t in sizes)
-    if chosen.shared:
-        pairs = sum(map(_causal, {prompt: p for prompt, p, _ in sizes}.values()))
-        pairs += sum((t - 1) * p + _causal(t - 1) for _, p, t in sizes)
-    else:
-        pairs = len(sizes) * _causal(max(p + t for _, p, t in sizes))
-    return chosen.padded + price.logit * responses + price.pair * pairs
 
 
 def _causal(length: int) -> int:

@@ -4,9 +4,8 @@ A snapshot is taken at once. A thread of each rank writes its part of it:
 
     model files, which engines may read now -> optimizer's state -> checksums -> the seal -> rename
 
-The ranks meet in the unfinished folder. Each leaves a mark there when its rows of the model are
-written, and its checksums at the end; the first rank seals. A kill meanwhile leaves the checkpoint
-before.
+The ranks meet in the unfinished folder. Each leaves its checksums there at the end, and the first
+rank seals. No file is opened by two of them. A kill meanwhile leaves the checkpoint before.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from mugrpo.disk.patience import Patience
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import (
     SUMS,
-    checksums,
     publish_folder,
     publish_json,
     seal_folder,
@@ -38,7 +36,8 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.optimize.trainer import Snapshot, Trainer
 
 _PRIORITY = 10  # of the thread that writes; 0 is normal, 19 the lowest
-_TICK = 0.01  # seconds between two looks for what another rank writes
+_TICK = 0.01  # least seconds between two looks for what another rank writes
+_RARELY = 1.0  # most seconds between them
 
 
 def save_checkpoint(
@@ -155,8 +154,7 @@ class Writing:
             self._wait_for(parts)
             for part in parts:
                 sums |= json.loads(part.read_text())
-            for file in (*parts, *(folder / _mark(rank) for rank in range(size))):
-                file.unlink()
+                part.unlink()
             place = journal_of(self._path / SUMS)
             head = {"journal": place[0].head()} if place else {}
             (folder / "stages.json").write_text(json.dumps({**self._stages, **head}) + "\n")
@@ -171,37 +169,32 @@ class Writing:
             raise self._unpublished()
 
     def _files(self, snapshot: Snapshot) -> dict[str, str]:
-        """Write this rank's part. Return the checksums of the files that carry its number.
-
-        Several ranks may have written to a file of the model, so these are read for it.
-        """
-        ranks = snapshot.policy.ranks
-        snapshot.write_model(self.folder)
-        (self.folder / _mark(ranks.rank)).touch()
-        self._wait_for([self.folder / _mark(rank) for rank in range(ranks.size)])
+        """Write this rank's part. Return the checksums that are known from writing."""
+        sums = snapshot.write_model(self.folder)
         self._ready.set()
-        sums = snapshot.write_rest(self.folder)
-        own = {file.name for file in self.folder.glob(f"*-{ranks.rank + 1:05d}-of-*")}
-        return sums | checksums(self.folder, sorted(own - sums.keys()))
+        return sums | snapshot.write_rest(self.folder)
 
     def _wait_for(self, files: Sequence[Path]) -> None:
         """Wait for what other ranks write into the unfinished folder."""
+        left = list(files)
 
         def written() -> bool:
-            if all(file.exists() for file in files):
-                return True
-            if not self.folder.exists():
+            while left and left[-1].exists():
+                left.pop()
+            if left and not self.folder.exists():
                 raise self._unpublished()
-            return False
+            return not left
 
         self._wait(written, self.folder)
 
     def _wait(self, done: Callable[[], bool], folder: Path) -> None:
         """Wait for other ranks. Raises RunStopped if nothing changes in `folder` for too long."""
         patience = Patience(folder, f"the other ranks' parts of {self._path}", print)
+        began = time.monotonic()
         while not done():
             patience.look()
-            time.sleep(_TICK)
+            waited = time.monotonic() - began
+            time.sleep(min(max(_TICK, waited / 20), _RARELY))  # ranks are many, and the folder one
 
     def _unpublished(self) -> RunStopped:
         return RunStopped(f"the first rank could not publish {self._path}")
@@ -209,10 +202,6 @@ class Writing:
 
 def _part(rank: int) -> str:
     return f"part-{rank + 1:05d}.json"
-
-
-def _mark(rank: int) -> str:
-    return f"part-{rank + 1:05d}.model"
 
 
 def _remove_old(run_dir: RunDir, keep: int, needed: Collection[int]) -> None:

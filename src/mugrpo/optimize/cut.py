@@ -6,7 +6,7 @@ prompt, padded; or each distinct prompt once, and the responses to it packed aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,16 +51,31 @@ def layout(rollouts: Sequence[Rollout], *, share: bool) -> Layout:
 
 def layout_of(sizes: Sequence[Size], *, share: bool) -> Layout:
     """Return what `layout` returns, for responses of these sizes."""
-    count = len(sizes)
-    prompts, responses = sum(p for _, p, _ in sizes), sum(t for *_, t in sizes)
-    plain = Layout(False, prompts + responses, count * max(p + t for _, p, t in sizes), 0)
-    if not share:
-        return plain
     distinct = {prompt: p for prompt, p, _ in sizes}
+    return cheapest(
+        len(sizes),
+        prompts=sum(p for _, p, _ in sizes),
+        responses=sum(t for *_, t in sizes),
+        longest=max(p + t for _, p, t in sizes),
+        distinct=distinct.values() if share else (),
+    )
+
+
+def cheapest(
+    count: int, *, prompts: int, responses: int, longest: int, distinct: Collection[int]
+) -> Layout:
+    """Return the cheapest way to compute `count` responses together.
+
+    `prompts` and `responses` are their tokens in all, `longest` those of the longest prompt with
+    its response, `distinct` those of each distinct prompt, or empty if none may be shared.
+    """
+    plain = Layout(False, prompts + responses, count * longest, 0)
+    if not distinct:
+        return plain
     # Nothing is predicted from a response's last token, so it need not be computed.
-    computed = sum(distinct.values()) + responses - count
-    shared = Layout(True, computed, computed, count * max(distinct.values()))
-    return min(plain, shared, key=lambda way: way.cost)
+    computed = sum(distinct) + responses - count
+    shared = Layout(True, computed, computed, count * max(distinct))
+    return shared if shared.cost < plain.cost else plain
 
 
 def prompt_of(rollout: Rollout) -> bytes:

@@ -58,10 +58,18 @@ def shares_prompts(policy: Policy, config: RunConfig) -> bool:
 def rounds_of(
     policy: Policy, rollouts: Sequence[Rollout], tokens: int, share: bool
 ) -> list[list[int]]:
-    """Return the micro-batches of the policy's ranks, see `balance.rounds`."""
-    ranks = policy.ranks.size
-    price = Price.of(policy.model) if ranks > 1 else Price()
-    return rounds(rollouts, tokens, share=share, ranks=ranks, price=price)
+    """Return the micro-batches of the policy's ranks, see `balance.rounds`.
+
+    The first rank cuts for all, as many ranks on a machine would slow each other down. All ranks
+    must call this.
+    """
+    ranks = policy.ranks
+    price = Price.of(policy.model) if ranks.size > 1 and ranks.first else Price()
+
+    def cut() -> list[list[int]]:
+        return rounds(rollouts, tokens, share=share, ranks=ranks.size, price=price)
+
+    return ranks.from_first(cut() if ranks.first else None)
 
 
 @torch.no_grad()

@@ -48,9 +48,9 @@ class Snapshot:
     moments: dict[str, torch.Tensor]
     state: dict[str, int]
 
-    def write_model(self, folder: Path) -> None:
-        """Write the part that engines need: model and tokenizer."""
-        self.policy.save(folder, self.weights)
+    def write_model(self, folder: Path) -> dict[str, str]:
+        """Write what engines need: model and tokenizer. Return checksums, see `write_rest`."""
+        return self.policy.save(folder, self.weights)
 
     def write_rest(self, folder: Path) -> dict[str, str]:
         """Write what only a trainer needs. Return the checksums that are known from writing."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 DRIVER = "MUGRPO_DRIVER"  # environment variable: `driver_name` of the run that started the ranks
 _PR_SET_PDEATHSIG = 1
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def driver_name() -> str:
@@ -30,6 +31,17 @@ def end_with_driver() -> None:
         return
     end_with_parent()
     threading.Thread(target=_end_with, args=[driver], daemon=True).start()
+
+
+def let_segments_grow() -> None:
+    """Let a rank's allocator on a GPU grow its segments, unless the user has set the allocator.
+
+    Each micro-batch has another shape, and segments of fixed sizes leave gaps that none fits into.
+    torch reads the setting when it is imported. Only ranks get it: vLLM's sleep mode refuses it.
+    """
+    rank = DRIVER in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+    if rank and not any(name in os.environ for name in _ALLOCATORS):
+        os.environ[_ALLOCATORS[0]] = "expandable_segments:True"
 
 
 def end_with_parent() -> None:

@@ -120,7 +120,7 @@ def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
 
     Without torchrun the process is alone. If it is to `follow` a run that has not started it, it
     is another machine's. A rank that waits longer than TIMEOUT for another one ends with an error.
-    Raises UsageError if `command` cannot run in ranks.
+    Raises UsageError if `command` cannot run in ranks, or if there is no GPU left for this one.
     """
     started = DRIVER in os.environ
     place = {"driven": started or follow, "by_hand": follow and not started}
@@ -132,9 +132,16 @@ def joined(command: str, *, follow: bool = False) -> Iterator[Ranks]:
         return
     if command != "optimize":
         raise UsageError(f"torchrun is for `mugrpo optimize`; run `mugrpo {command}` without it")
+    backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= gpus:
+            raise UsageError(
+                f"torchrun has started more processes than this machine has GPUs ({gpus}), and "
+                f"each needs one; start it with --nproc-per-node {gpus}"
+            )
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ[STORE]}" if STORE in os.environ else "env://"
     dist.init_process_group(backend, store, TIMEOUT, world_size=size, rank=rank)

@@ -87,6 +87,7 @@ class OpenRun:
         if self.ranks.alone:
             self.stop.check()
             return
-        requested = self.ranks.driven and self.folder.stop_request.exists()
+        asks = self.ranks.driven and self.ranks.first  # one look at a shared folder is enough
+        requested = asks and self.folder.stop_request.exists()
         if self.ranks.any(requested or self.stop.signal_name is not None):
             raise Interrupted("stopped with the other ranks")

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.in_memory import clear_memory, with_room
 from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
@@ -93,11 +95,10 @@ class Weights:
     def handed_over(self, update: int) -> str:
         """Return a folder that holds only the weights after `update` updates.
 
-        Engines in other processes read it. Files of a checkpoint are linked; weights that only
-        this process has are written.
+        Engines in other processes read it, see `hand_over`.
         """
         policy = self.policy if self.policy and self.policy.update == update else None
-        return hand_over(self._folder, self._config.model, policy, update)
+        return hand_over(self._folder, self._config, policy, update)
 
     def logprobs(self, update: int, rollouts: Sequence[Rollout]) -> list[NDArray[np.float32]]:
         """Return the logprobs [T] of each rollout's response after `update` updates.
@@ -165,27 +166,55 @@ def weights_at(folder: RunDir, model: ModelOptions, update: int, ranks: Ranks = 
     return str(checkpoint)
 
 
-def hand_over(folder: RunDir, model: ModelOptions, policy: Policy | None, update: int) -> str:
+def hand_over(folder: RunDir, config: RunConfig, policy: Policy | None, update: int) -> str:
     """Return a model directory (or hub id) that holds only the weights after `update` updates.
 
     An engine may read every weights file in a folder, and a checkpoint also holds the optimizer's
     state. So the files of its model are linked into a folder of their own, even while the rest of
-    the checkpoint is still being written. If there is no checkpoint, that is the folder that the
-    ranks have written, or the weights of `policy` are written.
+    the checkpoint is still being written. If ranks have written a folder for engines, it is that.
+    The weights of `policy` are written if no checkpoint has them, or if engines get rounded ones.
     """
     if update == 0:
-        return model_path(model)
+        return model_path(config.model)
     if folder.unsaved and folder.unsaved.update == update:
         return str(folder.unsaved.folder.absolute())
     target = folder.handed_over(update)
     shutil.rmtree(target.parent, ignore_errors=True)  # weights of other updates
+    pending = folder.pending is not None and folder.pending.update == update
+    saved = pending or update in folder.checkpoint_updates()
+    dtype = dtype_for_engines(config)
+    if policy is not None and (dtype is not None or not saved):
+        clear_memory(folder.root)
+        target = place_for_engines(folder, config, policy) or target
+        with fleeting(), publish_folder(target) as unfinished:
+            policy.save(unfinished, dtype=dtype)
+        return str(target.absolute())
     with fleeting(), publish_folder(target) as unfinished:
         if not _link_pending(folder, update, unfinished):
-            if policy is None or update in folder.checkpoint_updates():
-                _link_model(Path(weights_at(folder, model, update)), unfinished, _link_softly)
-            else:
-                policy.save(unfinished)
+            path = Path(weights_at(folder, config.model, update))
+            _link_model(path, unfinished, _link_softly)
     return str(target.absolute())
+
+
+def dtype_for_engines(config: RunConfig) -> torch.dtype | None:
+    """Return the type that engines' weights are rounded to, None if they get those of a checkpoint.
+
+    A vLLM process computes in the model's precision, so in bf16 it needs half the bytes.
+    """
+    rounded = config.engine.name == "vllm" and config.model.precision == "bf16"
+    return torch.bfloat16 if rounded else None
+
+
+def place_for_engines(folder: RunDir, config: RunConfig, policy: Policy) -> Path | None:
+    """Return the folder in memory for a model that `policy` hands over, None for one on the disk.
+
+    All that write and read it must be on this machine, and it must have room.
+    """
+    elsewhere = config.engine.name == "vllm_server" or config.backend.name == "ray"
+    if elsewhere or config.distributed.machines > 1:
+        return None
+    room = with_room(folder.root, policy.size(dtype_for_engines(config)))
+    return room and room / f"update-{policy.update:06d}"
 
 
 def _link_pending(folder: RunDir, update: int, target: Path) -> bool:

