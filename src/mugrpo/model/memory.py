@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -44,6 +46,35 @@ def give_back_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def host_memory() -> int:
+    """Return the bytes of memory that this machine, or this container, has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def give_back_if_tight() -> None:
+    """Give freed memory back to the system if this process holds half of the machine's.
+
+    Generation leaves holes of its sizes, updates of theirs: both kept (`keep_freed_memory`), a
+    model of half a billion parameters exceeded 24 GB in its second stage. Getting the pages again
+    takes time, so a process that has room keeps them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None and _resident() > host_memory() / 2:
+        gc.collect()
+        trim(0)
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def out_of_memory(error: BaseException) -> bool:

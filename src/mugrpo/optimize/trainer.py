@@ -17,7 +17,7 @@ from mugrpo.disk.records import Status
 from mugrpo.model.dtensors import full, moved
 from mugrpo.model.files import Weights
 from mugrpo.model.half import begin_in_bf16
-from mugrpo.model.memory import give_back_memory, out_of_memory_explained
+from mugrpo.model.memory import give_back_if_tight, give_back_memory, out_of_memory_explained
 from mugrpo.model.policy import WAKES_BESIDE, Policy
 from mugrpo.optimize.batching import cost
 from mugrpo.optimize.budget import TokenBudget
@@ -177,8 +177,10 @@ class Trainer:
             if not self._moments_asleep:
                 self.move_moments(torch.device("cpu"))
                 self._moments_asleep = True
-        if torch.cuda.is_available():  # it takes a quarter of a second, and only a GPU is shared
+        if torch.cuda.is_available():  # it takes a quarter of a second
             give_back_memory()
+        else:
+            give_back_if_tight()
 
     @out_of_memory_explained("moving the optimizer's state back to the GPU", WAKES_BESIDE)
     def wake(self) -> None:

@@ -8,7 +8,6 @@ comes on top, CUDA's context, fragmentation and communication, has a tenth of a 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.hardware import device_of
+from mugrpo.model.memory import host_memory
 from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import BYTES, packed_weights
 from mugrpo.model.sizes import refuse_absurd_sizes
@@ -195,16 +195,6 @@ def on_this_cpu(config: RunConfig, sizes: Sizes) -> Host:
     if config.checkpoint.beside_training:
         others += 12 * sizes.trained
     return Host(states - activations, activations, cache, others)
-
-
-def host_memory() -> int:
-    """Return the bytes of memory that this machine, or this container, has."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def left_open(config: RunConfig) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import make_engines
 from mugrpo.engines.base import Engine
 from mugrpo.engines.process import RemoteEngine
-from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.memory import give_back_if_tight, out_of_memory_explained
 from mugrpo.optimize.logprobs_process import logprobs_elsewhere
 from mugrpo.rollouts.lengths import ExpectedLengths
 from mugrpo.rollouts.messages import MessageEncoder
@@ -45,6 +45,7 @@ class Sampling:
         self.compute: Compute = self.computed_elsewhere
         self._engines: list[Engine] = []
         self._dialogues: list[Dialogue | None] = []
+        self._used = False  # since they have rested
         self._refreshed: int | None = None  # the update whose weights the engines got last
         self.spent: dict[str, float] = {}  # seconds of that refresh, by its parts
         self._restarts = False  # whether every refresh starts the engines again
@@ -89,6 +90,7 @@ class Sampling:
         if self._weights.policy is not None:
             self._weights.at(update)
         self._make_room()
+        self._used = True
         parts: list[dict[str, float]] = []
 
         @cache
@@ -157,6 +159,9 @@ class Sampling:
     def rest(self) -> None:
         """Leave the machine to the updates, unless engines generate beside them."""
         if not self.busy():
+            if self._used and self._weights.policy is not None:
+                give_back_if_tight()
+            self._used = False
             at_once(lambda engine: engine.rest(), self._engines)
 
     def leave(self, *, room: bool) -> None:
