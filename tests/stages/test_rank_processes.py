@@ -127,6 +127,36 @@ def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
     assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
 
 
+# Memory runs out on the second rank, once, in its fourth micro-batch.
+HUNGRY = """
+import os, torch
+calls = []
+
+def loss(logprobs, behavior_logprobs, advantages, mask):
+    calls.append(1)
+    if os.environ.get("RANK") == "1" and len(calls) == 4 and not os.path.exists(MARK):
+        open(MARK, "w").close()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return -(logprobs - behavior_logprobs).exp() * advantages[:, None], {}
+"""
+
+
+@pytest.mark.promise("memory")
+def test_memory_that_runs_out_on_one_rank_lowers_the_budget_of_all(tmp_path: Path):
+    """They begin again from the last checkpoint. The run ends, and says so from there on."""
+    file = tmp_path / "hungry.py"
+    file.write_text(HUNGRY.replace("MARK", repr(str(tmp_path / "mark"))))
+    run_dir = tmp_path / "run"
+    own = ("--objective.name", "file", "--objective.path", file)
+    ended = train(run_dir, *TWO, "--schedule.batches_per_stage", 6, *own)
+    assert ended.status == 0, ended
+    assert "all ranks start again from update 2 with micro_batch_tokens = " in ended.out
+    lines = [line for line in read_metrics(run_dir) if line["kind"] == "update"]
+    assert [line["update"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    budgets = [line.get("micro_batch_tokens") for line in lines]
+    assert budgets[:2] == [None, None] and len(set(budgets[2:])) == 1 and budgets[2] < 4096
+
+
 @pytest.mark.promise("ranks")
 @pytest.mark.long
 @pytest.mark.parametrize(

@@ -39,19 +39,23 @@ class TokenBudget:
     `notify` is called with a sentence about every change. A lowered budget stays low until the
     process ends; a resumed run starts with the configured one. The budget decides the order in
     which a gradient is summed, so it affects only rounding. After memory has run out, a run that is
-    killed and resumed may therefore differ from an uninterrupted one in the last bits.
+    killed and resumed may therefore differ from an uninterrupted one in the last bits. Of several
+    ranks, all get a lower budget when they start again.
     """
 
     def __init__(
         self,
         options: OptimizerOptions,
         notify: Callable[[str], None] = lambda _: None,
-        *,
-        alone: bool = True,
+        ask: Callable[[int], None] | None = None,
     ) -> None:
-        """Pass `alone` false if the process is one of several ranks. The budget is then fixed."""
+        """Pass `ask` if the process is one of several ranks.
+
+        The others wait for it in the middle of an exchange, so it cannot compute again. It asks
+        for a budget that all ranks should start again with, and ends.
+        """
         self.options = options
-        self.alone = alone
+        self._ask = ask
         self.notify = notify
         self.tokens = options.micro_batch_tokens
 
@@ -89,15 +93,16 @@ class TokenBudget:
                 "turn on --model.gradient_checkpointing (with --force)"
             )
         ran_out = f"memory ran out in a micro-batch of {responses} responses ({tokens:,} tokens)"
-        if not self.alone:
-            raise RunStopped(
-                f"{ran_out} on one of several ranks; lower --optimizer.micro_batch_tokens (now "
-                f"{now}, with --force)"
-            )
         if not self.options.halve_on_out_of_memory:
             raise RunStopped(
                 f"{ran_out}; lower --optimizer.micro_batch_tokens (now {now}, with --force), or "
                 "turn on --optimizer.halve_on_out_of_memory"
+            )
+        if self._ask is not None:
+            self._ask(min(now, tokens) // 2)
+            raise RunStopped(
+                f"{ran_out} on one of several ranks; lower --optimizer.micro_batch_tokens (now "
+                f"{now}, with --force)"
             )
         self.tokens = min(now, tokens) // 2
         self.notify(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.in_memory import clear_memory, with_room
-from mugrpo.disk.publishing import fleeting, publish_folder, sealed_folder_fault
+from mugrpo.disk.publishing import fleeting, publish_folder, publish_json, sealed_folder_fault
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.memory import give_back_memory
@@ -49,7 +51,8 @@ class Weights:
         check: Check,
     ) -> None:
         self.policy: Policy | None = None
-        self.budget = TokenBudget(config.optimizer, notify, alone=ranks.size == 1)
+        ask = partial(ask_for_less, folder if ranks.driven else None)
+        self.budget = TokenBudget(config.optimizer, notify, ask if ranks.size > 1 else None)
         self._frozen: Policy | None = None
         self._folder = folder
         self._config = config
@@ -137,6 +140,22 @@ class Weights:
             self._frozen = self._frozen or self._loaded()
             self._frozen.load_weights(self.path(update), update)
         return self._frozen
+
+
+def ask_for_less(folder: RunDir | None, tokens: int) -> None:
+    """Ask the run that started this rank for a budget of `tokens` on all ranks."""
+    if folder is not None:
+        with fleeting():
+            publish_json(_less(folder), tokens)
+
+
+def asked_for_less(folder: RunDir) -> int:
+    """Return the budget that a rank has asked for before it ended, or 0."""
+    return int(json.loads(_less(folder).read_text())) if _less(folder).exists() else 0
+
+
+def _less(folder: RunDir) -> Path:
+    return folder.ranks / "micro_batch_tokens.json"
 
 
 def weights_at(folder: RunDir, model: ModelOptions, update: int, ranks: Ranks = ALONE) -> str:

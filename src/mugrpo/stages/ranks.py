@@ -28,6 +28,7 @@ from mugrpo.disk.run_dir import RunDir
 from mugrpo.engines import reserved_gpus
 from mugrpo.processes.cluster import has_room
 from mugrpo.run.opened import OpenRun
+from mugrpo.run.weights import asked_for_less
 from mugrpo.stages.local_ranks import LocalJob
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
@@ -59,6 +60,7 @@ class RankProcesses:
         self._job: Job | None = None
         self._number = 0
         self._obeying = False
+        self._tokens = 0  # of a micro-batch, if memory has run out
         self.sampling: Sampling | None = None  # whose engines may run beside the ranks
 
     @cached_property
@@ -148,7 +150,7 @@ class RankProcesses:
         run, folder, job = self._run, self._run.folder, self._job
         assert job is not None
         self._number += 1
-        order = Order(self._number, task, update, stage)
+        order = Order(self._number, task, update, stage, self._tokens)
         give(folder, order, rollouts)
         self._obeying = True
         patience = Patience(folder.ranks, "the ranks", run.progress.say)
@@ -166,11 +168,31 @@ class RankProcesses:
                 folder.pending = _WrittenByRanks(self, folder, answer)
             return
         self._job = folder.unsaved = None
+        less = asked_for_less(folder)
         shutil.rmtree(folder.ranks, ignore_errors=True)
         run.stop.check()
         if self.sampling:
             self.sampling.busy()  # raises the error that stopped generation
+        if less and self._can_begin_again(order):
+            folder.pending = None  # if it was not published, its updates are made again
+            self._tokens = less
+            run.progress.say(
+                f"memory ran out on a rank; all ranks start again from update "
+                f"{folder.newest_update()} with micro_batch_tokens = {less}"
+            )
+            self._obeyed(task, update, stage, rollouts)
+            return
         raise RunStopped(self._fault(job))
+
+    def _can_begin_again(self, order: Order) -> bool:
+        """Return whether new ranks can do what `order` says, from what is published."""
+        options, saved = self._run.config.distributed, self._run.folder.checkpoint_updates()
+        if isinstance(self._run.config.backend, RayBackend) or options.machines > 1:
+            return False  # nobody starts those of other machines again
+        if order.task == "optimize":
+            first = self._run.schedule().first_update(order.stage)
+            return max(saved, default=0) >= first
+        return order.update in (0, *saved)
 
     def running(self) -> bool:
         """Return whether the ranks run."""
