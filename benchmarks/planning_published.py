@@ -29,7 +29,16 @@ RECIPES = ROOT / "configs" / "recipes"
 LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128256, False)
 QWEN3_32B = Shape(5120, 64, 64, 8, 128, 25600, 151936, False)
 NEMO = "NeMo RL v0.4, docs/about/performance-summary.md at commit 06beed9"
-_SIGMA = 0.8
+SIGMA = 0.8
+# Model, form, longest response (assumed), then hours on 4 H200 of Mu-GRPO's rollouts, Mu-GRPO in
+# total, GRPO's rollouts, GRPO in total: Table 1 of the project page of arXiv 2605.17570.
+TABLE_1 = (
+    ("Llama-3.2-3B-Instruct", "llama-3.2-3b", 2560, (12.7, 18.6, 15.1, 22.7)),
+    ("Qwen2.5-Math-7B", "qwen2.5-math-7b", 2560, (4.7, 18.1, 8.8, 23.7)),
+    ("Qwen3-1.7B-Base", "qwen3-1.7b", 2560, (5.2, 12.4, 11.2, 20.5)),
+    ("Qwen3-8B-Base", "qwen3-8b", 2560, (7.9, 25.9, 21.3, 58.2)),
+    ("DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b", 8192, (21.4, 51.3, 26.0, 61.9)),
+)
 _SENT = 1.0  # seconds in which 7 billion weights reach an engine; 32 billion take 2.3 elsewhere
 
 
@@ -49,7 +58,7 @@ def with_mean(mean: float, limit: int, prompt: int) -> Lengths:
     low, high = 1.0, float(limit)
     for _ in range(30):
         middle = (low + high) / 2
-        made = assumed(limit, prompt=prompt, median=middle, sigma=_SIGMA)
+        made = assumed(limit, prompt=prompt, median=middle, sigma=SIGMA)
         low, high = (middle, high) if made.seen[0].responses.mean() < mean else (low, middle)
     return made
 
@@ -118,23 +127,45 @@ def steps() -> list[Published]:
     return found
 
 
-def ratios() -> list[Published]:
-    """Return the two papers' ratios of wall-clock."""
-    config = load_config(RECIPES / "mu_grpo.toml")
-    shape = Shape.read(RECIPES / "forms" / "qwen2.5-math-7b")
-    lengths = assumed(2560, prompt=150, median=640, sigma=_SIGMA)
-    planner = Planner(Setting(config, shape, load_machine("4xH200"), lengths))
-    few, often = (planner.plans(with_updates(config, n))[0].seconds for n in (1024, 4))
-    mu = Published(
-        "GRPO \u03bc = 4 : four stages, on 4 H200, a model of 7 billion",
-        "Mu-GRPO, arXiv 2605.17570 (abstract)",
-        "about 2",
-        f"{often / few:.2f}",
-        "GPUs, model, batch and lengths, refresh of 10 s and its bytes",
-    )
+def table_1() -> list[list[str]]:
+    """Return rows of Mu-GRPO's Table 1: hours of rollouts and in total, reported and planned.
+
+    The authors' page gives no batch and no lengths. The batch is the recipe's, which is inferred.
+    The median length is the one with which the rollouts of Mu-GRPO take as long as reported: that
+    number is fitted, and the other three are planned.
+    """
+    config, rows = load_config(RECIPES / "mu_grpo.toml"), []
+    for name, form, longest, reported in TABLE_1:
+        shape, asked = Shape.read(RECIPES / "forms" / form), 3600 * reported[0]
+        longer = config.rollouts.model_copy(update={"max_new_tokens": longest})
+        own = config.model_copy(update={"rollouts": longer})
+
+        def planner(median: float, own: RunConfig = own, shape: Shape = shape) -> Planner:
+            limit = own.rollouts.max_new_tokens
+            lengths = assumed(limit, prompt=150, median=median, sigma=SIGMA)
+            return Planner(Setting(own, shape, load_machine("4xH200"), lengths))
+
+        median = longest / 4
+        for _ in range(4):  # generation takes about as long as responses are
+            few = planner(median).plans(with_updates(own, 1024))[0]
+            median = min(median * asked / few.parts["generate"], longest)
+        often = planner(median).plans(with_updates(own, 4))[0]
+        told = [few.parts["generate"], few.seconds, often.parts["generate"], often.seconds]
+        hours = [seconds / 3600 for seconds in told]
+        cells = [
+            f"{hour:.1f} for {there:g} ({hour / there - 1:+.0%})"
+            for hour, there in zip(hours, reported, strict=True)
+        ]
+        ratios = f"{hours[3] / hours[1]:.2f} for {reported[3] / reported[1]:.2f}"
+        rows.append([name, f"{median:.0f} of {longest}", *cells, ratios])
+    return rows
+
+
+def ratio() -> Published:
+    """Return the ratio of wall-clock of off-policy GRPO."""
     words = ["--schedule.stages", "24", "--evaluation.every", "0"]
     config = load_config(RECIPES / "off_policy_deepscaler.toml", words)
-    lengths = assumed(4096, prompt=150, median=1500, sigma=_SIGMA)
+    lengths = assumed(4096, prompt=150, median=1500, sigma=SIGMA)
     shape = Shape.read(RECIPES / "forms" / "qwen2.5-7b")
     # docs/papers.md: one GPU generates, seven make the updates. Such engines never sleep.
     sent = Measured(refresh=_SENT, start=0.0)
@@ -142,24 +173,26 @@ def ratios() -> list[Published]:
     lagged, fresh = (
         Planner(setting).planned(with_updates(config, n), "separate", 1, 7).seconds for n in (10, 1)
     )
-    off = Published(
+    return Published(
         "v = 1 : v = 10, 1 + 7 GPUs, a model of 7 billion",
         "off-policy GRPO, arXiv 2505.22257",
         "1.35",
         f"{fresh / lagged:.2f}",
         f"H100s, batch, lengths, refresh of {_SENT:g} s",
     )
-    return [mu, off]
 
 
 def main(argv: Sequence[str] | None = None) -> str:
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     np.seterr(all="raise")
     head = ["set-up", "source", "reported", "planned", "assumed"]
-    body = [[p.name, p.source, p.reported, p.planned, p.assumed] for p in [*steps(), *ratios()]]
+    body = [[p.name, p.source, p.reported, p.planned, p.assumed] for p in [*steps(), ratio()]]
     text = markdown(head, body)
     put(ROOT / "docs" / "planning.md", "published", text, "planning_published.py")
-    print(text)
+    hours = ["Mu-GRPO, rollouts", "Mu-GRPO", "GRPO, rollouts", "GRPO", "GRPO : Mu-GRPO"]
+    table = markdown(["model", "median tokens, fitted", *hours], table_1())
+    put(ROOT / "docs" / "planning.md", "table 1", table, "planning_published.py")
+    print(text, table, sep="\n\n")
     return text
 
 

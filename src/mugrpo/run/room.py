@@ -151,8 +151,9 @@ def update_memory(config: RunConfig, sizes: Sizes, prompt_tokens: int) -> Update
     # Logits, their softmax and their gradient, all in fp32.
     logits = 12 * sizes.vocab * min(config.optimizer.logprob_chunk_tokens, tokens)
     gathered = sizes.gathered(half) if shards > 1 else 0
-    if shards > 1:  # gradients, and what is summed of them in fp32
-        gathered += (6 if half else 8) * max(sizes.block, sizes.ends)
+    if shards > 1:  # gradients, and their sum in fp32; those of the ends come when no layer is kept
+        each = 6 if half else 8
+        gathered += max(each * sizes.block, each * sizes.ends - kept)
     parts = {
         "weights": sizes.loaded(half, working=shards == 1) / shards,
         "gradients": 4 * sizes.trained / shards,

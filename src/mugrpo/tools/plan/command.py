@@ -44,7 +44,7 @@ def add_plan(add: Callable[..., argparse.ArgumentParser], parent: argparse.Argum
     plan.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help=price)
     form = "a directory with the model's config.json (default: model.path)"
     plan.add_argument("--form", type=Path, metavar="DIR", help=form)
-    memory = "estimate each GPU's memory by tracing an update without weights (imports PyTorch)"
+    memory = "estimate the memory of each GPU and of the host (imports PyTorch)"
     plan.add_argument("--memory", action="store_true", help=memory)
     plan.add_argument("--html", type=Path, metavar="FILE", help="draw the plan as a page, too")
 

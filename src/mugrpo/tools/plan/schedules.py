@@ -213,9 +213,9 @@ class Planner:
             return setting.measured.refresh
         seconds = setting.machine.overheads.refresh + self._canary(devices)
         if not setting.config.engine_in_process:  # weights are written, and read
-            updates, saved = setting.update_prices(1), setting.config.checkpoint.stage_end
-            # A checkpoint's weights and an adapter's are in fp32.
-            rounded = not updates.adapter and not saved
+            updates, vllm = setting.update_prices(1), setting.config.engine.name == "vllm"
+            # A checkpoint's weights and an adapter's are in fp32; vLLM gets those that it computes.
+            rounded = vllm and not updates.adapter
             each = setting.engine_prices(setting.engines()).each if rounded else FLOAT
             seconds += 2 * each * updates.trained / setting.machine.rates.disk
         return seconds
@@ -229,9 +229,9 @@ class Planner:
         responses = np.minimum(responses, CANARY_TOKENS)
         engines = replace(setting.engines(), count=1)
         made = generate(prompts, responses, engines, setting.engine_prices(engines)).seconds
-        many = setting.engines_on(devices).count
+        many = setting.engines_on(devices).count  # all at once, and then compared together
         compared = setting.update_prices(setting.ranks_on(devices)).logprobs(prompts, responses)
-        return many * (made + compared)
+        return made + many * compared
 
     def _start(self) -> float:
         """Return the seconds of a start of the engines."""
