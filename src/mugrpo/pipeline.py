@@ -26,6 +26,7 @@ from mugrpo.run.room import require_room
 from mugrpo.run.weights import weights_at
 from mugrpo.stages.evaluate import evaluate as evaluate_policy
 from mugrpo.stages.generate import generate_stage, mend_past_stage, sample_stage, score_stage
+from mugrpo.stages.local_ranks import idle_while_generating
 from mugrpo.stages.logprobs import logprobs_stage, require_logprobs
 from mugrpo.stages.orders import Order, answer_logprobs, ordered_rollouts, orders, stay_alive
 from mugrpo.stages.overlap import generated_beside
@@ -55,6 +56,8 @@ def train(
         f"{config.schedule.total_updates} updates, {config.optimizer.lr_schedule} learning rate "
         f"from {config.optimizer.lr:g}"
     )
+    if idle := idle_while_generating(config):
+        run.progress.say(idle)
     with Work(run, on_metrics) as work:
         update = run.folder.newest_update()
         if update:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.pipeline import follow
 from mugrpo.processes.ranks import Ranks
+from mugrpo.stages.local_ranks import idle_while_generating
 from tests.runs import ENVIRONMENT, differences, finished, read_metrics, start_train
 from tests.waiting import alive, soon, until
 
@@ -55,6 +57,18 @@ def children(pid: int) -> list[int]:
 def made(run_dir: Path) -> int:
     """Return the number of updates that the metrics know."""
     return max((e["update"] for e in read_metrics(run_dir) if e["kind"] == "update"), default=0)
+
+
+def test_a_run_says_how_many_gpus_idle_while_its_first_machine_generates():
+    distributed = {"machines": 8, "processes": 8, "address": "first:29500"}
+    server = {"name": "vllm_server", "urls": ["http://first:8000"]}
+    said = idle_while_generating(RunConfig.model_validate({"distributed": distributed}))
+    assert said and "this machine only: 56 of the 64 GPUs" in said
+    for fine in (
+        {"distributed": distributed, "engine": server},
+        {"distributed": {"processes": 8}, "engine": {"processes": 1}},
+    ):
+        assert idle_while_generating(RunConfig.model_validate(fine)) is None
 
 
 @pytest.mark.long

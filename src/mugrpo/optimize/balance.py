@@ -190,9 +190,15 @@ def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]
     allowed = [works[i // ranks * ranks] - last for i in range(len(parts))]
     busy = [work - more for work, more in zip(works, allowed, strict=True)]
     left = set(range(len(parts)))  # parts that may still give a response
+    giving, taking = [(-b, -i) for i, b in enumerate(busy)], [(b, i) for i, b in enumerate(busy)]
+    heapq.heapify(giving)  # what these say of a part that has changed since is skipped
+    heapq.heapify(taking)
     while left:
-        most = max(left, key=lambda i: (busy[i], i))
-        least = min(range(len(parts)), key=lambda i: (busy[i], i))
+        while -giving[0][1] not in left or -giving[0][0] != busy[-giving[0][1]]:
+            heapq.heappop(giving)
+        while taking[0][0] != busy[taking[0][1]]:
+            heapq.heappop(taking)
+        most, least = -giving[0][1], taking[0][1]
         moves = []
         for place in parts[most] if len(parts[most]) > 1 else []:
             given, taken = [i for i in parts[most] if i != place], [*parts[least], place]
@@ -204,6 +210,9 @@ def _evened(meter: _Meter, parts: list[list[int]], ranks: int) -> list[list[int]
             left.remove(most)
             continue
         _, (busy[most], busy[least]), parts[most], parts[least] = min(moves)
+        for i in (most, least):
+            heapq.heappush(giving, (-busy[i], -i))
+            heapq.heappush(taking, (busy[i], i))
     return parts
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from mugrpo.config.distributed import DistributedOptions
+from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.devices import visible_gpus
 from mugrpo.processes.driver import DRIVER, driver_name
@@ -35,6 +36,19 @@ def require_gpus(options: DistributedOptions) -> None:
             f"this process sees {gpus}; set --distributed.processes {gpus}, or name more of them "
             "in CUDA_VISIBLE_DEVICES"
         )
+
+
+def idle_while_generating(config: RunConfig) -> str | None:
+    """Return a sentence if machines that make updates have no engine, and what to do about it."""
+    others = config.distributed.machines - 1
+    if not others or config.engine.name == "vllm_server" or config.backend.name == "ray":
+        return None
+    idle, ranks = others * config.distributed.processes, config.distributed.ranks
+    return (
+        f"engines run on this machine only: {idle} of the {ranks} GPUs (or shares of the cores) "
+        "idle while it generates; to use them, start a vLLM server for each and name all of them "
+        "in engine.urls (docs/engines.md)"
+    )
 
 
 class LocalJob:
