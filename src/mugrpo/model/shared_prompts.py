@@ -201,13 +201,16 @@ def packed_attention(
         queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the output for `queries`, [rows x columns, Q, D]."""
-        of_keys = [gathered(states, keys) for states in (key_MQD, value_MQD)]
+        chosen_keys, chosen_values = (gathered(states, keys) for states in (key_MQD, value_MQD))
         if copied := grouped and mask is not None and query.device.type in _UNGROUPED:
             each = query.shape[1] // key.shape[1]
-            of_keys = [states.repeat_interleave(each, 1) for states in of_keys]
+            chosen_keys, chosen_values = (
+                states.repeat_interleave(each, 1) for states in (chosen_keys, chosen_values)
+            )
         output = F.scaled_dot_product_attention(
             gathered(query_MQD, queries),
-            *of_keys,
+            chosen_keys,
+            chosen_values,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
