@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from mugrpo.config.engines import ContinuousOptions, HFOptions
@@ -197,13 +200,14 @@ class Reference:
         return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("window", [None, 3, BLOCK + 2])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_slots_attend_as_separate_sequences_do(window, seed):
+def test_slots_attend_as_separate_sequences_do(window, seed, split):
     """Sequences that begin in groups, end at random and move, over several blocks."""
     random, slots, layers = np.random.default_rng(seed), 9, 2
     torch.manual_seed(seed)
-    cache, references = SlotCache(slots), [Reference() for _ in range(layers)]
+    cache, references = SlotCache(slots, split=split), [Reference() for _ in range(layers)]
     response_lengths = np.zeros(0, np.int64)  # response tokens of the active slots
     for _ in range(4 * BLOCK):
         while len(response_lengths) < slots and random.random() < 0.5:
@@ -237,7 +241,46 @@ def test_slots_attend_as_separate_sequences_do(window, seed):
             del reference.kept[left:]
         cache.close(movers, gaps, left, int(response_lengths.max(initial=0)))
         assert len(cache.length_U) <= left  # prompts without a slot are dropped
-    assert cache.layers[0].responses[0].shape[0] > 1  # several blocks were used
+    blocks, _, _, size, _ = cache.layers[0].responses[0].shape
+    assert (blocks > 1, size > BLOCK) == (split, not split)  # several blocks, or one that grew
+
+
+class Operations(TorchDispatchMode):
+    """Counts what would be kernels on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: Any = (), options: Any = None
+    ):
+        self.count += 1
+        return operation(*arguments, **(options or {}))
+
+
+def test_in_one_block_a_step_takes_as_many_operations_after_any_number_of_tokens():
+    cache = SlotCache(2, split=False)
+    keys = torch.randn(HEADS, 9, SIZE)
+    cache.begin(np.array([0, 1]), [(keys, keys)])
+    counts = []
+    for length in (0, 100, 8000):
+        response = np.array([length, length // 2])
+        query, (key, value) = torch.randn(2, HEADS, QUERIES, SIZE), torch.randn(2, 2, HEADS, SIZE)
+        cache.aim(response, torch.device("cpu"))  # the block has grown
+        with Operations() as operations:
+            cache.aim(response, torch.device("cpu"))
+            cache.attend(0, query, key, value, None)
+        counts.append(operations.count)
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_in_one_block_an_engine_samples_what_it_samples_in_several(monkeypatch):
+    policy = tiny_policy("mistral")  # with a window
+    expected = generated(policy, groups_of(policy, 5), batch_size=7, max_new_tokens=LONG)
+    monkeypatch.setattr(continuous, "SlotCache", lambda *_, **__: SlotCache(0, split=False))
+    found = generated(policy, groups_of(policy, 5), batch_size=7, max_new_tokens=LONG)
+    for one, several in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.ids, several.ids)
+        np.testing.assert_allclose(one.logprobs, several.logprobs, atol=1e-5)
 
 
 def test_keys_with_much_in_common_lose_no_precision_in_bf16():

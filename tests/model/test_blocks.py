@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from mugrpo.config.load import load_config
 from mugrpo.disk.errors import UsageError
@@ -93,6 +94,16 @@ def test_an_engine_gets_the_blocks_as_they_are(precision):
     with uncompiled(never):
         pass
     assert not any(block._compiled_call_impl for block in blocks_of(never))
+
+
+def test_the_blocks_of_a_model_that_reads_images_are_those_of_its_decoder():
+    """Its vision layers have more parameters here."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    text = {**sizes, "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    vision = {**sizes, "hidden_size": 64, "intermediate_size": 96, "image_size": 28}
+    config = Gemma3Config(text_config=text, vision_config=vision)
+    found = blocks_of(AutoModelForCausalLM.from_config(config))
+    assert [type(block).__name__ for block in found] == ["Gemma3DecoderLayer"] * 2
 
 
 def test_a_missing_compiler_is_told_before_the_run(monkeypatch):

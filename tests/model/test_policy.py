@@ -9,12 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2_5_VLConfig,
+    Qwen3MoeConfig,
+)
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED, model_fingerprint
+from mugrpo.model.shared_prompts import can_share_prompts
 from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
 
 
@@ -153,6 +160,24 @@ def test_a_tokenizer_without_pad_pads_with_eos_and_says_so_once(model_folder):
     policy = load_policy(ModelOptions(path=str(model_folder)), said.append)
     assert policy.pad_id == 1
     assert len(said) == 1 and "no padding token" in said[0]
+
+
+def test_a_mixture_of_experts_says_that_its_routers_loss_is_left_out(tmp_path):
+    sizes = {"vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Qwen3MoeConfig(**sizes, **experts, num_attention_heads=4, router_aux_loss_coef=0.01)
+    model = AutoModelForCausalLM.from_config(config)
+    Policy(model, chain_tokenizer(), ModelOptions()).save(tmp_path / "moe")
+    said: list[str] = []
+    policy = load_policy(ModelOptions(path=str(tmp_path / "moe")), said.append)
+    assert len(said) == 1 and "router_aux_loss_coef = 0.01" in said[0]
+    assert can_share_prompts(policy.model)
+
+
+def test_a_model_of_images_and_text_is_refused_as_such(model_folder):
+    Qwen2_5_VLConfig().save_pretrained(model_folder)
+    with pytest.raises(UsageError, match=r"it reads images or sound too.*name a text model"):
+        load_policy(ModelOptions(path=str(model_folder)))
 
 
 def test_a_tokenizer_with_pad_uses_it_and_says_nothing():

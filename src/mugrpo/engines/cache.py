@@ -1,7 +1,9 @@
 """A key-value cache for sequences that start and end at any step, and attention over it.
 
-Decoding is bound by memory bandwidth. So each prompt is stored once for all its responses, and
-response tokens are stored in blocks, so that a step reads contiguous memory.
+Decoding is bound by memory bandwidth. So each prompt is stored once for all its responses, and on a
+CPU response tokens are stored in blocks, so that a step reads contiguous memory. On a GPU, a kernel
+for each block would take longer than reading it (113,679 kernels a step of 28 layers after 32,000
+tokens), so there all tokens are in one block, which grows.
 
 In bf16, keys are stored less the mean of their prompt's keys. That changes no softmax. But scores
 are rounded to bf16, and the keys of Qwen2.5 have so much in common that the rounding hid what tells
@@ -29,7 +31,7 @@ from mugrpo.model.attention import refuse_unknown
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one layer, both [H, tokens, D]
 Places = NDArray[np.int64]
 
-BLOCK = 24  # tokens of one slot in a block
+BLOCK = 24  # tokens of one slot in a block; if there is one, it is read in steps of so many
 ATTENTION = "mugrpo_slots"  # transformers knows `attention` by this name
 
 
@@ -58,20 +60,22 @@ class _Step:
     write: torch.Tensor  # [A * H], rows of the flattened blocks for the new keys and values
     members: torch.Tensor  # [U * M], the slots of each prompt, padded with slot 0
     back: torch.Tensor  # [A], the index of each slot in `members`
-    sizes: tuple[int, int, int, int]  # U, M, P, N
+    sizes: tuple[int, int, int, int, int]  # U, M, P, N, and of B those that are read
     visible: torch.Tensor  # [A, L] bool
-    distance: torch.Tensor  # [A, L] positions between the token and the one it attends to
+    tokens: tuple[torch.Tensor, torch.Tensor]  # of the prompt, and of the response so far; [A, 1]
     bias: dict[int | None, torch.Tensor]  # by window, [A, 1, 1, L], -inf where masked
 
 
 class SlotCache:
     """Keys and values of the sequences in the slots, each of its own length.
 
-    The slots in use are the first ones, one for each sequence.
+    The slots in use are the first ones, one for each sequence. Unless it is `split` into blocks of
+    equal size, there is one, and the number of a step's operations does not depend on lengths.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, split: bool = True) -> None:
         self.slots = slots
+        self.split = split
         self.layers: list[_Layer] = []
         self.prompt_S = np.zeros(slots, np.int64)  # the prompt of each slot
         self.length_U = np.zeros(0, np.int64)  # tokens of each prompt
@@ -111,15 +115,15 @@ class SlotCache:
         No remaining slot may have more than `live` response tokens. Prompts without a slot are
         dropped.
         """
-        blocks = -(-live // BLOCK)
         if len(target):
             self.prompt_S[target] = self.prompt_S[source]
             for layer in self.layers:
                 for tensor in layer.responses:
-                    tensor[:blocks, target] = tensor[:blocks, source]
-        used = np.unique(self.prompt_S[:active])
-        holes = np.setdiff1d(np.arange(len(used)), used)
-        movers = used[len(used) - len(holes) :]
+                    used = tensor[: -(-live // tensor.shape[3]), :, :, :live]
+                    used[:, target] = used[:, source]
+        prompts = np.unique(self.prompt_S[:active])
+        holes = np.setdiff1d(np.arange(len(prompts)), prompts)
+        movers = prompts[len(prompts) - len(holes) :]
         if len(holes):
             for layer in self.layers:
                 for tensor in layer.prompts:
@@ -127,7 +131,7 @@ class SlotCache:
             self.length_U[holes] = self.length_U[movers]
             for mover, hole in zip(movers, holes, strict=True):
                 self.prompt_S[:active][self.prompt_S[:active] == mover] = hole
-        self.length_U = self.length_U[: len(used)]
+        self.length_U = self.length_U[: len(prompts)]
         self._groups = None
 
     def aim(self, response_A: Places, device: torch.device) -> torch.Tensor:
@@ -137,31 +141,32 @@ class SlotCache:
         their sequences, [A], also from 0.
         """
         active = len(response_A)
-        blocks = int(response_A.max()) // BLOCK + 1
+        read = (int(response_A.max()) // BLOCK + 1) * BLOCK
+        blocks, read_B = (read // BLOCK, BLOCK) if self.split else (1, read)
         for layer in self.layers:
-            layer.responses = [_with_room(tensor, {0: blocks}) for tensor in layer.responses]
-        heads = self.layers[0].responses[0].shape[2]
-        row_A = response_A // BLOCK * self.slots + np.arange(active)
-        write_AH = (row_A[:, None] * heads + np.arange(heads)) * BLOCK + response_A[:, None] % BLOCK
+            layer.responses = [_with_room(t, {0: blocks, 3: read_B}) for t in layer.responses]
+        heads, size = self.layers[0].responses[0].shape[2:4]
+        row_A = response_A // size * self.slots + np.arange(active)
+        write_AH = (row_A[:, None] * heads + np.arange(heads)) * size + response_A[:, None] % size
         members, back, most = self._groups or self._grouped(active, device)
         prompt_A = self.length_U[self.prompt_S[:active]]
         longest = int(self.length_U.max())
-        places_P, places_R = np.arange(longest), np.arange(blocks * BLOCK)
-        here_A1 = response_A[:, None]
-        distance_AL = np.hstack([prompt_A[:, None] + here_A1 - places_P, here_A1 - places_R])
-        visible_AL = distance_AL >= 0
-        visible_AL[:, :longest] = places_P < prompt_A[:, None]
+        prompt_A1, here_A1 = (
+            torch.from_numpy(tokens_A).to(device)[:, None] for tokens_A in (prompt_A, response_A)
+        )
+        visible_AP = torch.arange(longest, device=device) < prompt_A1
+        visible_AR = torch.arange(read, device=device) <= here_A1
         self.step = _Step(
             prompts=torch.from_numpy(self.prompt_S[:active]).to(device),
             write=torch.from_numpy(write_AH.ravel()).to(device),
             members=members,
             back=back,
-            sizes=(len(self.length_U), most, longest, blocks),
-            visible=torch.from_numpy(visible_AL).to(device),
-            distance=torch.from_numpy(distance_AL).to(device),
+            sizes=(len(self.length_U), most, longest, blocks, read_B),
+            visible=torch.cat([visible_AP, visible_AR], 1),
+            tokens=(prompt_A1, here_A1),
             bias={},
         )
-        return torch.from_numpy(prompt_A + response_A).to(device)
+        return (prompt_A1 + here_A1)[:, 0]
 
     def attend(
         self,
@@ -178,14 +183,15 @@ class SlotCache:
         assert self.step is not None, "call `aim` before a step"
         step, cached = self.step, self.layers[layer]
         A, H, Q, D = query_AHQD.shape
-        U, M, P, N = step.sizes
+        U, M, P, N, B = step.sizes
         prompt_keys, prompt_values = (t[:U, :, :P].flatten(0, 1) for t in cached.prompts[:2])
         if prompt_keys.dtype != torch.float32:
             key_AHD = key_AHD - cached.prompts[2].index_select(0, step.prompts)[:, :, 0]
         for blocks, new in zip(cached.responses, (key_AHD, value_AHD), strict=True):
             blocks.view(-1, D).index_copy_(0, step.write, new.reshape(-1, D).to(blocks.dtype))
         keys, values = (
-            [blocks[n, :A].view(A * H, BLOCK, D) for n in range(N)] for blocks in cached.responses
+            [blocks[n, :A].view(A * H, B, D) for n in range(N)]
+            for blocks in (t if self.split else t[..., :B, :] for t in cached.responses)
         )
 
         def to_prompts(of_slots: torch.Tensor) -> torch.Tensor:
@@ -200,13 +206,13 @@ class SlotCache:
 
         query = query_AHQD.to(keys[0].dtype).reshape(A * H, Q, D)
         scores = [to_slots(to_prompts(query.view(A, H, Q, D)) @ prompt_keys.transpose(1, 2))]
-        scores += [(query @ block.transpose(1, 2)).view(A, H, Q, BLOCK) for block in keys]
+        scores += [(query @ block.transpose(1, 2)).view(A, H, Q, B) for block in keys]
         weights = torch.softmax(torch.cat(scores, -1).float().add_(self._bias(window)), -1)
         weights = weights.to(values[0].dtype)
-        of_prompt, *of_blocks = weights.split([P] + [BLOCK] * N, -1)
+        of_prompt, *of_blocks = weights.split([P] + [B] * N, -1)
         read = to_slots(to_prompts(of_prompt) @ prompt_values).view(A * H, Q, D)
         for weight, block in zip(of_blocks, values, strict=True):
-            read = torch.baddbmm(read, weight.reshape(A * H, Q, BLOCK), block)
+            read = torch.baddbmm(read, weight.reshape(A * H, Q, B), block)
         return read.view(A, H, Q, D)
 
     def _layer(self, keys_HPD: torch.Tensor) -> _Layer:
@@ -222,12 +228,19 @@ class SlotCache:
         step = self.step
         if window not in step.bias:
             mask_AL = step.visible
-            mask_AL = mask_AL if window is None else mask_AL & (step.distance < window)
+            if window is not None:
+                mask_AL = mask_AL & (self._distance(step) < window)
             bias_AL = torch.zeros(mask_AL.shape, device=mask_AL.device).masked_fill_(
                 ~mask_AL, -torch.inf
             )
             step.bias[window] = bias_AL[:, None, None]
         return step.bias[window]
+
+    def _distance(self, step: _Step) -> torch.Tensor:
+        """Return the positions between the token and the one it attends to, [A, L]."""
+        (prompt_A1, here_A1), (_, _, P, N, B) = step.tokens, step.sizes
+        places_P, places_R = (torch.arange(n, device=here_A1.device) for n in (P, N * B))
+        return torch.cat([prompt_A1 + here_A1 - places_P, here_A1 - places_R], 1)
 
     def _grouped(self, active: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return `members` and `back` of `_Step` and M, for the prompts of the active slots."""

@@ -135,7 +135,7 @@ class _Sequences:
         self.limit = max_new_tokens
         self.top_p = top_p
         self.slots = 0
-        self.cache = SlotCache(0)
+        self.cache = SlotCache(0, split=policy.device.type == "cpu")
         self.stop_ids = torch.tensor(policy.stop_ids, device=policy.device)
         self.waiting: deque[tuple[int, Request]] = deque()  # with their indices
         self.count = 0  # requests so far

@@ -32,7 +32,7 @@ def unfit(policy: Policy) -> str | None:
     """
     texts = [_ids(policy, text) for text in _TEXTS]
     prompts = [ids[:-_DECODED] for ids in texts]
-    cache = SlotCache(len(texts))
+    cache = SlotCache(len(texts), split=policy.device.type == "cpu")
     decoded = []
     try:
         with policy.evaluating() as model, torch.inference_mode():

@@ -18,8 +18,12 @@ from mugrpo.model.shared_prompts import PACKED, packed_attention
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the model's repeated blocks: the ModuleList with the most parameters."""
-    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    """Return the model's repeated blocks: the ModuleList with the most parameters.
+
+    Of a model that also reads images, it is one of the part that reads text.
+    """
+    decoder = getattr(model, "get_decoder", lambda: model)()
+    lists = [list(m) for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m)]
     assert lists, f"{type(model).__name__} has no list of blocks"
     return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
 

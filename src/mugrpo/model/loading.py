@@ -182,6 +182,12 @@ def _loading(description: str) -> Iterator[None]:
                 f"{description} needs code of its own, which mugrpo never runs; name a model that "
                 "transformers has the code of"
             ) from None
+        if "Unrecognized configuration class" in str(error):
+            raise UsageError(
+                f"{description} is none that reads text alone and continues it: it reads images or "
+                "sound too, or has an encoder; name a text model, or save this one's text part "
+                "alone and name that"
+            ) from None
         raise UsageError(
             f"{description} cannot be loaded ({first_line(error)}); {_WAY_OUT}"
         ) from None

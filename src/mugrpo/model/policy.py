@@ -262,10 +262,11 @@ def load_policy(
 
     If there are several `ranks`, only the first reads weights, into host memory. On the others the
     weights are arbitrary until `fsdp.distribute` fills them. On a CPU, the process keeps freed
-    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token. Under an
-    adapter, a model in bf16 has its own weights only in bf16. With `share_prompts`, it is tried
-    before whether it can share prompts, which takes fp32. Raises UsageError if model or tokenizer
-    cannot be loaded, if the device is missing, and as `put_adapter` and `quantization_of` do.
+    memory from here on (`keep_freed_memory`). `notify` reports a missing padding token, and a
+    router's loss that is left out. Under an adapter, a model in bf16 has its own weights only in
+    bf16. With `share_prompts`, it is tried before whether it can share prompts, which takes fp32.
+    Raises UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
+    `put_adapter` and `quantization_of` do.
     """
     path, device = model_path(options), device_of(options)
     quantized = quantization_of(lora, options.precision, device) if lora else None
@@ -294,6 +295,11 @@ def load_policy(
     policy.can_share_prompts = shares
     if policy.pads_with_eos:
         notify("the tokenizer has no padding token; padding with the end-of-sequence token")
+    if share := getattr(model.config.get_text_config(), "router_aux_loss_coef", None):
+        notify(
+            f"the router's auxiliary loss (router_aux_loss_coef = {share}) is left out: updates "
+            "follow the objective alone"
+        )
     return policy
 
 

@@ -191,24 +191,20 @@ def packed_attention(
     grouped = query.shape[1] != key.shape[1]  # several query heads share keys and values
     prompt_mask, response_mask = packing.attention_masks(sliding_window)
 
-    def gathered(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """[M, heads, D] -> [rows, heads, columns, D]"""
-        chosen = states.index_select(0, indices.flatten())
-        heads, size = chosen.shape[1:]
-        return chosen.view(*indices.shape, heads, size).transpose(1, 2)
-
     def attended(
         queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the output for `queries`, [rows x columns, Q, D]."""
-        of_keys = [gathered(states, keys) for states in (key_MQD, value_MQD)]
+        chosen_keys, chosen_values = (_gathered(states, keys) for states in (key_MQD, value_MQD))
         if copied := grouped and mask is not None and query.device.type in _UNGROUPED:
             each = query.shape[1] // key.shape[1]
-            of_keys = [states.repeat_interleave(each, 1) for states in of_keys]
+            chosen_keys, chosen_values = (
+                states.repeat_interleave(each, 1) for states in (chosen_keys, chosen_values)
+            )
         output = F.scaled_dot_product_attention(
-            gathered(query_MQD, queries),
-            of_keys[0],
-            of_keys[1],
+            _gathered(query_MQD, queries),
+            chosen_keys,
+            chosen_values,
             attn_mask=mask,
             dropout_p=dropout,
             is_causal=mask is None,
@@ -225,6 +221,12 @@ def packed_attention(
 
 
 AttentionInterface.register(PACKED, packed_attention)
+
+
+def _gathered(states_MHD: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return the states at `indices` [rows, columns], [rows, H, columns, D]."""
+    chosen = states_MHD.index_select(0, indices.flatten())
+    return chosen.view(*indices.shape, *chosen.shape[1:]).transpose(1, 2)
 
 
 def can_share_prompts(model: Any) -> bool:
