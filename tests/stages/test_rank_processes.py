@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from mugrpo.config.load import build_config
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.pending import Unsaved
 from mugrpo.disk.run_dir import RunDir
@@ -125,6 +126,28 @@ def test_two_ranks_give_the_run_of_one(together: Path, tmp_path: Path):
     assert_close(together, alone)
     kinds = [(line["kind"], line["update"]) for line in read_metrics(together)]
     assert kinds == [(line["kind"], line["update"]) for line in read_metrics(alone)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "waits"),
+    [
+        (True, {}, True),
+        (True, {"overlap": True}, False),  # engines have GPUs of their own
+        (False, {}, False),
+    ],
+)
+def test_engines_start_on_gpus_of_ranks_that_have_loaded_and_sleep(
+    monkeypatch: pytest.MonkeyPatch, gpus: bool, options: dict, waits: bool
+):
+    engine = {"name": "vllm"}
+    config = build_config({"engine": engine, "distributed": {"processes": 2}, **options}, "test")
+    run: Any = SimpleNamespace(config=config, folder=SimpleNamespace(newest_update=lambda: 3))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    done = list[Any]()
+    monkeypatch.setattr(RankProcesses, "start", lambda _: done.append("start"))
+    monkeypatch.setattr(RankProcesses, "_obeyed", lambda _, *order: done.append(order))
+    RankProcesses(run).load()
+    assert done == ["start", *[("load", 3)] * waits]
 
 
 # Memory runs out on the second rank, once, in its fourth micro-batch.
