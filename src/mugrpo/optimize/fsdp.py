@@ -55,7 +55,8 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
             "the model's files and its config.json do not agree on its weights, so it cannot be "
             "shared among processes; load it with transformers, save it, and name the new folder"
         )
-    ability = share_prompts and ranks.first and can_share_prompts(model)
+    with policy.uncompiled(model):
+        ability = share_prompts and ranks.first and can_share_prompts(model)
     policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
     sizes = {"shards": shards}
