@@ -74,6 +74,7 @@ def assert_close(ours: Path, theirs: Path) -> None:
         pytest.param(
             "chain", 10, {"model": {"gradient_checkpointing": True}}, marks=pytest.mark.long
         ),
+        pytest.param("llama", 3, {"model": {"compile": True}}, marks=pytest.mark.long),
         # The pre-pass of M2PO looks at the whole update.
         pytest.param("qwen2", 10, {"preset": "m2po"}, marks=pytest.mark.long),
         pytest.param(

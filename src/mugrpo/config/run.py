@@ -255,8 +255,6 @@ class RunConfig(Options):
                 "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
                 "in 4 bits"
             )
-        if self.model.compile and self.distributed.ranks > 1:
-            yield "model.compile needs distributed.processes = 1, as ranks do not compile"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import MethodType
 from typing import Any
 
 import torch
@@ -40,25 +41,27 @@ def refuse_without_compiler(device: str) -> None:
 
 
 def compile_blocks(model: nn.Module, backend: Any = "inductor") -> None:
-    """Let torch.compile replace the model's blocks, each at its first call.
+    """Let torch.compile replace the forward passes of the model's blocks, each at its first call.
 
     Sizes are dynamic, so a micro-batch of another shape is not compiled again. Packed attention is
-    not compiled, because which tokens attend to which differs from batch to batch.
+    not compiled, because which tokens attend to which differs from batch to batch. FSDP's gathering
+    of weights, which surrounds a forward pass, is not either. transformers checkpoints within it:
+    torch compiles nothing then.
     """
     AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
     for block in blocks_of(model):
-        block.compile(dynamic=True, backend=backend)
+        own = MethodType(type(block).forward, block)  # not that of the block that it is a copy of
+        block.forward = torch.compile(own, dynamic=True, backend=backend)
 
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Within the block, let the model compute as if `compile_blocks` had not been called."""
     blocks = blocks_of(model)
-    compiled = [block._compiled_call_impl for block in blocks]
-    for block in blocks:
-        block._compiled_call_impl = None
+    compiled = [vars(block).pop("forward", None) for block in blocks]
     try:
         yield
     finally:
-        for block, call in zip(blocks, compiled, strict=True):
-            block._compiled_call_impl = call
+        for block, forward in zip(blocks, compiled, strict=True):
+            if forward is not None:
+                block.forward = forward

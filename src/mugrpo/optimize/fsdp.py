@@ -56,7 +56,8 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
             "shared among processes; load it with transformers, save it, and name the new folder"
         )
     if policy.can_share_prompts is None:
-        ability = share_prompts and ranks.first and can_share_prompts(model)
+        with policy.uncompiled(model):
+            ability = share_prompts and ranks.first and can_share_prompts(model)
         policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
     sizes = {"shards": shards}
