@@ -57,16 +57,14 @@ def save_checkpoint(
     checkpoints by their update. If `keep` is 0, only `temporary` ones are removed. `starts` is
     `Schedule.starts`, stored for a run that is resumed from this checkpoint: it says where the
     stages began. `metrics` is the mark of metrics.jsonl, stored for `repair`. If the trainer
-    `rests` after it, it sleeps first. Waits for the checkpoint before. Raises what ended its
+    `rests` after it, it sleeps. Waits for the checkpoint before. Raises what ended its
     writing, and RunStopped, naming the last good checkpoint, if a weight is not finite.
     """
     ranks = trainer.policy.ranks
     run_dir.settle()
     require_finite(trainer, run_dir)  # on the GPU, where it takes no time
-    if rests:
-        trainer.sleep()
     run_dir.pending = Writing(
-        trainer.snapshot(),
+        trainer.snapshot(rests=rests),
         run_dir.checkpoint(trainer.update),
         {
             "starts": [*starts],
