@@ -29,18 +29,26 @@ def _fresh():
 
 
 class Counting:
-    """A backend that runs graphs as they are and counts them."""
+    """A backend that runs graphs as they are, and counts them and their calls."""
 
-    graphs = 0
+    graphs = calls = 0
 
     def __call__(self, graph: Any, _: Any) -> Any:
         self.graphs += 1
-        return graph.forward
+
+        def run(*inputs: Any) -> Any:
+            self.calls += 1
+            return graph.forward(*inputs)
+
+        return run
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_gradients_are_the_same_and_other_shapes_compile_nothing(share):
-    plain, policy = tiny_policy("llama"), tiny_policy("llama")
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_gradients_are_the_same_and_other_shapes_compile_nothing(share, checkpointing):
+    """A checkpointed block is compiled within its checkpoint: its backward pass calls it again."""
+    plain = tiny_policy("llama")
+    policy = tiny_policy("llama", gradient_checkpointing=checkpointing)
     backend, counts = Counting(), []
     compile_blocks(policy.model, backend)
     for case in (RAGGED, FEWER, LONGER, RAGGED[1:], RAGGED):
@@ -51,8 +59,11 @@ def test_gradients_are_the_same_and_other_shapes_compile_nothing(share):
             for p in (policy, plain)
         )
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        calls, backend.calls = backend.calls, 0
         assert difference(gradients(policy, found), gradients(plain, expected)) < 1e-5
+        assert calls > 0 and backend.calls == (calls if checkpointing else 0)
         counts.append(backend.graphs)
+        backend.calls = 0
     assert 0 < counts[1] == counts[-1]  # a size of the first may be taken for a constant
 
 
@@ -113,10 +124,3 @@ def test_a_missing_compiler_is_told_before_the_run(monkeypatch):
     monkeypatch.setattr(blocks, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"model.compile needs Triton"):
         refuse_without_compiler("cuda")
-
-
-def test_checkpointing_which_would_not_compile_is_refused():
-    words = ["--model.compile=true", "--distributed.processes=2"]
-    load_config(None, words)
-    with pytest.raises(ValueError, match=r"compile needs model\.gradient_checkpointing ="):
-        load_config(None, [*words, "--model.gradient_checkpointing=true"])

@@ -72,13 +72,16 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     assert calls == dict.fromkeys(needed, 1)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.02)])
-def test_compiled_blocks_have_the_gradients_of_plain_ones(precision, tolerance):
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "tolerance"),
+    [("fp32", False, 1e-5), ("bf16", False, 0.02), ("bf16", True, 0.02)],
+)
+def test_compiled_blocks_have_the_gradients_of_plain_ones(precision, checkpointing, tolerance):
     """FSDP gathers a block's weights around the compiled code."""
     torch._dynamo.reset()
     backend, found = Counting(), []
     for compiled in (True, False):
-        policy = policy_of_blocks(precision=precision)
+        policy = policy_of_blocks(precision=precision, gradient_checkpointing=checkpointing)
         if compiled:
             compile_blocks(policy.model, backend)
         distribute(policy, DistributedOptions(), share_prompts=False)

@@ -213,8 +213,6 @@ class RunConfig(Options):
             corrected=self.correction.name != "off",
         )
         yield from self._faults_with_ranks()
-        if self.model.compile and self.model.gradient_checkpointing:
-            yield "model.compile needs model.gradient_checkpointing = false, which rules it out"
         yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
         yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
         if self.reference_period and not self.checkpoint.stage_end:

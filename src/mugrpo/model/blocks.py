@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from types import MethodType
 from typing import Any
@@ -45,13 +46,30 @@ def compile_blocks(model: nn.Module, backend: Any = "inductor") -> None:
 
     Sizes are dynamic, so a micro-batch of another shape is not compiled again. Packed attention is
     not compiled, because which tokens attend to which differs from batch to batch. FSDP's gathering
-    of weights, which surrounds a forward pass, is not either. transformers checkpoints within it:
-    torch compiles nothing then.
+    of weights, which surrounds a forward pass, is not either. transformers checkpoints within it,
+    where torch would compile nothing, so what it checkpoints is compiled instead.
     """
     AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
     for block in blocks_of(model):
-        own = MethodType(type(block).forward, block)  # not that of the block that it is a copy of
-        block.forward = torch.compile(own, dynamic=True, backend=backend)
+        inner, checkpoints = _inner(type(block).forward)
+        own = MethodType(inner, block)  # not that of the block that it is a copy of
+        compiled = torch.compile(own, dynamic=True, backend=backend)
+        block.forward = partial(_checkpointed, block, compiled) if checkpoints else compiled
+
+
+def _inner(forward: Any) -> tuple[Any, bool]:
+    """Return the forward pass that transformers' wrapper checkpoints, and whether there is one."""
+    inner = forward
+    while inner.__code__.co_name == "forward_with_checkpointing":
+        inner = inner.__wrapped__
+    return inner, inner is not forward
+
+
+def _checkpointed(block: Any, forward: Any, *inputs: Any, **options: Any) -> Any:
+    """Call `forward` as transformers' wrapper does."""
+    if block.gradient_checkpointing and block.training:
+        return block._gradient_checkpointing_func(partial(forward, **options), *inputs)
+    return forward(*inputs, **options)
 
 
 @contextmanager
