@@ -170,7 +170,7 @@ class Host:
 
     states: float  # weights, gradients and moments
     activations: float  # of a micro-batch on every rank
-    cache: float  # keys and values of the engines, and their logits
+    cache: float  # keys and values of the engines, their logits, and weights in another layout
     others: float  # engines' models, a checkpoint that is being written, processes
 
     @property
@@ -189,7 +189,8 @@ def on_this_cpu(config: RunConfig, sizes: Sizes) -> Host:
     if isinstance(engine, OwnEngineOptions):
         slots = engine.slots if isinstance(engine, ContinuousOptions) else engine.batch_size
         of_token = config.rollouts.max_new_tokens * sizes.cache(half)
-        cache = max(1, engine.processes) * slots * (of_token + 16 * sizes.vocab)
+        reordered = sizes.copy(2 if half else 4)  # weights, for the matrix kernels
+        cache = max(1, engine.processes) * (slots * (of_token + 16 * sizes.vocab) + reordered)
         others += engine.processes * (sizes.loaded(half, working=True) + _PROCESS)
         if engine.processes:  # its process keeps the cache
             others, cache = others + cache, 0.0
