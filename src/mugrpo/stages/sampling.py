@@ -35,13 +35,11 @@ class Sampling:
     if this process has no model; by default, another process computes them.
     """
 
-    def __init__(
-        self, run: OpenRun, weights: Weights, make_room: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, run: OpenRun, weights: Weights) -> None:
         self.background: Background | None = None
+        self.make_room: Callable[[], None] = lambda: None
         self._run = run
         self._weights = weights
-        self._make_room = make_room
         self.compute: Compute = self.computed_elsewhere
         self._engines: list[Engine] = []
         self._dialogues: list[Dialogue | None] = []
@@ -89,7 +87,7 @@ class Sampling:
         engines, lock = self.start(), Lock()  # an engine in this process has the policy loaded
         if self._weights.policy is not None:
             self._weights.at(update)
-        self._make_room()
+        self.make_room()
         self._used = True
         parts: list[dict[str, float]] = []
 

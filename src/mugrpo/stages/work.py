@@ -48,8 +48,10 @@ class Work:
         self.training = training or Training(run, weights_of(run), run.schedule())
         self.weights = self.training.weights
         self.ranks = RankProcesses(run) if self._trains_elsewhere() else None
-        self.sampling = Sampling(run, self.weights, self.training.sleep)
-        if self.ranks:
+        self.sampling = Sampling(run, self.weights)
+        if self.ranks is None:
+            self.sampling.make_room = self.training.sleep
+        else:
             self.ranks.sampling = self.sampling
             self.sampling.compute = self.ranks.logprobs_for_engines
         self._on_metrics = on_metrics
