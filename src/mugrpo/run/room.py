@@ -65,8 +65,9 @@ class Sizes:
             if config.lora.rank:
                 put_adapter(model, config.lora)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
-        heads = text.num_attention_heads
+        both = (model.get_input_embeddings(), model.get_output_embeddings())
+        ends = {end.weight for end in both if end is not None}
+        heads = getattr(text, "num_attention_heads", None) or 1  # some models have no attention
         head = getattr(text, "head_dim", None) or text.hidden_size // heads
         keys = getattr(text, "num_key_value_heads", None) or heads
         experts = getattr(text, "num_experts_per_tok", None) or 1
