@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.run.opening import _for_this_machine
+from mugrpo.run.progress import Progress
 from mugrpo.run.room import (
     GIB,
     Sizes,
@@ -272,6 +276,17 @@ def test_default_sizes_fit_a_cpus_memory_and_named_ones_stay(monkeypatch: pytest
     with pytest.raises(UsageError, match="micro_batch_tokens"):
         require_room(named)
     require_room(fitted)
+
+
+def test_a_resumed_run_keeps_the_sizes_that_it_began_with():
+    sizes = {"optimizer": {"micro_batch_tokens": 512}, "engine": {"slots": 64}}
+    stored = {"config": {**sizes, "model": {"precision": "fp32"}}}
+    folder: Any = SimpleNamespace(read_config=lambda: stored)
+    resumed = _for_this_machine(folder, build_config({}, "test"), Progress())
+    assert resumed.optimizer.micro_batch_tokens == 512 and resumed.engine.slots == 64
+    named = build_config({"optimizer": {"micro_batch_tokens": 4096}}, "test")
+    changed = _for_this_machine(folder, named, Progress())
+    assert changed.optimizer.micro_batch_tokens == 4096  # which is then refused, as any change
 
 
 def test_a_missing_form_is_refused(tmp_path: Path, command):
