@@ -45,8 +45,8 @@ class ModelOptions(Options):
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of forward and backward passes. Weights and optimizer stay in fp32. "auto" takes
-    bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. A resumed run keeps
-    what it began with."""
+    bf16 on a GPU that computes in it, which the run says, and fp32 elsewhere. What a run began with
+    stays, also on another machine."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False

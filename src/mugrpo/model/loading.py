@@ -72,7 +72,7 @@ def model_sizes(options: ModelOptions) -> tuple[int, int | None]:
 
     Raises UsageError if the config cannot be read.
     """
-    config = _load_config(options)
+    config = model_config(options)
     with _loading(f"the model {options.path}"):
         text = config.get_text_config()
         return text.vocab_size, getattr(text, "max_position_embeddings", None)
@@ -83,7 +83,7 @@ def trained_parameters(options: ModelOptions, lora: LoRAOptions) -> int:
 
     Raises UsageError if the config cannot be read, or as `put_adapter` does.
     """
-    config = _load_config(options)
+    config = model_config(options)
     with _loading(f"the model {options.path}"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     if lora.rank:
@@ -97,7 +97,7 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
 
     Raises UsageError if they cannot be read, or if the tokenizer belongs to another model.
     """
-    config = _load_config(options)
+    config = model_config(options)
     path = model_path(options)
     where = {"local_files_only": _how(path)["local_files_only"]}
     with _loading(f"the generation config of {path}"):
@@ -109,7 +109,8 @@ def load_vocabulary(options: ModelOptions, tokenizer: Any) -> Vocabulary:
         return vocabulary_of(size, tokenizer, generation_config, options)
 
 
-def _load_config(options: ModelOptions) -> Any:
+def model_config(options: ModelOptions) -> Any:
+    """Return transformers' config of the model. Raises UsageError if it cannot be read."""
     path = model_path(options)
     _refuse_absent(path)
     with _loading(f"the model {path}"):

@@ -26,8 +26,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import put_adapter
 from mugrpo.model.hardware import device_of
+from mugrpo.model.loading import model_config
 from mugrpo.model.memory import host_memory
-from mugrpo.model.pretrained import model_path
 from mugrpo.model.quantized import BYTES, packed_weights
 from mugrpo.model.sizes import refuse_absurd_sizes
 
@@ -328,13 +328,14 @@ def _fault(config: RunConfig, peak: UpdateMemory, gpu_gib: float, limit: float) 
 
 
 def _model_config(config: RunConfig, form: Path | None) -> Any:
-    path = str(form) if form else model_path(config.model)
+    if form is None:
+        return model_config(config.model).get_text_config()
     try:
-        refuse_absurd_sizes(path, local_files_only=False)
-        return AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
+        refuse_absurd_sizes(form, local_files_only=True)
+        return AutoConfig.from_pretrained(form, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the config.json of {path} cannot be read ({str(error).splitlines()[0]}); name a "
+            f"the config.json of {form} cannot be read ({str(error).splitlines()[0]}); name a "
             "directory that has it: --form DIR"
         ) from None
 
