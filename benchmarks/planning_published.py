@@ -131,8 +131,8 @@ def table_1() -> list[list[str]]:
     """Return rows of Mu-GRPO's Table 1: hours of rollouts and in total, reported and planned.
 
     The authors' page gives no batch and no lengths. The batch is the recipe's, which is inferred.
-    The median length is the one with which the rollouts of Mu-GRPO take as long as reported: that
-    number is fitted, and the other three are planned.
+    The median length is fitted, so that the rollouts of Mu-GRPO take as long as reported. The other
+    three numbers are planned with it.
     """
     config, rows = load_config(RECIPES / "mu_grpo.toml"), []
     for name, form, longest, reported in TABLE_1:

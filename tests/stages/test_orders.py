@@ -1,4 +1,4 @@
-"""Orders reach all ranks, of which only the first looks into the folder, and so does a stop."""
+"""Only the first rank looks into the folder, but orders and stops reach all ranks."""
 
 from __future__ import annotations
 

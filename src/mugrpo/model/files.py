@@ -92,7 +92,7 @@ def weights_in_memory(
 def write_weights(model: Any, weights: Weights, ranks: Ranks, folder: Path) -> dict[str, str]:
     """Write this rank's `weights`. The first rank adds the model's config. No rank waits.
 
-    Return the checksum of the file under its name, where it is known from writing.
+    Return {file name: checksum}, or {} if transformers wrote the file.
     """
     if not weights.index:
         if ranks.first:

@@ -61,9 +61,8 @@ def host_memory() -> int:
 def give_back_if_tight() -> None:
     """Give freed memory back to the system if this process holds half of the machine's.
 
-    Generation leaves holes of its sizes, updates of theirs: both kept (`keep_freed_memory`), a
-    model of half a billion parameters exceeded 24 GB in its second stage. Getting the pages again
-    takes time, so a process that has room keeps them.
+    Generation and updates free blocks of different sizes, and `keep_freed_memory` keeps both. A
+    process that has room goes on to keep them, because getting pages again takes time.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None and _resident() > host_memory() / 2:

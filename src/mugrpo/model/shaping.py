@@ -37,7 +37,7 @@ PLAIN = Shaping()
 
 
 def shaping_of(model: Any) -> Shaping:
-    """Return what `model` does to its logits, found once per model and kept in it.
+    """Return what `model` does to its logits. It is found once, and stored on the model.
 
     Neither blocks nor weights are used, so it works on every rank and on every device. Raises
     ValueError if it is anything but a scale and a cap.
