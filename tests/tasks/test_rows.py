@@ -390,11 +390,16 @@ def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
     ids=["equal texts", "nothing"],
 )
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, column: pa.Array):
-    """5 GB of text in 500 bytes, and 100 million empty rows, which Python needs 10 GB for."""
+    """5 GB of text in 500 bytes, and 100 million empty rows, which Python needs 10 GB for.
+
+    Rows first fill what this process has freed and kept, so that time may run out before memory.
+    """
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": column}), path, compression="zstd")
     assert path.stat().st_size < 400_000
-    assert "MiB of memory" in refusal(str(path))
+    assert re.search(
+        "takes more than (20 s of CPU time|10.. MiB of memory); name", refusal(str(path))
+    )
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
