@@ -34,6 +34,7 @@ OF_EXTRAS = {
     "reasoning_gym": "reasoning-gym",
     "tensorboard": "tensorboard",
     "textual": "view",
+    "trl": "trl",
     "wasmtime": "wasm",
 }
 # In the environment of another interpreter; httpx comes with verifiers.
@@ -46,6 +47,7 @@ LAZY = {
     "rewards/reasoning_gym.py": "reasoning-gym",
     "rewards/strictness.py": "math",
     "tools/view.py": "view",
+    "trl.py": "trl",
 }
 
 
@@ -120,7 +122,7 @@ def test_every_extra_has_what_is_imported_and_a_message_that_names_it():
         assert package.replace("_", "-") in {distribution(r) for r in EXTRAS[extra]}
     source = "".join(file.read_text() for file in FILES)
     named = set(re.findall(r"pip install 'mugrpo\[([\w-]+)\]'", source))
-    others = {"site", "tensorboard", "trackio", "wandb"}
+    others = {"site", "tensorboard", "trackio", "trl", "wandb"}
     assert named | others | {*pretrained.PACKAGED} == EXTRAS.keys()
 
 

@@ -71,7 +71,7 @@ def test_the_first_run_prints_the_metrics_and_samples_of_its_run(tmp_path: Path)
 @pytest.mark.long
 def test_the_function_of_a_notebook_is_the_reward_of_its_run(tmp_path: Path):
     executed("own_reward", tmp_path)
-    lines = evaluations(tmp_path / "runs" / "own_reward" / "run")
+    lines = evaluations(tmp_path / "runs" / "own_reward")
     assert [line["update"] for line in lines] == [0, 10, 20, 30]
     for line in lines:  # no other reward has a part in it
         assert line["reward"] == pytest.approx(line["rewards/in_place/mean"])

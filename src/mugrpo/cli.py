@@ -219,12 +219,6 @@ def _schema(_: argparse.Namespace) -> None:
     _say(json.dumps(schema(), indent=2))
 
 
-def _from_trl(options: argparse.Namespace) -> None:
-    from mugrpo.trl.script import from_trl
-
-    _say(from_trl(options.target).rstrip("\n"))
-
-
 def _convert(options: argparse.Namespace) -> None:
     from mugrpo.model.pretrained import convert
 
@@ -300,7 +294,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "completion": lambda options: _say(completion(options.shell)),
     "schema": _schema,
     "convert": _convert,
-    "from-trl": _from_trl,
     "doctor": _doctor,
     "vllm-env": _vllm_env,
 }

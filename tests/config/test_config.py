@@ -14,7 +14,6 @@ from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import ELSEWHERE
 from mugrpo.disk.errors import UsageError
-from mugrpo.trl.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
@@ -137,15 +136,21 @@ def test_a_name_like_no_other_of_its_section_is_answered_with_the_section(refusa
     assert "task.name" not in refusal("--model.nme=x")
 
 
-def test_trls_names_are_answered_with_the_options_that_its_trainer_sets_here():
-    """Another test compares those fields with the installed TRL's."""
+def test_trls_names_are_answered_as_the_table_of_its_page_says():
+    """Each row has fields of the installed TRL, and the options that are answered, in order."""
+    from trl import GRPOConfig
+
     ours = {option.name for option in describe()}
     assert set(ELSEWHERE.values()) <= ours
-    told = {name: re.match(r"`([a-z_.]+)", field.text) for name, field in FIELDS.items()}
-    same = {name: found[1] for name, found in told.items() if found and found[1] in ours}
-    renamed = {name: o for name, o in same.items() if o.rpartition(".")[2] != name}
-    assert len(renamed) > 25
-    assert {name: ELSEWHERE.get(name) for name in renamed} == renamed
+    page = (ROOT / "docs" / "trl.md").read_text()
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
+    assert len(rows) > 15
+    for theirs, here in rows:
+        names = re.findall("`([a-z_0-9]+)`", theirs)
+        assert set(names) <= GRPOConfig.__dataclass_fields__.keys()
+        told = [name for name in re.findall("`([a-z_.]+)`", here) if name in ours]
+        answered = [ELSEWHERE[name] for name in names]
+        assert [*dict.fromkeys(answered)] == told[: len(set(answered))]
 
 
 def test_a_fault_is_blamed_on_where_it_stands(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,19 +10,53 @@ import pytest
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.environments.base import Environments, Reply
-from mugrpo.environments.make import environments_for, row_of
+from mugrpo.environments import host
+from mugrpo.environments.base import Reply
+from mugrpo.environments.make import row_of
+from mugrpo.rewards.functions import load_function
 from tests.environments import games
 from tests.environments.test_environment_pool import GAMES, call, say, told
 
 
-def held(code: Any, **options: Any) -> Environments:
-    """Return environments of a class or function that is only here."""
-    given = EnvironmentOptions.model_validate({"name": "<test>:code", **options})
-    return environments_for(given, held={"<test>:code": code})
+class Here:
+    """What a worker does, in this process. "a:NAME" is the NAME of `code`, which is only here."""
+
+    def __init__(self, own_reward: bool = False, code: Any = None, **options: Any):
+        def load(place: str, what: str) -> Any:
+            return (code or {}).get(place) or load_function(place, what)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host, "load_function", load)
+            given = EnvironmentOptions.model_validate(options)
+            self.host = host.Host(given, own_reward=own_reward)
+        self._calls, self._replies = count(), list[tuple[int, Reply]]()
+
+    def begin(self, rollout: int, seed: int, row: dict[str, Any]) -> None:
+        self._answer(rollout, call="begin", seed=seed, row=row)
+
+    def step(self, rollout: int, message: dict[str, Any]) -> None:
+        self._answer(rollout, call="step", message=message)
+
+    def end(self, rollout: int) -> None:
+        self._answer(rollout, call="end")
+
+    def replies(self, seconds: float) -> list[tuple[int, Reply]]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _answer(self, rollout: int, **call: Any) -> None:
+        number = next(self._calls)
+        answer = self.host.answer({"rollout": rollout, "seed": 7, "number": number, **call})
+        if "broken" in answer:
+            raise BrokenReward(answer["broken"])
+        self._replies.append((rollout, Reply(**answer["reply"])))
 
 
-def begun(code: Any, row: dict[str, Any] | None = None, **options: Any) -> Environments:
+def held(code: Any, **options: Any) -> Here:
+    return Here(code={"a:code": code}, name="a:code", **options)
+
+
+def begun(code: Any, row: dict[str, Any] | None = None, **options: Any) -> Here:
     found = held(code, **options)
     found.begin(0, 7, {"prompt": "3", **(row or {})})
     return found
@@ -135,8 +170,6 @@ def test_a_function_that_returns_something_else_stops_the_run(answer: str):
 
 
 def test_tools_alone():
-    options = EnvironmentOptions(tools=(f"{GAMES}:double", "<test>:halve"))
-
     def halve(number: int) -> float:
         """Halve a number.
 
@@ -145,9 +178,10 @@ def test_tools_alone():
         """
         return number / 2
 
-    found = environments_for(options, held={"<test>:halve": halve})
-    assert [tool["function"]["name"] for tool in found.tools] == ["double", "halve"]
-    assert found.tools[0]["function"]["parameters"]["properties"] == {
+    found = Here(code={"a:halve": halve}, tools=(f"{GAMES}:double", "a:halve"))
+    tools = found.host.schemas()
+    assert [tool["function"]["name"] for tool in tools] == ["double", "halve"]
+    assert tools[0]["function"]["parameters"]["properties"] == {
         "number": {"type": "integer", "description": "The number."}
     }
     found.begin(0, 7, {"prompt": "x"})
@@ -174,16 +208,8 @@ def test_tools_alone():
     ],
 )
 def test_what_does_not_fit_together_is_refused(code, options, own_reward, sentence):
-    given = EnvironmentOptions.model_validate({"name": "<test>:code", **options})
-    found = environments_for(given, held={"<test>:code": code}, own_reward=own_reward)
     with pytest.raises(UsageError, match=sentence):
-        found.begin(0, 7, {"prompt": "x"})
-
-
-def test_code_of_a_script_is_refused_without_it():
-    found = environments_for(EnvironmentOptions(name="<script>:Game"))
-    with pytest.raises(UsageError, match="exists only in the script that began this run"):
-        found.begin(0, 7, {})
+        held(code, own_reward=own_reward, **options)
 
 
 def test_the_row_of_a_problem_has_its_columns_prompt_and_answer():

@@ -17,8 +17,8 @@ class EnvironmentOptions(Options):
     name: Code | None = Field(None, json_schema_extra=PLACE)
     """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
-    (docs/environments.md). "<...>:name" is one that only the process of a script has,
-    "verifiers:NAME" an environment of the package verifiers (docs/verifiers.md)."""
+    (docs/environments.md). "verifiers:NAME" is an environment of the package verifiers
+    (docs/verifiers.md)."""
     python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
     """The interpreter of another environment, in which verifiers and its environment are
     installed."""
@@ -42,11 +42,6 @@ class EnvironmentOptions(Options):
     def given(self) -> bool:
         """Return whether responses have turns."""
         return self.name is not None or bool(self.tools)
-
-    @property
-    def held(self) -> list[str]:
-        """Return the code that only the process that began the run has."""
-        return [code for code in self.code if code.startswith("<")]
 
     @property
     def verifiers(self) -> str | None:

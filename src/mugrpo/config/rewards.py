@@ -161,13 +161,7 @@ class FunctionOptions(RewardOption):
 
     name: Literal["function"] = "function"
     function: Code = Field(json_schema_extra=PLACE)
-    """Where to find the function: "module:function" or "path/to/file.py:function". "<...>:function"
-    is one that only the process of a script has (docs/trl.md)."""
-
-    @property
-    def held(self) -> bool:
-        """Return whether only the process that began the run has the function."""
-        return self.function.startswith("<")
+    """Where to find the function: "module:function" or "path/to/file.py:function"."""
 
     @property
     def file(self) -> Path | None:

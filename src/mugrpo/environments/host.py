@@ -17,26 +17,24 @@ from mugrpo.environments.base import Reply
 from mugrpo.environments.sessions import Answering, Session, Tooled, methods_of
 from mugrpo.processes.messages import printable
 from mugrpo.processes.workers import failure
-from mugrpo.rewards.functions import NONE_HELD, BrokenContractError, Held, load_function
+from mugrpo.rewards.functions import BrokenContractError, load_function
 
 
 class Host:
     """Sessions for the rollouts of one process.
 
     Objects with TRL's contract serve one rollout after another, and are reset for each.
-    Code that `held` has is not imported. Raises UsageError if the options name code that cannot be
-    loaded, that is no environment, or, with `own_reward`, that gives no reward.
+    Raises UsageError if the options name code that cannot be loaded, that is no environment, or,
+    with `own_reward`, that gives no reward.
     """
 
-    def __init__(
-        self, options: EnvironmentOptions, held: Held = NONE_HELD, *, own_reward: bool = False
-    ) -> None:
+    def __init__(self, options: EnvironmentOptions, *, own_reward: bool = False) -> None:
         self._options, self._runner = options, asyncio.Runner()
         self._label = options.name.rpartition(":")[2] if options.name else "tools"
         self._functions = {
-            tool.rpartition(":")[2]: _loaded(tool, "tool", held) for tool in options.tools
+            tool.rpartition(":")[2]: load_function(tool, "tool") for tool in options.tools
         }
-        self._loaded = _loaded(options.name, "environment", held) if options.name else None
+        self._loaded = load_function(options.name, "environment") if options.name else None
         self._sessions: dict[int, Session] = {}
         first, self.functions = self._first(own_reward)
         self._free: list[Session] = [first]
@@ -152,15 +150,6 @@ def _require_contract(what: str, made: Any, tools: bool, own_reward: bool) -> No
             f"{what} has no `get_reward`, which the reward environment asks for; add it, or name "
             "other rewards"
         )
-
-
-def _loaded(code: str, what: str, held: Held) -> Callable[..., Any]:
-    if code.startswith("<") and code not in held:
-        raise UsageError(
-            f"the {what} {code} exists only in the script that began this run; run the script "
-            "again, or move it to a module of its own"
-        )
-    return held.get(code) or load_function(code, what)
 
 
 def _callable(function: Any, *arguments: Any, **keywords: Any) -> bool:

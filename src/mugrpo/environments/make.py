@@ -11,45 +11,34 @@ from mugrpo.config.mixture import asks_environment
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments
-from mugrpo.environments.held import HeldEnvironments
 from mugrpo.environments.pool import EnvironmentPool
 from mugrpo.environments.verifiers.pool import VerifiersEnvironments
-from mugrpo.rewards.functions import NONE_HELD, Held
 
 
 def environments_for(
-    options: EnvironmentOptions,
-    *,
-    own_reward: bool = False,
-    log: Path | None = None,
-    held: Held = NONE_HELD,
+    options: EnvironmentOptions, *, own_reward: bool = False, log: Path | None = None
 ) -> Environments:
     """Return the environments that `options` describe, which must name some.
 
     They are loaded when they are first asked for anything, and raise UsageError then if that fails,
-    or if `own_reward` is set and they give no reward. `held` has code that only this process has;
-    if `options` name such code, the environments are in this process. What others print goes to
-    `log`, up to a limit, or to stderr.
+    or if `own_reward` is set and they give no reward. What they print goes to `log`, up to a
+    limit, or to stderr.
     """
     assert options.given, "no environment is named"
-    if options.held:
-        return HeldEnvironments(options, held, own_reward=own_reward)
     if options.verifiers is not None:
         return VerifiersEnvironments(options, own_reward=own_reward, log=log)
     return EnvironmentPool(options, own_reward=own_reward, log=log)
 
 
-def environments_of(
-    config: RunConfig, *, held: Held = NONE_HELD, log: Path | None = None
-) -> Environments:
+def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:
     """Return the environments of a run's config, which must name some."""
     own_reward = asks_environment(config.task)
-    return environments_for(config.environment, own_reward=own_reward, log=log, held=held)
+    return environments_for(config.environment, own_reward=own_reward, log=log)
 
 
-def tools_of(config: RunConfig, held: Held = NONE_HELD) -> Sequence[Mapping[str, Any]]:
+def tools_of(config: RunConfig) -> Sequence[Mapping[str, Any]]:
     """Return the schemas of the tools of a run's environment."""
-    environments = environments_of(config, held=held)
+    environments = environments_of(config)
     try:
         return environments.tools
     finally:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mugrpo.disk.errors import UsageError
@@ -23,10 +22,6 @@ _LARGEST = 1e9  # a larger reward's squared gradients may not fit into float32
 _LONGEST_EXTRA = 300  # characters kept of a value given to `log_extra`
 _OURS = ("prompts", "completions", "completion_ids")
 _NOT_COLUMNS = (*_OURS, "prompt", "completion", "trainer_state", "log_extra", "log_metric")
-
-# Functions that only this process has, by what `FunctionOptions.function` calls them.
-Held = Mapping[str, Callable[..., Any]]
-NONE_HELD: Held = MappingProxyType({})
 
 
 class BrokenContractError(Exception):

@@ -22,8 +22,7 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import to_json
-from mugrpo.rewards.functions import NONE_HELD, Held, place_of
-from mugrpo.rewards.held import HeldJudge
+from mugrpo.rewards.functions import place_of
 from mugrpo.rewards.pool import Pool
 
 
@@ -36,9 +35,8 @@ class Grader:
     first with weight 0 has the value None if it cannot read the reference.
 
     If no reward is a verifier, the status is RIGHT for a reward of at least `right_at`, otherwise
-    WRONG. It is SKIPPED if no reward is a number. If only this process has one of the functions, in
-    `held`, all rewards judge here instead. Raises UsageError if `rewards` is empty or one of them
-    is not available: its file does not exist, or math-verify is not installed.
+    WRONG. It is SKIPPED if no reward is a number. Raises UsageError if `rewards` is empty or one of
+    them is not available: its file does not exist, or math-verify is not installed.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Grader:
         workers: WorkerOptions,
         *,
         right_at: float = 1.0,
-        held: Held = NONE_HELD,
     ) -> None:
         if not rewards:
             raise UsageError("no reward is named; name at least one, such as rewards = ['math']")
@@ -57,11 +54,7 @@ class Grader:
         self._weights = {reward.label: reward.weight for reward in rewards}
         self._with_prompts = any(isinstance(reward, FunctionOptions) for reward in rewards)
         self._right_at = right_at
-        self._pool: Pool | HeldJudge
-        if any(isinstance(reward, FunctionOptions) and reward.held for reward in rewards):
-            self._pool = HeldJudge(rewards, held)
-        else:
-            self._pool = Pool([reward.revealed("python") for reward in rewards], workers)
+        self._pool = Pool([reward.revealed("python") for reward in rewards], workers)
 
     def start(self, log: Path | None = None) -> list[str]:
         """Load the rewards now rather than at the first answer, to learn early if that fails.

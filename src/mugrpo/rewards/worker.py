@@ -16,10 +16,8 @@ from mugrpo.processes.messages import printable
 from mugrpo.processes.workers import Answer, failure, serve
 from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.functions import (
-    NONE_HELD,
     BrokenContractError,
     CallLog,
-    Held,
     RewardFunction,
     load_function,
 )
@@ -33,14 +31,14 @@ def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 
 
 class Judge:
-    """The loaded rewards of a run. Functions in `held` are there already."""
+    """The loaded rewards of a run."""
 
-    def __init__(self, options: Sequence[RewardOption], held: Held = NONE_HELD) -> None:
+    def __init__(self, options: Sequence[RewardOption]) -> None:
         runner = asyncio.Runner()
         judges: dict[str, Verifier | RewardFunction | EnvironmentReward] = {}
         for option in sorted(options, key=_place):
             if isinstance(option, FunctionOptions):
-                function = held.get(option.function) or load_function(option.function)
+                function = load_function(option.function)
                 judges[option.label] = RewardFunction(option.label, function, runner)
             elif isinstance(option, EnvironmentReward):
                 judges[option.label] = option

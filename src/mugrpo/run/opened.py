@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import Interrupted
@@ -15,7 +15,6 @@ from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.report.plan_file import read_plan
-from mugrpo.rewards.functions import Held
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
@@ -42,7 +41,6 @@ class OpenRun:
     progress: Progress
     stop: StopFlag
     ranks: Ranks = ALONE
-    held: Held = field(default_factory=dict)  # code that only this process has
 
     def schedule(self) -> Schedule:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""
@@ -80,7 +78,7 @@ class OpenRun:
         The config must have some.
         """
         log = self.folder.log(f"environment-{number}")
-        return environments_of(self.config, held=self.held, log=log)
+        return environments_of(self.config, log=log)
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop. All ranks raise at the same update."""

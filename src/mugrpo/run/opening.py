@@ -21,7 +21,6 @@ from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
 from mugrpo.processes.logs import limited_logs
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
-from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import schedule_of
 from mugrpo.run.opened import OpenRun
@@ -51,14 +50,13 @@ def open_run(
     progress: Progress | None = None,
     stop: StopFlag | None = None,
     ranks: Ranks = ALONE,
-    held: Held = NONE_HELD,
 ) -> Iterator[OpenRun]:
     """Open the run that `target` is or names: a config file, or the directory of a run.
 
     A config file starts a new run if the run's directory does not exist yet. The directory is
     `run_dir`, or runs/NAME for a config file NAME.toml; it is locked while the block lasts, and a
-    checkpoint is complete when it ends. `overrides` are words of a command line; `held` has this
-    process's own code. `stop` can end the work early. The first of `ranks` locks and checks it.
+    checkpoint is complete when it ends. `overrides` are words of a command line. `stop` can
+    end the work early. The first of `ranks` locks and checks it.
 
     Raises UsageError if the folder is not a run, is locked, or was started with another config,
     data, model or code (unless `force`), if a run's directory names code that is not known here
@@ -67,12 +65,12 @@ def open_run(
     progress = progress or Progress(shown=ranks.shown)
     if not isinstance(target, Target):
         asks = not ranks.driven or ranks.by_hand
-        read = partial(read_target, target, overrides=overrides, run_dir=run_dir, held=held)
+        read = partial(read_target, target, overrides=overrides, run_dir=run_dir)
         target = read(say=progress.say, trust=trust, force=force, asks=asks)
     folder, task = target.folder, target.task
     config = _for_this_machine(folder, target.config, progress)
     require_packages(config.lora)
-    prompts = prompt_encoder(config, held)
+    prompts = prompt_encoder(config)
     problems, eval_problems = (_fitting(prompts, side, progress) for side in target.problems)
     newest = _common_update(folder, ranks, progress)
     schedule = schedule_of(config, problems, folder.stage_starts(newest))
@@ -95,7 +93,6 @@ def open_run(
                 progress,
                 stop or StopFlag(),
                 ranks,
-                held,
             )
         finally:
             progress.stop()
@@ -216,10 +213,9 @@ def _for_this_machine(folder: RunDir, config: RunConfig, progress: Progress) -> 
     return config
 
 
-def prompt_encoder(config: RunConfig, held: Held = NONE_HELD) -> PromptEncoder:
+def prompt_encoder(config: RunConfig) -> PromptEncoder:
     """Return the prompt encoder of `config`, which leaves room for a response in the context.
 
-    `held` has code that only this process has, such as tools that a prompt tells about.
     Raises UsageError if `max_new_tokens` leaves no room for a prompt.
     """
     vocab_size, context = model_sizes(config.model)
@@ -232,7 +228,7 @@ def prompt_encoder(config: RunConfig, held: Held = NONE_HELD) -> PromptEncoder:
             f"context of {context} tokens; lower it"
         )
     limit = None if context is None else context - longest
-    tools = partial(tools_of, config, held) if config.environment.given else None
+    tools = partial(tools_of, config) if config.environment.given else None
     return PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, limit, tools)
 
 

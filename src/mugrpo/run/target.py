@@ -12,7 +12,6 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.model.pretrained import model_path, refuse_no_folder
-from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.run.trust import require_known
 from mugrpo.tasks import make_task
 from mugrpo.tasks.base import Task
@@ -33,7 +32,6 @@ def read_target(
     *,
     overrides: Sequence[str] = (),
     run_dir: Path | str | None = None,
-    held: Held = NONE_HELD,
     say: Callable[[str], None],
     trust: bool = False,
     force: bool = False,
@@ -48,7 +46,7 @@ def read_target(
     if asks:
         require_known(config, stored, target, say, trust=trust, force=force)
     refuse_no_folder(model_path(config.model))
-    task = make_task(config.task, held)
+    task = make_task(config.task)
     return Target(folder, config, task, problems_of(task, config))
 
 

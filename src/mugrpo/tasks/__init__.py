@@ -5,21 +5,19 @@ from __future__ import annotations
 from mugrpo.config.mixture import MixtureOptions
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions, ReasoningGymOptions
-from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.tasks.base import Task
 
 
-def make_task(options: NamedOptions, held: Held = NONE_HELD) -> Task:
+def make_task(options: NamedOptions) -> Task:
     """Return the task that `options` describes.
 
-    `held` has the reward functions that only this process has, by their names in the options. The
-    task reads its data when it is first asked for problems, and raises UsageError then if a row is
-    not a valid problem.
+    The task reads its data when it is first asked for problems, and raises UsageError then if a row
+    is not a valid problem.
     """
     if isinstance(options, MixtureOptions):
         from mugrpo.tasks.mixture import Mixture
 
-        return Mixture({source.source: make_task(source, held) for source in options.sources})
+        return Mixture({source.source: make_task(source) for source in options.sources})
     if isinstance(options, ReasoningGymOptions):
         from mugrpo.tasks.reasoning_gym import ReasoningGym
 
@@ -27,7 +25,7 @@ def make_task(options: NamedOptions, held: Held = NONE_HELD) -> Task:
     if isinstance(options, DatasetOptions):
         from mugrpo.tasks.dataset import Dataset  # embedded tasks do not need pyarrow
 
-        return Dataset(options, held)
+        return Dataset(options)
     if isinstance(options, LettersOptions):
         from mugrpo.tasks.letters import Letters
 

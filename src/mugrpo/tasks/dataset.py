@@ -12,7 +12,6 @@ from typing import Any
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Message, Problem, Score
-from mugrpo.rewards.functions import NONE_HELD, Held
 from mugrpo.rewards.grading import Grader
 from mugrpo.tasks.cells import cell, shown, text_of
 from mugrpo.tasks.conversations import prompt_of
@@ -21,16 +20,16 @@ from mugrpo.tasks.rows import is_local, read_rows
 
 
 class Dataset:
-    """A task with the problems of a data set under `options`. `held` is as in `Grader`.
+    """A task with the problems of a data set under `options`.
 
     The data set is read at the first use. Reading raises UsageError, naming file and line, if a row
     is not a valid problem.
     """
 
-    def __init__(self, options: DatasetOptions, held: Held = NONE_HELD) -> None:
+    def __init__(self, options: DatasetOptions) -> None:
         self.options = options
         self._places: dict[str, str] = {}  # of the rows, by the problem's id
-        self.grader = Grader(options.rewards, options.workers, right_at=options.right_at, held=held)
+        self.grader = Grader(options.rewards, options.workers, right_at=options.right_at)
 
     def train_problems(self) -> Sequence[Problem]:
         return self._split[0]

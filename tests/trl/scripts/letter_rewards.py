@@ -1,2 +1,0 @@
-def ones(completions, **kwargs):
-    return [text.count("1") / 4 for text in completions]
