@@ -84,3 +84,19 @@ class Method:
             return torch.zeros_like(now_BT).scatter(-1, order_BT, values_BT)
 
         return back(-slope_BT), {name: back(values) for name, values in metrics.items()}
+
+
+def of_responses(advantages_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the advantage of each response, [B], from those of its tokens.
+
+    Raises ValueError if the tokens of a response have different ones: a method weighs responses.
+    """
+    assert advantages_BT.shape == mask_BT.shape
+    first_B1 = mask_BT.int().argmax(-1, keepdim=True)
+    advantages_B1 = advantages_BT.gather(-1, first_B1)
+    if ((advantages_BT != advantages_B1) & mask_BT).any():
+        raise ValueError(
+            "the tokens of a response have different advantages, but the method needs one for the "
+            "whole response; choose an estimator of groups, such as grpo"
+        )
+    return advantages_B1[:, 0]
