@@ -29,8 +29,11 @@ ARMS: dict[str, dict[str, Any]] = {
 TASKS: dict[str, list[str]] = {  # overrides of studies/base/TASK.toml, batches are TRL's
     "chain": ["optimizer.lr=2e-4", "schedule.batches_per_stage=24", "evaluation.every=24"],
     "smollm2": [
-        *("optimizer.lr=2e-5", "schedule.problems_per_update=4", "schedule.stages=4"),
-        *("schedule.batches_per_stage=6", "evaluation.every=12", "rollouts.max_new_tokens=12"),
+        *("optimizer.lr=2e-5", "schedule.problems_per_update=2", "schedule.stages=4"),
+        *("schedule.batches_per_stage=8", "evaluation.every=16", "rollouts.max_new_tokens=6"),
+        "prompt.form=plain",  # the chat markup is in the template, without the long system prompt
+        "task.prompt_template=<|im_start|>user\nWhat is {prompt}? Answer with just the number."
+        "<|im_end|>\n<|im_start|>assistant\n",
     ],
 }
 COMMON = ["optimizer.lr_schedule=linear", "optimizer.betas=[0.9,0.95]"]
@@ -52,7 +55,7 @@ def cell(task_name: str, arm: str, seed: int) -> dict[str, Any]:
     words = [*COMMON, *TASKS[task_name], f"seed={seed}"]
     config = load_config(
         ROOT / "studies" / "base" / f"{task_name}.toml",
-        [part for word in words for part in (f"--{word.split('=')[0]}", word.split("=")[1])],
+        [part for word in words for part in (f"--{word.split('=')[0]}", word.split("=", 1)[1])],
     )
     set_seed(seed)
     task, tokenizer = make_task(config.task), load_tokenizer(config.model)
@@ -63,8 +66,6 @@ def cell(task_name: str, arm: str, seed: int) -> dict[str, Any]:
         known = GRPOConfig.__dataclass_fields__.keys() - {*own, "generation_batch_size"}
         kept = {name: arguments[name] for name in known & arguments.keys()}
         rows = plain_rows(problems_in_order(config, task))
-        if config.prompt.form == "chat":
-            rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
         outcome = Outcome()
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model_path(config.model), dtype="float32"),
@@ -96,19 +97,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--arm", choices=ARMS, help="run one cell of this arm in this process")
+    parser.add_argument("--arms", choices=ARMS, nargs="*", default=[*ARMS])
+    parser.add_argument("--one", action="store_true", help="run the first cell in this process")
     options = parser.parse_args()
-    if options.arm:
-        print(json.dumps(cell(options.task, options.arm, options.seeds[0])))
+    if options.one:
+        print(json.dumps(cell(options.task, options.arms[0], options.seeds[0])))
         return
     path = RESULTS / f"{options.task}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = json.loads(path.read_text()) if path.exists() else []
     for seed in options.seeds:
-        for arm in ARMS:
+        for arm in options.arms:
             if any((c["arm"], c["seed"]) == (arm, seed) for c in cells):
                 continue
-            words = [sys.executable, __file__, options.task, "--seeds", str(seed), "--arm", arm]
+            words = [
+                sys.executable,
+                __file__,
+                options.task,
+                "--seeds",
+                str(seed),
+                "--arms",
+                arm,
+                "--one",
+            ]
             out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
             cells.append(json.loads(out.splitlines()[-1]))
             path.write_text(json.dumps(cells, indent=1) + "\n")

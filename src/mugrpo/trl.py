@@ -288,7 +288,7 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     if args.process_index == 0:
         lengths = [str(size * unit * passes) for size in sizes[:8]] + ["..."] * (len(sizes) > 8)
         print(
-            f"mugrpo.trl: {total} updates in {len(sizes)} stages: {', '.join(lengths)}; "
+            f"mugrpo.trl: {total} updates in stages of {', '.join(lengths)}; "
             f"steps_per_generation = {args.steps_per_generation}"
         )
     return sizes
