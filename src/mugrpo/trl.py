@@ -1,10 +1,9 @@
-"""TRL's GRPO trainer with this project's methods, in few large stages.
+"""TRL's GRPO trainer with this project's methods, in few large stages (docs/trl.md).
 
     from mugrpo.trl import GRPOConfig, GRPOTrainer
-
     args = GRPOConfig(method="tapered-grpo", stages=4, max_steps=1000)
 
-With none of the new options set, both classes are TRL's. Needs `pip install 'mugrpo[trl]'`.
+With none of the new options set, both classes are TRL's.
 B responses of a step on this process, T completion tokens, P groups of G responses.
 """
 
@@ -21,13 +20,16 @@ from itertools import islice
 from typing import Any
 
 import torch
-from datasets import IterableDataset
 from torch.utils.data import DataLoader
-from trl.trainer.grpo_config import GRPOConfig as TRLConfig
-from trl.trainer.grpo_trainer import GRPOTrainer as TRLTrainer
 
 from mugrpo.config.parts import KLReference
 from mugrpo.optimize.weights import Method
+
+try:
+    from trl import GRPOConfig as TRLConfig
+    from trl import GRPOTrainer as TRLTrainer
+except ImportError as error:
+    raise ImportError(f"{error}; for TRL's trainer: pip install 'mugrpo[trl]'") from None
 
 _LOSS_TYPES = {"token_mean": "dapo", "sequence_mean": "grpo", "constant": "dr_grpo"}
 _OF_TRL = {option.name: option.default for option in fields(TRLConfig)}
@@ -38,14 +40,13 @@ Step = dict[str, Any]  # what TRL computes one loss from; its tensors begin with
 
 @dataclass
 class GRPOConfig(TRLConfig):
-    """TRL's options, and these. The last four are TRL's own, and the method's if they are not set.
+    """TRL's options, and these. The last five are TRL's, and the method's own if they are not set.
 
     method: preset or objective, such as "tapered-grpo": advantages, objective, masks, reduction, KL
     method_options: tables as in a config: {"veto": {"kappa": 0.01}}
     stages: number of stages; each generates its rollouts once, with the weights of its beginning
     updates_per_stage: updates of the first stage, instead of `stages`
     growth: length of each stage over the one before; that of the method, or 1
-    steps_per_generation: TRL's, and here the most steps that are generated at once
 
     Raises ValueError if the method is no weight on each token, or an option asks for another loss.
     """
@@ -128,9 +129,9 @@ class GRPOTrainer(TRLTrainer):
         if not self._sizes:
             return super().get_train_dataloader()
         accumulated = self.args.gradient_accumulation_steps
-        window = self.args.per_device_train_batch_size * self.args.world_size * accumulated
+        update = self.args.generation_batch_size // self.args.steps_per_generation * accumulated
         responses = len(self.train_dataset) * self.num_generations * self.args.num_iterations
-        steps: Any = range(max(1, responses // window) * accumulated)
+        steps: Any = range(max(1, responses // update) * accumulated)
         return DataLoader(steps, collate_fn=lambda _: [])
 
     def _generation_batches(self) -> Iterator[list[dict[str, Any]]]:
@@ -138,11 +139,11 @@ class GRPOTrainer(TRLTrainer):
         sampler, size = self._get_train_sampler(), self.args.generation_batch_size
         sampler.repeat_count = 1
         part = size // self.args.world_size
-        first = self.accelerator.process_index * part
+        own = slice(part * self.args.process_index, part * (self.args.process_index + 1))
         while True:
             ordered = iter(sampler)
             while places := list(islice(ordered, size)):
-                yield [self.train_dataset[place] for place in places[first : first + part]]
+                yield [self.train_dataset[place] for place in places[own]]
 
     def _prepare_inputs(self, generation_batch: Any) -> Step:
         if not self._sizes or not self.model.training:
@@ -260,7 +261,7 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     """Set TRL's steps_per_generation and max_steps. Return the generation batches of each stage."""
     accumulated, passes = args.gradient_accumulation_steps, args.num_iterations
     responses = args.per_device_train_batch_size * args.world_size * accumulated  # of an update
-    if isinstance(dataset, IterableDataset):
+    if dataset is not None and not hasattr(dataset, "__len__"):
         raise ValueError("a stage reads its prompts ahead, so it needs a data set with a length")
     rows = math.inf if dataset is None else len(dataset)  # None: an environment gives the prompts
     epoch = rows * args.num_generations / responses  # in updates
@@ -295,5 +296,4 @@ def _planned(args: Any, dataset: Any) -> list[int]:
 
 
 def _moved(step: Step, device: Any) -> Step:
-    """Return a step with its tensors on `device`."""
     return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in step.items()}
