@@ -107,7 +107,7 @@ def test_the_example_on_verl_has_the_numbers_of_its_table_and_real_options():
     schedule = build_config(tomllib.loads(block.text), str(block)).schedule
     assert schedule.total_updates == 800
     assert schedule.problems_per_update * schedule.group_size == 1280
-    rows = (ROOT / "docs/verl.md").read_text().partition("## Option by option")[2].splitlines()
+    rows = (ROOT / "docs/verl.md").read_text().partition("### Option by option")[2].splitlines()
     ours = [row.split(" | ")[1] for row in rows if row.startswith("| `")]
     named = {name for cell in ours for name in re.findall(r"`([a-z_]+\.[a-z_]+)", cell)}
     assert len(named) > 25 and named <= {option.name for option in describe()}

@@ -37,8 +37,8 @@ OF_EXTRAS = {
     "trl": "trl",
     "wasmtime": "wasm",
 }
-# In the environment of another interpreter; httpx comes with verifiers.
-ELSEWHERE = {"vllm", "verifiers", "httpx"}
+# In the environment of another interpreter, or of who trains with them; httpx comes with verifiers.
+ELSEWHERE = {"vllm", "verifiers", "httpx", "verl", "prime_rl"}
 OURS = {"mugrpo", "mugrpo_vllm", "messages"}  # the last by its path, without the package
 # Imported themselves only where they are used; they need this extra.
 LAZY = {

@@ -23,7 +23,7 @@ FLOORS = (
     "run",
     "stages",
     "pipeline",
-    "tools trl",
+    "tools trl verl prime_rl",
     "study arguments",
     "cli",
     "__init__ __main__",
@@ -128,8 +128,8 @@ def test_the_house_stays_small():
         (room_of(module), room_of(name)) for module, names in graph().items() for name in names
     }
     assert len({room_of(module_of(file)) for file in FILES}) <= 24
-    assert len([edge for edge in edges if edge[0] != edge[1]]) <= 110
-    assert len(list(HOUSE.glob("*.py"))) <= 6
+    assert len([edge for edge in edges if edge[0] != edge[1]]) <= 112
+    assert len(list(HOUSE.glob("*.py"))) <= 8
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

@@ -95,15 +95,17 @@ class UpdateLoss:
     ) -> tuple[torch.Tensor, TokenTensors]:
         """Return the token losses, to be minimized, and the metrics, all [B, T]."""
         behavior_BT = self._behavior(batch.behavior_logprobs, batch.stored)
-        inputs = (logprobs_BT, behavior_BT, batch.advantages, batch.mask)
         now_BT = logprobs_BT.detach()  # the proximal policy, if its logprobs are not stored
         needed = {name: batch.stored.get(name, now_BT) for name in self.objective.needs}
-        loss_BT, metrics = self.objective.loss(*inputs, **self.knobs, **needed, **extra)
-        removed = self._removed(inputs, batch.behavior_logprobs)
-        for removed_BT in removed.values():
-            loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
-            metrics = {name: values * ~removed_BT for name, values in metrics.items()}
-        metrics |= removed
+        loss_BT, metrics = self.policy_term(
+            logprobs_BT,
+            behavior_BT,
+            batch.advantages,
+            batch.mask,
+            engine_BT=batch.behavior_logprobs,
+            **needed,
+            **extra,
+        )
         if weigh := _CORRECTIONS.get(self.correction.name):
             trainer_BT = batch.stored["trainer_behavior_logprobs"]
             weight_BT = weigh(
@@ -117,21 +119,32 @@ class UpdateLoss:
             loss_BT = loss_BT + self.kl.coefficient * kl_BT
         return loss_BT, metrics
 
-    def _removed(
-        self, of_tokens: tuple[torch.Tensor, ...], engine_BT: torch.Tensor
-    ) -> TokenTensors:
-        """Return the tokens that each mask removes: {name of its metric: [B, T] bool}.
+    def policy_term(
+        self,
+        logprobs_BT: torch.Tensor,
+        behavior_BT: torch.Tensor,
+        advantages_B: torch.Tensor,
+        mask_BT: torch.Tensor,
+        *,
+        engine_BT: torch.Tensor,
+        **further: torch.Tensor,
+    ) -> tuple[torch.Tensor, TokenTensors]:
+        """Return the objective's token losses after the masks, and the metrics, all [B, T].
 
         As in TRL, the off-policy mask measures the distance from the engine's own logprobs.
         """
+        inputs = (logprobs_BT, behavior_BT, advantages_B, mask_BT)
+        loss_BT, metrics = self.objective.loss(*inputs, **self.knobs, **further)
         removed = {}
         if mask := _VETOES.get(self.veto.name):
-            removed["vetoed_fraction"] = mask(*of_tokens, **self.veto.knobs)
+            removed["vetoed_fraction"] = mask(*inputs, **self.veto.knobs)
         if drop := _SEQUENCE_MASKS.get(self.sequence_mask.name):
-            now_BT, _, *rest = of_tokens
-            knobs = self.sequence_mask.knobs
-            removed["sequence_masked_fraction"] = drop(now_BT, engine_BT, *rest, **knobs)
-        return removed
+            of_engine = (logprobs_BT, engine_BT, advantages_B, mask_BT)
+            removed["sequence_masked_fraction"] = drop(*of_engine, **self.sequence_mask.knobs)
+        for removed_BT in removed.values():
+            loss_BT = loss_BT.masked_fill(removed_BT, 0.0)
+            metrics = {name: values * ~removed_BT for name, values in metrics.items()}
+        return loss_BT, metrics | removed
 
     def _behavior(self, behavior_BT: torch.Tensor, stored: Tensors) -> torch.Tensor:
         """Return the behavior logprobs from which importance ratios are computed.

@@ -1,0 +1,102 @@
+"""A method as token weights, for the loss of another trainer. B responses, T response tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from mugrpo.config.preset import PRESETS
+from mugrpo.config.run import RunConfig
+from mugrpo.optimize.loss import UpdateLoss
+from mugrpo.optimize.objectives import TokenTensors
+
+
+@dataclass(frozen=True)
+class Method:
+    """A preset, or an objective by itself, whose gradient is a weight on each token's logprob."""
+
+    config: RunConfig
+    loss: UpdateLoss
+
+    @classmethod
+    def named(cls, name: str, options: dict[str, Any] | None = None) -> Method:
+        """Return the method `name`, a preset or an objective, with the `options` of a config.
+
+        `options` are tables as in a TOML file: {"objective": {"negative_weight": 0.5}}. Raises
+        ValueError if there is no such method or option, or if the method needs more than a
+        micro-batch and the behavior policy's logprobs.
+        """
+        preset = name.replace("_", "-")
+        alone = {"preset": "grpo", "objective": {"name": name}, "veto": {"name": "off"}}
+        raw = {"preset": preset} if preset in PRESETS else alone
+        try:
+            config = RunConfig.model_validate(RunConfig.over_preset({**raw, **(options or {})}))
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"method {name!r}: {'; '.join(faults)}") from None
+        loss = UpdateLoss.of(config)
+        if loss.objective.prepass:
+            raise ValueError(
+                f"method {name!r} looks at all responses of an update before it weighs a token, "
+                "which another trainer's micro-batch does not hold; use `mugrpo train`"
+            )
+        if loss.objective.needs:
+            raise ValueError(
+                f"method {name!r} needs the logprobs of a third policy (proximal), which another "
+                "trainer does not keep; use `mugrpo train`"
+            )
+        return cls(config, loss)
+
+    def weights(
+        self,
+        logprobs_BT: torch.Tensor,
+        behavior_BT: torch.Tensor,
+        advantages_B: torch.Tensor,
+        mask_BT: torch.Tensor,
+        engine_BT: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, TokenTensors]:
+        """Return w = -d(sum of the token losses) / d(logprobs), and the metrics, all [B, T].
+
+        So -sum(w x logprobs) has the gradient of the method's policy term, masks included, as have
+        its mean over tokens and its means over responses. The weights have no gradient, and are 0
+        where `mask_BT` (bool) is false: in padding, and in what an environment said in between,
+        which the method does not see. `engine_BT` are the engine's own logprobs, if those of the
+        behavior policy are the trainer's.
+        """
+        assert logprobs_BT.shape == behavior_BT.shape == mask_BT.shape and advantages_B.ndim == 1
+        order_BT = (~mask_BT).to(torch.uint8).argsort(dim=-1, stable=True)  # sampled tokens first
+        engine_BT = behavior_BT if engine_BT is None else engine_BT
+        sampled_BT = mask_BT.gather(-1, order_BT)
+        now_BT, then_BT, engine_BT = (
+            x.detach().float().gather(-1, order_BT).masked_fill(~sampled_BT, 0.0)
+            for x in (logprobs_BT, behavior_BT, engine_BT)
+        )
+        with torch.enable_grad():
+            inputs = (now_BT.requires_grad_(), then_BT, advantages_B.float(), sampled_BT)
+            loss_BT, metrics = self.loss.policy_term(*inputs, engine_BT=engine_BT)
+            (slope_BT,) = torch.autograd.grad((loss_BT * sampled_BT).sum(), now_BT)
+
+        def back(values_BT: torch.Tensor) -> torch.Tensor:
+            values_BT = values_BT.expand_as(mask_BT).to(now_BT.dtype) * sampled_BT
+            return torch.zeros_like(now_BT).scatter(-1, order_BT, values_BT)
+
+        return back(-slope_BT), {name: back(values) for name, values in metrics.items()}
+
+
+def of_responses(advantages_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the advantage of each response, [B], from those of its tokens.
+
+    Raises ValueError if the tokens of a response have different ones: a method weighs responses.
+    """
+    assert advantages_BT.shape == mask_BT.shape
+    first_B1 = mask_BT.int().argmax(-1, keepdim=True)
+    advantages_B1 = advantages_BT.gather(-1, first_B1)
+    if ((advantages_BT != advantages_B1) & mask_BT).any():
+        raise ValueError(
+            "the tokens of a response have different advantages, but the method needs one for the "
+            "whole response; choose an estimator of groups, such as grpo"
+        )
+    return advantages_B1[:, 0]
