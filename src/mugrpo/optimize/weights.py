@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import RunConfig
+from mugrpo.optimize import advantages
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import TokenTensors
 
@@ -49,6 +50,21 @@ class Method:
                 "trainer does not keep; use `mugrpo train`"
             )
         return cls(config, loss)
+
+    def advantages(
+        self, rewards_PG: torch.Tensor, known_PG: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the advantages of P groups of G responses, and which of them count, both [P, G].
+
+        Rewards that are not known (bool) have none. A zero-variance mask counts out whole groups,
+        whose tokens have the weight 0 then.
+        """
+        options = self.config.advantage
+        advantage = getattr(advantages, options.name)
+        counted_PG = known_PG
+        if options.zero_variance_mask:
+            counted_PG = known_PG & advantages.varied(rewards_PG, known_PG)[:, None]
+        return advantage(rewards_PG, known_PG, **options.knobs), counted_PG
 
     def weights(
         self,
