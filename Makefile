@@ -16,7 +16,7 @@ SOAK_OPTIONS ?= --hours 6
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wheel test-long \
+  test-wheel test-long test-trl \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -72,6 +72,12 @@ test-ray: .venv/installed-ray  ## tests on Ray, on this machine (about ten minut
 
 test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its own (minutes; WHEEL=FILE takes that one)
 	WHEEL=$(WHEEL) $(BIN)/pytest -m wheel tests/targets
+
+build/trl_tests/packages: .venv/installed-test
+	$(BIN)/pip install --quiet --no-deps --target $@ dashscope jmespath tiktoken
+
+test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.trl (TRL_TESTS=.../test_grpo_trainer.py)
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
 test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)
 	$(BIN)/pytest -m long
