@@ -26,14 +26,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "tapered-grpo, 4 stages": {"stages": 4, "method": "tapered-grpo", "growth": 1.0},
     "tapered-grpo, 4 growing stages": {"stages": 4, "method": "tapered-grpo"},
 }
+TURN = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+SOLVED = TURN.replace("{prompt}", "2+5") + "7<|im_end|>\n"
 TASKS: dict[str, list[str]] = {  # overrides of studies/base/TASK.toml, batches are TRL's
     "chain": ["optimizer.lr=2e-4", "schedule.batches_per_stage=24", "evaluation.every=24"],
-    "smollm2": [
-        *("optimizer.lr=2e-5", "schedule.problems_per_update=2", "schedule.stages=4"),
-        *("schedule.batches_per_stage=8", "evaluation.every=16", "rollouts.max_new_tokens=6"),
-        "prompt.form=plain",  # the chat markup is in the template, without the long system prompt
-        "task.prompt_template=<|im_start|>user\nWhat is {prompt}? Answer with just the number."
-        "<|im_end|>\n<|im_start|>assistant\n",
+    "smollm2": [  # sums of two digits, after one that is solved, so that answers are short
+        *("optimizer.lr=4e-5", "schedule.problems_per_update=2", "schedule.stages=4"),
+        *("schedule.batches_per_stage=6", "evaluation.every=12", "evaluation.samples=8"),
+        *("task.data=configs/addition.jsonl", "task.eval_share=0.25", "prompt.form=plain"),
+        *("rollouts.max_new_tokens=4", f"task.prompt_template={SOLVED}{TURN}"),
     ],
 }
 COMMON = ["optimizer.lr_schedule=linear", "optimizer.betas=[0.9,0.95]"]

@@ -119,7 +119,11 @@ def test_the_arithmetic_of_stages(
     if options.get("stages") or options.get("updates_per_stage"):
         total = args.max_steps
         assert total == sum(lengths) and (sum(sizes) - 1) * unit < total <= sum(sizes) * unit
-        assert f"{total} updates in stages of {lengths[0]}" in capsys.readouterr().out
+        stages = ", ".join(map(str, lengths))
+        assert (
+            f"{total} updates in stages of {stages}; args.steps_per_generation = {steps}"
+            in capsys.readouterr().out
+        )
 
 
 @pytest.mark.parametrize(

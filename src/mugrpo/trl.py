@@ -287,11 +287,10 @@ def _planned(args: Any, dataset: Any) -> list[int]:
     args.max_steps, args.steps_per_generation = total, unit * accumulated
     args.generation_batch_size = responses * unit
     if args.process_index == 0:
-        lengths = [str(size * unit * passes) for size in sizes[:8]] + ["..."] * (len(sizes) > 8)
-        print(
-            f"mugrpo.trl: {total} updates in stages of {', '.join(lengths)}; "
-            f"steps_per_generation = {args.steps_per_generation}"
-        )
+        lengths = [size * unit * passes for size in sizes]
+        lengths[-1] -= sum(lengths) - total
+        few = ", ".join(map(str, lengths[:8])) + ", ..." * (len(lengths) > 8)
+        print(f"mugrpo.trl: {total} updates in stages of {few}; {args.steps_per_generation = }")
     return sizes
 
 
