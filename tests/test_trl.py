@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.trl import GRPOConfig, GRPOTrainer, _planned
 from tests.builders import verdict
 from tests.optimize.test_weights import REFUSED
-from tests.runs import MODEL
+from tests.runs import MODEL, ROOT
 from tests.updates import config_of
 
 PROMPTS = [{"prompt": f"{a}+{b}="} for a in range(1, 5) for b in range(1, 5)]
@@ -300,3 +303,39 @@ def test_the_behavior_policy_is_the_engines_unless_trl_corrects_for_it(tmp_path:
         assert (now - inputs["old_per_token_logps"]).exp()[0].tolist() == pytest.approx(ratios)
         # TRL's gradient is ratio x advantage, and REINFORCE's is 1
         assert inputs["advantages"][0].tolist() == pytest.approx([1 / ratio for ratio in ratios])
+
+
+RANKED = """
+import sys
+from tests.test_trl import TINY, TRLConfig, TRLTrainer, GRPOConfig, trained
+import torch
+options = {**TINY, "output_dir": sys.argv[1], "max_steps": 6, "num_generations": 8}
+theirs = trained(TRLConfig(steps_per_generation=6, **options), TRLTrainer)
+for ours in (
+    trained(GRPOConfig(stages=2, **options)),
+    trained(GRPOConfig(stages=2, method="grpo", epsilon=0.2, loss_type="dapo", **options)),
+):
+    worst = max(
+        (a - b).abs().max().item()
+        for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True)
+    )
+    if ours.args.process_index == 0:
+        print("WORST", worst)
+"""
+
+
+@pytest.mark.long
+def test_two_processes_that_share_groups_train_as_trl_does(tmp_path: Path):
+    """Groups of 8 are spread over two processes of 4 responses a step."""
+    script = tmp_path / "ranked.py"
+    script.write_text(RANKED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    worst = [float(line.split()[1]) for line in done.stdout.splitlines() if "WORST" in line]
+    assert worst[0] == 0 and worst[1] < 1e-5, done.stderr[-2000:]
