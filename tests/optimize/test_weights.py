@@ -52,8 +52,9 @@ def test_the_weights_of_tapered_and_mu_grpo_by_hand():
         ("off-policy-grpo", {"objective": {"clip_center": "proximal"}}, "third policy"),
         ("ppo", {}, "grpo"),
         ("mu-grpo", {"veto": {"kapa": 0.1}}, "kapa"),
+        ("mu-grpo", {"optimizer": {"lr": 1e-6}}, "optimizer"),
     ],
 )
 def test_what_is_no_weight_is_refused_by_name(name: str, options: dict, says: str):
-    with pytest.raises(ValueError, match=f"method '{name}'.*{says}"):
+    with pytest.raises(ValueError, match=says):
         Method.named(name, options)

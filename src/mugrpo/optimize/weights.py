@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from mugrpo.config.preset import PRESETS
+from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.run import RunConfig
 from mugrpo.optimize import advantages
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.objectives import TokenTensors
+
+_TABLES = {"advantage", "objective", "reduction", "reference", "sequence_mask", "veto"}
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class Method:
         ValueError if there is no such method or option, or if the method needs more than a
         micro-batch and the behavior policy's logprobs.
         """
+        if others := sorted((options or {}).keys() - _TABLES):
+            raise ValueError(f"{', '.join(others)}: a method has only the tables {sorted(_TABLES)}")
         preset = name.replace("_", "-")
         alone = {"preset": "grpo", "objective": {"name": name}, "veto": {"name": "off"}}
         raw = {"preset": preset} if preset in PRESETS else alone
         try:
-            config = RunConfig.model_validate(RunConfig.over_preset({**raw, **(options or {})}))
+            config = RunConfig.model_validate(beneath(raw, options or {}))
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise ValueError(f"method {name!r}: {'; '.join(faults)}") from None
