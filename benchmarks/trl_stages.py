@@ -41,7 +41,7 @@ COMMON = ["optimizer.lr_schedule=linear", "optimizer.betas=[0.9,0.95]"]
 
 
 def cell(task_name: str, arm: str, seed: int) -> dict[str, Any]:
-    """Train once. Return accuracies by update, seconds and TRL's last log of the method."""
+    """Train once. Return the seconds, and the accuracy at each evaluation."""
     from transformers import AutoModelForCausalLM, set_seed
 
     from mugrpo.config.load import load_config

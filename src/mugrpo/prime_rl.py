@@ -36,5 +36,5 @@ def loss(inputs: Any, method: str, **options: Any) -> Any:
 
 @lru_cache
 def _method(name: str, options: str) -> Method:
-    """Return the method once for all samples, of which prime-rl asks one by one."""
+    """Return the method. It is cached, because prime-rl asks for the loss of each sample."""
     return Method.named(name, json.loads(options))

@@ -251,7 +251,7 @@ class GRPOTrainer(TRLTrainer):
         path = f"{checkpoint}/rollouts-{self.accelerator.process_index}.pt"
         saved: Any = torch.load(path, weights_only=True) if os.path.exists(path) else {"plan": []}
         if saved["plan"] != self._plan:
-            raise ValueError(f"{path} is missing or has other stages than {self._plan}; begin anew")
+            raise ValueError(f"{path} is missing or has other stages; resume with its own options")
         self._stage, (self._step, self._ends, self._number) = saved["stage"], saved["place"]
         done = sum(self._sizes[k % len(self._sizes)] for k in range(self._number))
         next(islice(self._batches, done, done), None)

@@ -392,7 +392,7 @@ def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, column: pa.Array):
     """5 GB of text in 500 bytes, and 100 million empty rows, which Python needs 10 GB for.
 
-    Rows first fill what this process has freed and kept, so that time may run out before memory.
+    Either limit may come first: memory that this process has freed, but kept, is not counted.
     """
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": column}), path, compression="zstd")
