@@ -21,7 +21,7 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
+from mugrpo.extensions.exchange.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.objects import Store, refuse_odd
 from mugrpo.tools.push_lock import only_push
 
