@@ -188,13 +188,6 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
-    url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
-    push = add("push", "copy a run's published files to an object store")
-    push.add_argument("target", type=Path, help="a run's directory")
-    push.add_argument("url", help=url)
-    pull = add("pull", "restore a run from its copy in an object store")
-    pull.add_argument("url", help=url)
-    pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
 
 
 def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:

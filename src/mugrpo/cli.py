@@ -186,15 +186,6 @@ def _repair(options: argparse.Namespace) -> None:
     _say(f"{damaged} damaged; {rest}" if damaged else "no damage found")
 
 
-def _copy(options: argparse.Namespace) -> None:
-    from mugrpo.tools.store import pull, push
-
-    if options.command == "push":
-        push(RunDir(options.target), options.url, _say, options.stop.check)
-    else:
-        pull(options.url, RunDir(options.target), _say, options.stop.check)
-
-
 def _merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
@@ -283,7 +274,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "import": lambda options: run_import(options, _say),
     "publish": lambda options: run_publish(options, _say),
     "export": _export,
-    **dict.fromkeys(("push", "pull"), _copy),
     "merge": _merge,
     "problems": lambda options: run_problems(options, _say),
     "report": lambda options: run_report(options, _say),
