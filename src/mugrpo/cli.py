@@ -18,7 +18,7 @@ from mugrpo.processes.messages import visible
 from mugrpo.processes.shown import shown
 from mugrpo.processes.stopping import stop_on_signals
 from mugrpo.tools.benchmark.command import run_benchmark
-from mugrpo.tools.exchange import run_import, run_publish
+from mugrpo.tools.exchange import run_import
 from mugrpo.tools.plan.command import run_plan
 from mugrpo.tools.problems import run_problems
 from mugrpo.tools.watch import run_report, run_watch
@@ -192,6 +192,14 @@ def _merge(options: argparse.Namespace) -> None:
     _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
 
 
+def _publish(options: argparse.Namespace) -> None:
+    _say(f"{options.target}: loading PyTorch, then verifying what will be sent")
+    from mugrpo.tools.publish import publish
+
+    how = {"update": options.update, "base": options.base_model, "license": options.license}
+    _say(publish(RunDir(options.target), options.name, public=options.public, **how))
+
+
 def _view(options: argparse.Namespace) -> None:
     from mugrpo.tools.view import view
 
@@ -272,9 +280,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": lambda options: run_plan(options, _say),
     "repair": _repair,
     "import": lambda options: run_import(options, _say),
-    "publish": lambda options: run_publish(options, _say),
     "export": _export,
     "merge": _merge,
+    "publish": _publish,
     "problems": lambda options: run_problems(options, _say),
     "report": lambda options: run_report(options, _say),
     "watch": lambda options: run_watch(options, _say),

@@ -1,4 +1,4 @@
-"""`mugrpo import` and `mugrpo publish` on the command line. Heavy imports wait until parsed."""
+"""`mugrpo import` on the command line. Heavy imports wait until the arguments are parsed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from mugrpo.tools.foreign import FIELDS, FORMATS, terms
 
 
 def add_exchange(
-    add: Callable[..., argparse.ArgumentParser], parent: argparse.ArgumentParser, trust: str
-) -> None:
-    """Add the commands. `parent` has the options of a run, `trust` is the help of --trust."""
-    _add_import(add, parent)
-    _add_publish(add, trust)
-
-
-def _add_import(
     add: Callable[..., argparse.ArgumentParser], parent: argparse.ArgumentParser
 ) -> None:
+    """Add the command. `parent` has the options of a run."""
     text = "begin a run with the rollouts that another program has saved"
     command = add("import", text, parents=[parent])
     command.add_argument("target", type=Path, metavar="CONFIG", help="a config file (TOML)")
@@ -43,49 +36,6 @@ def _add_import(
     command.add_argument("--bad", choices=("refuse", "drop"), default="refuse", help=bad)
     home = "the run's directory, which must not exist yet (default: runs/NAME)"
     command.add_argument("--run-dir", type=Path, help=home)
-
-
-def _add_publish(add: Callable[..., argparse.ArgumentParser], trust: str) -> None:
-    command = add("publish", "send a run's model, with a card, to the Hugging Face Hub")
-    command.add_argument("target", type=Path, help="a run's directory")
-    command.add_argument("name", metavar="OWNER/NAME", help="the model's repository")
-    at = "the update to publish (default: the newest checkpoint)"
-    command.add_argument("--update", type=int, help=at)
-    merged = "send the whole model instead of the adapter (lora.rank)"
-    command.add_argument("--merged", action="store_true", help=merged)
-    base = "the model before the first update, on the hub (default: model.path, if it is there)"
-    command.add_argument("--base-model", metavar="OWNER/NAME", help=base)
-    command.add_argument("--license", metavar="ID", help="the license, such as apache-2.0")
-    rollouts = "send the rollouts, too, to this data set's repository"
-    command.add_argument("--rollouts", metavar="OWNER/DATASET", help=rollouts)
-    seen = command.add_mutually_exclusive_group()
-    seen.add_argument("--private", action="store_true", help="for you alone (the default)")
-    seen.add_argument("--public", action="store_true", help="for everybody")
-    force = "replace what the repository holds of another run, or of something else"
-    command.add_argument("--force", dest="replace", action="store_true", help=force)
-    command.add_argument("--trust", action="store_true", help=trust)
-    dry_run = "write what would be sent to this new folder, and contact nobody"
-    command.add_argument("--dry-run", type=Path, metavar="FOLDER", help=dry_run)
-
-
-def run_publish(options: argparse.Namespace, say: Callable[[object], None]) -> None:
-    """Do what the arguments of `mugrpo publish` ask for."""
-    say(f"{options.target}: loading PyTorch, then verifying what will be sent")
-    from mugrpo.tools.publish import Publication, publish
-
-    wanted = Publication(
-        options.target,
-        options.name,
-        update=options.update,
-        merged=options.merged,
-        base_model=options.base_model,
-        license=options.license,
-        rollouts=options.rollouts,
-        public=options.public,
-        replace=options.replace,
-        trust=options.trust,
-    )
-    publish(wanted, options.dry_run, say=say, stop=options.stop)
 
 
 def run_import(options: argparse.Namespace, say: Callable[[object], None]) -> None:
