@@ -87,8 +87,6 @@ def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[
         "mugrpo merge runs/a merged --base b",
         "mugrpo convert smollm2",
         "mugrpo report runs/a runs/b --out both.html",
-        "mugrpo pull s3://bucket/a runs/a",
-        "mugrpo push runs/a s3://bucket/a",
         "mugrpo study run a.toml --work w --keep",
         "mugrpo score runs/a --stage 0 --again",
         "mugrpo alignment runs/a --run-dir b --groups 4 --optimizer.lr 1",

@@ -13,7 +13,7 @@ from tests.runs import ROOT
 
 
 def test_make_help_lists_every_target_with_its_text():
-    """The rows of docs/cost_model.md, $(ROWS) and $(SCHEDULES), are left out."""
+    """The rows of docs/cost_model.md, $(ROWS) and $(GENERATION), are left out."""
     command = ["make", "--no-print-directory", "help"]  # this may run below `make test`
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [re.split(r"  +", line, maxsplit=1) for line in said.stdout.splitlines()]

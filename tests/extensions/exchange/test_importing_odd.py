@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +30,6 @@ from tests.extensions.exchange.imports import (
     table,
 )
 from tests.faults.harm import contents, refused
-from tests.runs import Command, final_weights
 from tests.runs import mugrpo as mugrpo_process
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -412,18 +410,3 @@ def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path
         "stages/000/rollouts/manifest.json",
         "stages/000/scores/manifest.json",
     }
-
-
-def test_an_imported_run_is_pushed_and_pulled_with_its_problems(
-    take: Any, tmp_path: Path, command: Command
-):
-    """Their new place is named once, as the config has the old one."""
-    checked(take(table(**GIVEN)))
-    checked(command("push", tmp_path / "run", tmp_path / "store"))
-    checked(command("pull", tmp_path / "store", tmp_path / "pulled"))
-    shutil.rmtree(tmp_path / "run")
-    refused(command("optimize", tmp_path / "pulled"), "there is no data file")
-    data = ("--task.data", tmp_path / "pulled" / "problems.jsonl", "--force")
-    checked(command("optimize", tmp_path / "pulled", "--until", 1, *data))
-    checked(command("optimize", tmp_path / "pulled"))
-    assert final_weights(tmp_path / "pulled", 2)

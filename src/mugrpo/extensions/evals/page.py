@@ -13,7 +13,6 @@ import altair as alt
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import publish_file, publish_json
 from mugrpo.extensions.evals.comparing import Comparisons, Result, damaged, read_result
-from mugrpo.extensions.evals.every_eval_ever import record
 from mugrpo.extensions.evals.figures import banded
 from mugrpo.extensions.evals.tables import (
     HEAD,
@@ -40,7 +39,7 @@ _KICKER = tag("p", "mugrpo benchmark", class_="kicker")
 
 
 def write_page(folder: Path) -> Path:
-    """Write what is measured in `folder`: report.html, table.md and a record for each result.
+    """Write what is measured in `folder`: report.html and table.md.
 
     Results of earlier calls are included. Return the page's path. Raises UsageError if a result
     cannot be read.
@@ -49,10 +48,9 @@ def write_page(folder: Path) -> Path:
     for file in sorted(folder.glob("*/update-*/result.json")):
         result = read_result(file)
         try:
-            made, *_ = record(result), row(result), _graders(result)
+            _ = row(result), _graders(result)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(file, f"{type(error).__name__}: {error}") from None
-        publish_json(file.with_name("every_eval_ever.json"), made)
         results.append(result)
     _publish(folder / "table.md", f"{table(results)}\n")
     page = document(f"{folder} · mugrpo benchmark", _sections(folder, results))
