@@ -8,6 +8,7 @@ BIN := .venv/bin
 ROWS := bench-generation_smollm2 bench-generation_chain bench-update_smollm2 \
   bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor bench-stage_length bench-overlap
 SCHEDULES := bench-schedules_chain bench-schedules_smollm2
+NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
 BENCH_OPTIONS ?=
 GPU_PYTHON ?= python3
 CHAOS_OPTIONS ?= --kills 1000
@@ -16,7 +17,7 @@ SOAK_OPTIONS ?= --hours 6
 .PHONY: demo help test lint types unit chaos soak memory smollm2 addition picture verification \
   objective-cost chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu gpu-wheels vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wheel test-long test-trl \
+  test-wheel test-all test-trl \
   bench-between_stages $(ROWS) $(SCHEDULES)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
@@ -79,8 +80,8 @@ build/trl_tests/packages: .venv/installed-test
 test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.trl (TRL_TESTS=.../test_grpo_trainer.py)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
-test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)
-	$(BIN)/pytest -m long
+test-all: lint types  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
+	$(BIN)/pytest --numprocesses 3 --dist worksteal -m "$(NEED_NOTHING)"
 
 memory: .venv/installed  ## peak memory with stages of 4 and of 1024 updates (about fifteen minutes)
 	$(BIN)/python benchmarks/stage_memory.py

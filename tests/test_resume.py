@@ -92,7 +92,7 @@ KILLS = [
 ]
 
 
-# Kills that are much like another one above: left to `make test-long`.
+# Kills that are much like another one above: left to `make test-all`.
 LATER = {
     ("config", 1),
     ("canary", 2),
