@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ def some(number: int, cases: Iterable[Any]) -> list[Any]:
 def table(names: str | Iterable[str], cases: Iterable[Any]) -> Callable[[Any], Any]:
     """Run a test with each of `cases` as one item, where `parametrize` would make many.
 
-    A failure names its case. The cases share fixtures, so none may leave anything in them.
+    A failure names its case. Each has a `tmp_path` and a `monkeypatch` of its own; the cases share
+    all other fixtures, so none may leave anything in them.
     """
     names = names.replace(",", " ").split() if isinstance(names, str) else [*names]
     rows = [case if len(names) > 1 else (case,) for case in cases]
@@ -31,13 +34,14 @@ def table(names: str | Iterable[str], cases: Iterable[Any]) -> Callable[[Any], A
     def over(test: Any) -> Any:
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
-            for row in rows:
+            for number, row in enumerate(rows):
                 values = dict(zip(names, row, strict=True))
-                try:
-                    test(**fixtures, **values)
-                except BaseException as failure:
-                    failure.add_note(f"with {values}")
-                    raise
+                with _own(fixtures, str(number)) as own:
+                    try:
+                        test(**own, **values)
+                    except BaseException as failure:
+                        failure.add_note(f"with {values}")
+                        raise
 
         signature = inspect.signature(test)
         left = [p for name, p in signature.parameters.items() if name not in names]
@@ -46,3 +50,16 @@ def table(names: str | Iterable[str], cases: Iterable[Any]) -> Callable[[Any], A
         return run
 
     return over
+
+
+@contextmanager
+def _own(fixtures: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield the fixtures with a folder and a monkeypatch that no other case has."""
+    with pytest.MonkeyPatch.context() as patch:
+        own = fixtures | ({"monkeypatch": patch} if "monkeypatch" in fixtures else {})
+        if "tmp_path" in fixtures:
+            own["tmp_path"] = Path(fixtures["tmp_path"], f"case-{name}")
+            own["tmp_path"].mkdir()
+        if "capsys" in fixtures:
+            fixtures["capsys"].readouterr()
+        yield own

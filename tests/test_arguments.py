@@ -16,6 +16,7 @@ from mugrpo.config.load import leaves, load_config
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.config.run import RunConfig
+from tests.cases import table
 
 TAKE_OPTIONS = [
     *("train", "check", "generate", "score", "optimize"),
@@ -38,8 +39,8 @@ def options_in(text: str) -> list[str]:
     return re.findall(r"^  --([a-z_.]+)  (?=\S)", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", TAKE_OPTIONS)
-@pytest.mark.parametrize("flag", ["-h", "--help"])
+@table("command", TAKE_OPTIONS)
+@table("flag", ["-h", "--help"])
 def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     capsys: pytest.CaptureFixture[str], command: str, flag: str
 ):
@@ -53,7 +54,7 @@ def test_help_shows_the_options_to_know_first_and_says_how_to_see_all(
     )  # the preset's
 
 
-@pytest.mark.parametrize("command", TAKE_OPTIONS)
+@table("command", TAKE_OPTIONS)
 def test_help_all_lists_every_option_with_its_default(
     capsys: pytest.CaptureFixture[str], command: str
 ):
@@ -70,9 +71,7 @@ def test_help_all_lists_every_option_with_its_default(
     assert sets in " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    "words", [["-h", "all"], ["--help=all"], ["mine.toml", "--force", "--help", "all"]]
-)
+@table("words", [["-h", "all"], ["--help=all"], ["mine.toml", "--force", "--help", "all"]])
 def test_other_ways_to_ask_for_every_option(capsys: pytest.CaptureFixture[str], words: list[str]):
     assert help_of(capsys, "train", *words) == help_of(capsys, "train", "--help", "all")
 
@@ -81,7 +80,7 @@ def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[
     assert help_of(capsys, "train", "--help", "mine.toml") == help_of(capsys, "train", "--help")
 
 
-@pytest.mark.parametrize(
+@table(
     "command",
     [
         "mugrpo merge runs/a merged --base b",
@@ -112,7 +111,7 @@ def completed(line: str) -> list[str]:
     return ended.stdout.split()
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "offered"),
     [
         ("mugrpo gen", ["generate"]),
@@ -132,7 +131,7 @@ def test_bash_completes_commands_options_and_names(line: str, offered: list[str]
     assert completed(line) == offered
 
 
-@pytest.mark.parametrize(
+@table(
     ("shell", "option"),
     [("bash", "--optimizer.lr"), ("zsh", "--optimizer.lr"), ("fish", "-l optimizer.lr ")],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from mugrpo.arguments import DEMO
 from mugrpo.cli import main
+from tests.cases import table
 from tests.faults.harm import contents, refused, resume_words, stopped
 from tests.runs import (
     ENVIRONMENT,
@@ -41,7 +42,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 """
 
 
-@pytest.mark.parametrize(
+@table(
     ("command", "begins"),
     [
         ("--help", "usage: mugrpo "),
@@ -141,7 +142,7 @@ main(["train", sys.argv[1]])
     assert heavy.isdisjoint(names) and int(count) < 600
 
 
-@pytest.mark.parametrize("words", [["--version"], ["objectives"]])
+@table("words", [["--version"], ["objectives"]])
 def test_python_m_mugrpo_is_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]):
     done = subprocess.run([sys.executable, "-m", "mugrpo", *words], capture_output=True, text=True)
     try:
@@ -227,9 +228,7 @@ def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[
     assert "invalid choice: 'tran'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", ["objectives", "train --help", "train --help all", "completion bash"]
-)
+@table("command", ["objectives", "train --help", "train --help all", "completion bash"])
 def test_output_into_a_closed_pipe_ends_quietly(command: str):
     """`head -1` reads one line and goes."""
     script = f"{sys.executable} -m mugrpo {command} | head -1"

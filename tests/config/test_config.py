@@ -14,6 +14,7 @@ from mugrpo.config.load import apply_overrides, load_config, parse_overrides
 from mugrpo.config.run import RunConfig
 from mugrpo.config.unknown import ELSEWHERE
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 
 ROOT = Path(__file__).parents[2]
 CHOICES = RunConfig.choices()
@@ -22,7 +23,7 @@ CONFIGS = [DEMO, *sorted(ROOT.glob("configs/**/*.toml")), *sorted(ROOT.glob("exa
 # ---- overrides ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "value"),
     [
         ("3", 3),
@@ -58,7 +59,7 @@ def test_dashes_in_names_are_underscores_and_values_keep_theirs():
     assert pair == ("schedule.problems_per_update", "two-three")
 
 
-@pytest.mark.parametrize("arguments", [["--a.b"], ["--a.b", "--c", "1"]])
+@table("arguments", [["--a.b"], ["--a.b", "--c", "1"]])
 def test_an_override_without_value_is_refused(arguments):
     with pytest.raises(UsageError, match=r"--a\.b has no value: write --a\.b value"):
         list(parse_overrides(arguments))
@@ -103,7 +104,7 @@ def test_an_option_used_as_a_group_is_refused():
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "near"),
     [
         ("schedule.stage", "schedule.stages"),
@@ -169,7 +170,7 @@ def test_an_unknown_option_far_from_all_others_points_to_the_help(refusal):
     assert "there is no option zzz" in sentence and "--help" in sentence
 
 
-@pytest.mark.parametrize(
+@table(
     ("override", "reason"),
     [
         ("schedule.stages=0", "greater than or equal to 1"),
@@ -196,7 +197,7 @@ def test_values_out_of_bounds_are_refused_by_name_value_and_bound(refusal, overr
     assert group in sentence and value in sentence and reason in sentence
 
 
-@pytest.mark.parametrize("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
+@table("interval", ["[5, 0]", "[1, 1]", "[-0.1, 5]"])
 def test_intervals_out_of_order_are_refused(refusal, interval):
     sentence = refusal("--preset=mu-grpo", f"--objective.ratio_clip={interval}")
     assert sentence.startswith("on the command line: objective.ratio_clip = ")
@@ -282,7 +283,7 @@ def test_a_name_override_that_repeats_the_file_changes_nothing(toml):
     assert load_config(file, ["--objective.name=cispo"]) == load_config(file)
 
 
-@pytest.mark.parametrize("group", sorted(CHOICES))
+@table("group", sorted(CHOICES))
 def test_an_unknown_name_is_refused_with_the_choices(refusal, group):
     sentence = refusal(f"--{group}.name=nothing")
     assert "no such name 'nothing'" in sentence
@@ -312,7 +313,7 @@ def test_naming_the_default_choice_keeps_what_the_file_says(toml):
     assert (objective.positives, objective.taper) == ("ratio", "prefix")  # the file's, the preset's
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "override"),
     [
         ('preset = "mu-grpo"\n[veto]\nkappa = 0.5\n', "--veto.name=negative_advantage"),
@@ -358,13 +359,13 @@ def test_there_are_committed_configs():
     assert CONFIGS
 
 
-@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+@table("file", CONFIGS)
 def test_every_committed_config_loads_and_differs_from_the_defaults(file):
     config = load_config(file)
     assert config != RunConfig()
 
 
-@pytest.mark.parametrize(
+@table(
     ("overrides", "word"),
     [
         ("schedule.stages=1000000000000000", "schedule.stages"),

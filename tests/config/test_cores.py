@@ -13,6 +13,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.engines.devices import exclusive_part
 from mugrpo.tools import doctor
+from tests.cases import table
 
 
 def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.MonkeyPatch):
@@ -25,7 +26,7 @@ def test_without_affinity_as_on_macos_all_cores_count(monkeypatch: pytest.Monkey
     assert exclusive_part(1, 2, 1, 0) == {"VLLM_CPU_OMP_THREADS_BIND": "3,4,5"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("first", "setting", "expected"),
     [
         ("", {}, ("1000", None)),

@@ -12,6 +12,7 @@ import pytest
 from mugrpo.config import suites
 from mugrpo.config.suites import Suite, load_suites, packaged
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 
 BENCHMARKS = ("aime24", "aime25", "aime26", "amc23", "amc24", "gsm8k", "math500", "svamp")
 MINE = """
@@ -56,7 +57,7 @@ def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
     assert names("small") == ["gsm8k", "svamp"]
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@table("name", BENCHMARKS)
 def test_every_convention_of_a_packaged_suite_has_its_source(name):
     [suite] = load_suites(name)
     options, task = suite.options, suite.options.task
@@ -70,7 +71,7 @@ def test_every_convention_of_a_packaged_suite_has_its_source(name):
         assert "\n" not in source and not source.startswith(" ") and "  " not in source
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@table("name", BENCHMARKS)
 def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
     [suite] = load_suites(name)
     task = suite.options.task
@@ -81,7 +82,7 @@ def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
 
 
 # Samples, limit, temperature and top-p as the field runs them.
-@pytest.mark.parametrize(
+@table(
     ("words", "sampling"),
     [
         ("aime24,aime25,aime26,amc23,amc24", (32, 32768, 0.6, 0.95)),

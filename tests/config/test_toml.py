@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pydantic import AfterValidator
 
 from mugrpo.config.describe import as_toml
@@ -19,6 +18,7 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from mugrpo.config.toml import published
+from tests.cases import table
 from tests.runs import ROOT
 
 FILES = sorted((ROOT / "configs").rglob("*.toml"))
@@ -87,7 +87,7 @@ def test_every_path_and_everything_that_may_hold_a_secret_is_marked():
     }
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@table("file", FILES)
 def test_what_is_published_of_a_config_file_gives_its_config(file: Path):
     """Apart from private options and folders."""
     config = load_config(file).model_dump(mode="json")
@@ -100,7 +100,7 @@ def test_what_is_published_of_a_config_file_gives_its_config(file: Path):
     assert build_config(tomllib.loads(published(load_config(file))), "what is published") == plain
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@table("preset", PRESETS)
 def test_of_a_preset_only_its_name_is_published_beside_model_and_task(preset: str):
     config = build_config({"preset": preset}, preset)
     expected = {"preset": preset, "model": {"path": "chain"}, "task": {"name": "chain"}}
@@ -163,6 +163,6 @@ def test_an_option_that_is_unset_is_a_comment():
     assert published(config).startswith("# unset: --task.eval_problems none\n")
 
 
-@pytest.mark.parametrize("text", ["\U0001f600 plain", 'a "b"\n\t\\', "\x7f and \x01", "é"])
+@table("text", ["\U0001f600 plain", 'a "b"\n\t\\', "\x7f and \x01", "é"])
 def test_any_text_is_valid_toml(text: str):
     assert tomllib.loads(f"value = {as_toml(text)}") == {"value": text}

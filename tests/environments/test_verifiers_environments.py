@@ -18,6 +18,7 @@ from mugrpo.environments.base import Listening, Reply
 from mugrpo.environments.make import environments_for
 from mugrpo.environments.verifiers.conversation import Conversation, Rewritten
 from mugrpo.environments.verifiers.pool import VerifiersEnvironments
+from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("stand_in")
 BEGIN = ({"role": "user", "content": "begin"},)
@@ -106,7 +107,7 @@ def test_sampling_of_its_own_is_refused(environments):
     assert "top_p = 0.5 is refused" in str(found.failure)
 
 
-@pytest.mark.parametrize(
+@table(
     ("plot", "reason"),
     [
         ("rewrites", r"message 0 of the conversation \(user\) is another one"),
@@ -146,7 +147,7 @@ def test_a_rollout_that_waits_too_long_fails_alone(python):
         environments.close()
 
 
-@pytest.mark.parametrize(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
+@table(("plot", "reason"), [("dies", "worker died"), ("blocks", "not finished")])
 def test_a_worker_that_dies_or_hangs_is_replaced(python, plot: str, reason: str):
     environments = made(python, timeout=3.0)
     try:
@@ -186,7 +187,7 @@ def test_bad_input_is_a_sentence(python, tmp_path):
         environments.close()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "sentence"),
     [
         ({"name": "verifiers:counting"}, "needs environment.python"),
@@ -223,7 +224,7 @@ def test_calls_are_written_as_openai_has_them_and_recognized():
         conversation.added([*BEGIN, called('{"a":2,"b":[2]}', call["id"]), answer])
 
 
-@pytest.mark.parametrize(
+@table(
     ("messages", "reason"),
     [
         ([], "1 messages of the conversation are missing"),

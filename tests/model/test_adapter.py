@@ -20,6 +20,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
 from mugrpo.optimize.forward import rollout_logprobs
 from tests.builders import PROMPTS, adapted_policy, encoded, tiny_policy
+from tests.cases import table
 from tests.updates import config_of
 
 LORA = LoRAOptions(rank=4)
@@ -113,9 +114,7 @@ def test_a_merged_model_is_plain_and_has_the_same_logits_up_to_rounding(form: st
     assert (merged - logits_of(plain, policy)).abs().max() > 100 * (merged - expected).abs().max()
 
 
-@pytest.mark.parametrize(
-    "targets", [("nothing",), ("q_proj", "nothing"), ("lm_head",), ("embed_tokens",), ("norm",)]
-)
+@table("targets", [("nothing",), ("q_proj", "nothing"), ("lm_head",), ("embed_tokens",), ("norm",)])
 def test_targets_that_are_not_linear_layers_inside_the_model_are_refused(targets):
     with pytest.raises(UsageError, match=rf"lora.targets: '{targets[-1]}' names no linear layers"):
         trained_parameters(ModelOptions(), LoRAOptions(rank=4, targets=targets))
@@ -159,7 +158,7 @@ def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPat
     assert load_policy(ModelOptions(), lora=LoRAOptions()).adapter is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("lora", "engine", "sentence"),
     [
         ({"dropout": 0.05}, {}, "lora.dropout = 0.05: importance ratios compare"),

@@ -15,6 +15,7 @@ from mugrpo.model.blocks import blocks_of, compile_blocks, refuse_without_compil
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.optimize import forward
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.model.test_shared_prompts import RAGGED, difference, gradients, rows
 
 LONGER = [(prompt + 7, [length + 5 for length in lengths]) for prompt, lengths in RAGGED]
@@ -43,8 +44,8 @@ class Counting:
         return run
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@table("share", [True, False])
+@table("checkpointing", [True, False])
 def test_gradients_are_the_same_and_other_shapes_compile_nothing(share, checkpointing):
     """A checkpointed block is compiled within its checkpoint: its backward pass calls it again."""
     plain = tiny_policy("llama")
@@ -93,7 +94,7 @@ def test_whether_prompts_can_be_shared_is_tested_on_the_blocks_as_they_are(monke
     assert all("forward" in vars(block) for block in blocks_of(policy.model))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@table("precision", ["fp32", "bf16"])
 def test_an_engine_gets_the_blocks_as_they_are(precision):
     policy = tiny_policy("llama", compile=True, precision=precision)
     working = policy.working()

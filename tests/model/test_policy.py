@@ -23,6 +23,7 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED, model_fingerprint
 from mugrpo.model.shared_prompts import can_share_prompts
 from tests.builders import TINY_FORMS, chain_tokenizer, tiny_policy
+from tests.cases import table
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_weights_of_a_model_of_another_form_are_refused(tmp_path, embedded_polic
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@table("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_parameter_that_is_not_finite_is_named(value):
     policy = tiny_policy("llama")
     assert policy.nonfinite_parameter() is None
@@ -209,7 +210,7 @@ def test_an_eos_token_that_the_tokenizer_does_not_know_is_named():
 # --- Dropout --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", TINY_FORMS)
+@table("form", TINY_FORMS)
 def test_dropout_is_off_even_in_training_mode(form):
     # The configs ask for dropout of 0.5; two passes with it would differ.
     policy = tiny_policy(form)

@@ -20,6 +20,7 @@ from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.forward import rollout_logprobs
 from mugrpo.optimize.trainer import Trainer
 from tests.builders import adapted_policy, quantize_on_cpus, stale
+from tests.cases import table
 from tests.updates import assert_same_gradients, config_of, step, weights
 
 LORA = LoRAOptions(rank=4, quantization="nf4")
@@ -135,7 +136,7 @@ def test_without_a_package_one_sentence_names_the_extra(
         quantized.require_bitsandbytes()
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "sentence"),
     [
         ({"lora": {"quantization": "nf4"}}, "needs an adapter, .* set rank = 16"),

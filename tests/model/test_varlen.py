@@ -13,6 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.shared_prompts import Packing
 from tests.builders import tiny_policy
+from tests.cases import table
 from tests.model.test_shared_prompts import CASES, FORMS, RAGGED, difference, gradients, rows
 
 
@@ -77,7 +78,7 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     assert difference(gradients(policy, packed), gradients(plain_policy, plain)) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["llama", "qwen3"])
+@table("form", ["llama", "qwen3"])
 def test_in_bf16_the_kernel_gets_bf16_alone(form):
     policy, types = tiny_policy(form, precision="bf16"), set()
 

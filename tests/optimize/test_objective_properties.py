@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mugrpo.optimize.loss import UpdateLoss
 from mugrpo.optimize.reduction import denominator, reduced_loss
+from tests.cases import table
 from tests.objective_cases import (
     FORMS,
     INF,
@@ -104,7 +105,7 @@ def test_a_removed_token_has_loss_and_gradient_0_and_the_rest_keeps_its_loss(for
             assert torch.equal(losses, whole.masked_fill(removed_BT, 0.0))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@table("setting", SETTINGS)
 @every_form
 def test_the_claims_about_gradients_are_not_empty(form, setting):
     """On the seeded updates there is a gradient, and what removes tokens removes some."""
@@ -306,7 +307,7 @@ def expected_of(form: str, logprob: float, behavior: float, a: float) -> tuple[f
     return value, r * a * within * passes
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@table("pair", PAIRS)
 @every_form
 def test_extreme_one_token_responses_have_the_stated_finite_loss_and_gradient(form, pair):
     for advantage in (1.0, -1.0, 0.0, 1e3):
@@ -408,7 +409,7 @@ def test_responses_without_advantage_have_loss_and_gradient_0(form, update: Upda
             assert not losses.any() and not gradient.any()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@table("setting", SETTINGS)
 @every_form
 def test_only_a_penalty_reaches_responses_without_advantage(form, setting):
     """That of PULL_BACK always does; the KL term does if the zero-variance mask is off."""

@@ -30,6 +30,7 @@ from mugrpo.config.rewards import (
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState
 from mugrpo.rewards.grading import Grader
+from tests.cases import table
 from tests.rewards.hostile import HOSTILE, LIKE_OTHERS, TRULY_12
 
 FILE = Path(__file__).parent / "misbehaving.py"
@@ -48,7 +49,7 @@ def answer(text: str, reference: str = "12", **columns: object) -> Answer:
     return Answer(problem, text, [5, 6, 0], FinishReason.STOP)
 
 
-@pytest.mark.parametrize(
+@table(
     ("own", "right_at", "status", "reward"),
     [
         (0.75, 1.0, Status.RIGHT, 1.0 + 2 * 0.75),
@@ -140,7 +141,7 @@ def test_both_readings_are_kept_and_weight_0_changes_nothing_else():
     assert second.parts == {"plain": 1.0, "numeric": 1.0, "answer": "12", "answer/numeric": "12"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("rewards", "outcome"),
     [
         (
@@ -174,7 +175,7 @@ def test_none_from_all_functions_is_skipped():
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "reward"), [("later", 0.3), ("an_object", 0.25), ("as_numpy", 0.5), ("length", 3.0)]
 )
 def test_forms_of_functions(name, reward):
@@ -272,7 +273,7 @@ def test_a_file_can_import_its_neighbors_and_a_module_is_found_in_the_current_di
 # Rewards that fail: test_pool has more of them.
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "status", "reason"),
     [
         ("raise boom", Status.ERROR, "obeys: ValueError: boom"),
@@ -301,7 +302,7 @@ def test_a_reference_that_is_not_mathematics_is_an_error():
     assert score == Score(Status.ERROR, None, {"reason": reason})
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "sentence"),
     [
         (
@@ -335,7 +336,7 @@ def test_the_index_in_the_message_is_that_in_the_batch():
         scores((function("returns"),), "[1, None, float('nan')]", "b", "c", workers=workers)
 
 
-@pytest.mark.parametrize(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
+@table(("text", "reward"), [("[True]", 1.0), ("[np.bool_(False)]", 0.0)])
 def test_booleans_are_rewards_as_in_trl(text, reward):
     assert [score.reward for score in scores((function("returns"),), text)] == [reward]
 
@@ -361,9 +362,7 @@ def test_an_argument_that_is_no_column_is_refused_with_the_columns(
             list(grader.scores([answer("12", reference, **columns)]))
 
 
-@pytest.mark.parametrize(
-    "text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"]
-)
+@table("text", ["[np.float32(0.5)]", "(0.5,)", "np.array([0.5])", "[np.array(0.5)]"])
 def test_numbers_of_numpy_are_accepted(text):
     assert scores((function("returns"),), text)[0].reward == 0.5
 

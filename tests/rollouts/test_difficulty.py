@@ -13,6 +13,7 @@ from mugrpo.config.stages import RatedProblems
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.rollouts.difficulty import passed_over, stated_rates, with_measured
+from tests.cases import table
 
 RATES = np.array([0.0, 0.25, 0.5, 0.75, 1.0, math.nan])
 NOT_RECENT = np.zeros(6, np.bool_)
@@ -68,7 +69,7 @@ def test_measured_rates_replace_stated_ones():
     assert np.isnan(stated_rates(problems, None)).all()
 
 
-@pytest.mark.parametrize("cell", [1.5, -0.1, "half", [1], math.nan])
+@table("cell", [1.5, -0.1, "half", [1], math.nan])
 def test_a_cell_that_is_no_rate_is_refused(cell):
     with pytest.raises(UsageError, match="not a solve rate from 0 to 1; fix the data"):
         stated_rates([Problem("p", "?", "", {"rate": cell})], "rate")
@@ -79,7 +80,7 @@ def test_a_column_that_no_problem_has_is_refused():
         stated_rates([Problem("p", "?", "", {"other": 0.5})], "rate")
 
 
-@pytest.mark.parametrize("band", [{"low": 0.6, "high": [1, 0.5]}, {"high": 1.1}, {"low": -0.1}])
+@table("band", [{"low": 0.6, "high": [1, 0.5]}, {"high": 1.1}, {"low": -0.1}])
 def test_what_is_no_band_is_refused(band):
     with pytest.raises(UsageError, match="are no band within 0 to 1"):
         options(**band)

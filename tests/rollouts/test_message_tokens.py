@@ -21,6 +21,7 @@ from mugrpo.environments.base import Reply
 from mugrpo.rollouts.messages import BadCallError, MessageEncoder
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.turns import Dialogue, Turns
+from tests.cases import table
 from tests.rollouts.games import Games
 
 TOOL = {
@@ -71,10 +72,8 @@ def encoded(prompts: PromptEncoder, text: str) -> np.ndarray:
     return np.array(prompts.ids_of(text), np.int32)
 
 
-@pytest.mark.parametrize(
-    "template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"]
-)
-@pytest.mark.parametrize("contents", [["5"], ["{'error': 'no'}", "several\nlines"]])
+@table("template", ["qwen3_training", "qwen2_5_training", "qwen3_5_think_training"])
+@table("contents", [["5"], ["{'error': 'no'}", "several\nlines"]])
 def test_suffixes_of_tools_answers_are_trls(template: str, contents: list[str]):
     prompts = prompts_of(template_of(template), TOOL)
     messages = [{"role": "tool", "name": "add", "content": content} for content in contents]

@@ -16,6 +16,7 @@ from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.rollouts.mixing import Source, interleaved
 from mugrpo.rollouts.schedule import Schedule
+from tests.cases import table
 
 
 def mixed(sources: tuple[Source, ...], **options: Any) -> Schedule:
@@ -58,7 +59,7 @@ def test_a_decimal_weight_is_what_the_config_says():
     assert list(islice(interleaved((0.1, 0.2)), 300)) == list(islice(interleaved((1, 2)), 300))
 
 
-@pytest.mark.parametrize(("problems", "growth"), [(22, 1), (24, 1), (22, 2)])
+@table(("problems", "growth"), [(22, 1), (24, 1), (22, 2)])
 def test_without_sources_the_groups_are_those_of_the_closed_form(problems, growth):
     """Epoch b // B and place b % B of batch b, with B full batches in an epoch."""
     options = ScheduleOptions(stages=4, batches_per_stage=3, growth=growth, problems_per_update=4)

@@ -17,6 +17,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.run.opening import prompt_encoder
 from tests.builders import chain_tokenizer
+from tests.cases import table
 
 # <pad> is 0, <eos> 1, "0" to "9" 2 to 11, then + - = ,
 SIX, EIGHT, TWO = (Problem(text, text, "4") for text in ("3+2-1=", "1+3+2-1=", "1="))
@@ -85,7 +86,7 @@ def test_longer_prompts_are_left_out_if_chosen():
     assert encode.fitting([]) == []
 
 
-@pytest.mark.parametrize("overlong", ["error", "drop"])
+@table("overlong", ["error", "drop"])
 def test_if_no_prompt_fits_dropping_is_not_suggested(overlong):
     assert refusal(encoder(6, overlong=overlong), EIGHT, EIGHT) == (
         "2 of 2 prompts are longer than the 6 tokens that rollouts.max_new_tokens leaves of the "
@@ -123,7 +124,7 @@ def with_ends(both: bool) -> Any:
     return tokenizer
 
 
-@pytest.mark.parametrize("both", [False, True])
+@table("both", [False, True])
 def test_tokens_that_the_tokenizer_adds_take_room_too(both: bool):
     """But an end after every text is no part of a prompt: a response would come after it."""
     ids = [0, *SIX_IDS]
@@ -146,7 +147,7 @@ def test_the_whole_conversation_counts():
     assert encode(problem).tolist() == [15, 3, 14, 12]
 
 
-@pytest.mark.parametrize("tokens", [512, 513, 1000])
+@table("tokens", [512, 513, 1000])
 def test_no_room_for_a_prompt_in_the_context_is_refused(tokens: int):
     config = build_config({"rollouts": {"max_new_tokens": tokens}}, "test")
     with pytest.raises(UsageError) as refused:
@@ -184,13 +185,13 @@ def test_a_conversation_in_plain_form_is_refused_with_the_option():
         encoder(None)(problem)
 
 
-@pytest.mark.parametrize(("limit", "overlong"), FREE)
+@table(("limit", "overlong"), FREE)
 def test_a_conversation_in_plain_form_is_refused_before_anything_is_sampled(limit, overlong):
     encode = encoder(limit, overlong=overlong)
     assert "'c7' is a conversation" in refusal(encode, SIX, Problem("c7", TURNS, "4"))
 
 
-@pytest.mark.parametrize(("limit", "overlong"), [*FREE, (100, "error")])
+@table(("limit", "overlong"), [*FREE, (100, "error")])
 def test_a_template_that_fails_on_a_prompt_is_reported_before_anything_is_sampled(limit, overlong):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = (
@@ -210,7 +211,7 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
+@table("prompt", [SIX.prompt, TURNS, TURNS[1:2]])
 def test_the_chat_form_gives_the_ids_that_the_tokenizer_itself_gives(prompt: Any):
     tokenizer = with_ends(True)  # the template writes them itself, so they must not be added
     tokenizer.chat_template = TEMPLATE
@@ -247,7 +248,7 @@ ADD = {"type": "function", "function": {"name": "+", "parameters": {}}}
 TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
 
 
-@pytest.mark.parametrize("column", [[ADD], json.dumps([ADD]), [{**ADD, "strict": None}]])
+@table("column", [[ADD], json.dumps([ADD]), [{**ADD, "strict": None}]])
 def test_the_tools_of_a_column_reach_the_template(column: Any):
     tokenizer = chain_tokenizer()
     tokenizer.chat_template = TOOLS + TEMPLATE
@@ -264,7 +265,7 @@ CALLING = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     ("problem", "part"),
     [
         (replace(TWO, columns={"tools": ["hammer"]}), "not a list of JSON schemas"),

@@ -31,6 +31,7 @@ from mugrpo.run.room import (
 )
 from mugrpo.tools.plan.machine import MACHINES
 from tests.builders import tiny_config
+from tests.cases import table
 
 pytest_plugins = ["tests.run_fixtures"]
 
@@ -69,7 +70,7 @@ def peak(form: Path, **options: dict) -> UpdateMemory:
     return update_memory(chosen, Sizes.of(chosen, form), PROMPT)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@table("ranks", [1, 2, 4])
 def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     form: Path, parameters: int, ranks: int
 ):
@@ -81,7 +82,7 @@ def test_weights_gradients_and_moments_take_16_bytes_a_parameter_over_the_ranks(
     assert (found.parts["gathered"] > 0) == (ranks > 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@table("ranks", [1, 2])
 def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int, ranks: int):
     """Two layers of 32 hidden and 48 inner dimensions, with two heads of 8 for keys and values.
 
@@ -138,7 +139,7 @@ def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
     assert base(engine={**vllm, "rest": "stay"}, lora=lora) == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("published", "precision", "ratio"),
     [("qwen2.5-0.5b", "fp32", 1.12), ("qwen3-1.7b", "fp32", 1.0), ("qwen3-1.7b", "bf16", 1.02)],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
+from tests.cases import table
 from tests.faults.harm import resume_words, stopped
 from tests.runs import (
     SHARDS,
@@ -175,7 +176,7 @@ def test_a_stage_of_one_shard_is_reported(tmp_path: Path):
     assert "the stage is one shard, which all updates wait for" in ended.out
 
 
-@pytest.mark.parametrize(
+@table(
     ("raw", "words"),
     [
         ({}, "engine outside this process"),

@@ -16,6 +16,7 @@ from mugrpo.model.policy import load_policy
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.letters import END, LETTERS, Letters, demonstration
 from tests.builders import encoded, generated
+from tests.cases import table
 
 
 def verdict(problem: Problem, response: str) -> Score:
@@ -24,7 +25,7 @@ def verdict(problem: Problem, response: str) -> Score:
     return score
 
 
-@pytest.mark.parametrize(
+@table(
     ("response", "status", "reward"),
     [
         ("abccd", Status.RIGHT, 1.0),

@@ -17,6 +17,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Score, Status
 from mugrpo.tasks.embedded import held_out
 from mugrpo.tasks.reasoning_gym import ReasoningGym
+from tests.cases import table
 
 STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
 
@@ -114,7 +115,7 @@ def test_what_of_a_response_is_the_answer():
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize(
+@table(
     ("options", "sentence"),
     [
         ({"dataset": "sum"}, "no data set 'sum'; did you mean 'sums'?"),
@@ -130,7 +131,7 @@ def test_what_reasoning_gym_cannot_make_is_refused(options, sentence):
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["seed", "size"])
+@table("name", ["seed", "size"])
 def test_seed_and_size_have_options_of_their_own(name):
     raw = {"name": "reasoning-gym", "dataset": "sums", "config": {name: 1}}
     with pytest.raises(UsageError, match=f"{name} is set by task"):

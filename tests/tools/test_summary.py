@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from mugrpo.rollouts.statistics import described
 from mugrpo.tools.summary import standstill, summarize
+from tests.cases import table
 
 
 def stage(number: int, *updates: tuple[float, float | None, int]) -> list[dict[str, Any]]:
@@ -25,7 +24,7 @@ RIGHT = (0.0, 1.0, 0)
 SKIPPED = (math.nan, 0.25, 1)
 
 
-@pytest.mark.parametrize(
+@table(
     "lines",
     [
         [],
@@ -43,7 +42,7 @@ def test_a_run_that_learned_or_solved_its_task_says_nothing(lines: list[dict[str
     assert standstill(lines, 48) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("lines", "said"),
     [
         (stage(0, WRONG, WRONG), "stage 0: 0 of 2 updates were not applied"),
@@ -60,7 +59,7 @@ def test_a_stage_without_any_gradient_is_named(lines: list[dict[str, Any]], said
     assert sentence is not None and said in sentence
 
 
-@pytest.mark.parametrize("value", ["7", [1], None, math.nan, {}])
+@table("value", ["7", [1], None, math.nan, {}])
 def test_values_that_are_no_numbers_count_as_none(value):
     """Someone else may have written the metrics."""
     keys = ("time/update", "skipped", "stage", "batch_reward", "grad_norm", "micro_batch_tokens")
@@ -95,7 +94,7 @@ def test_grpo_is_not_compared_with_itself():
     assert "GRPO" not in summarize(lines, "grpo")
 
 
-@pytest.mark.parametrize(
+@table(
     ("refresh", "blamed"),
     [
         ({"status/truncated": 8}, True),  # half of 16
