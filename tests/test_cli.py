@@ -79,7 +79,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["train", "check", "generate", "optimize", "bakeoff"])
+@table("command", ["train", "check", "generate", "optimize", "bakeoff"])
 def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, command: str):
     """The process ends where it begins to import torch, which takes seconds."""
     more = ["--stage", "0", "--objectives", "grpo"] if command == "bakeoff" else []
@@ -90,7 +90,7 @@ def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, 
     assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "told"),
     [
         ("train bad.toml", "bad.toml: Expected"),
@@ -158,7 +158,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"mugrpo {metadata.version('mugrpo')}\n"
 
 
-@pytest.mark.parametrize(
+@table(
     ("option", "near"),
     [
         ("--optimizer.lrr", "there is no option optimizer.lrr; did you mean optimizer.lr?"),
@@ -176,7 +176,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(
     assert not run_dir.exists()
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "sentence"),
     [
         (["--seed"], "--seed has no value"),
@@ -267,7 +267,7 @@ def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: C
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "sentence"),
     [
         (b"seed = ", "Invalid value"),

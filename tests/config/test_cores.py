@@ -44,7 +44,7 @@ def test_spinning_is_bounded_before_torch_unless_the_user_says_otherwise(first, 
     assert done.stdout.split() == [str(value) for value in expected]
 
 
-@pytest.mark.parametrize(
+@table(
     ("load", "threads", "said"),
     [(0.9, 4, False), (1.0, 4, True), (2.9, 2, False), (3.1, 2, True), (3.9, 1, False)],
 )

@@ -22,6 +22,7 @@ from mugrpo.disk.shards import (
     write_rollouts,
     write_scores,
 )
+from tests.cases import table
 
 
 def made(number: int, problem_id: str = "p", length: int | None = None) -> Rollout:
@@ -101,7 +102,7 @@ def test_turns_come_back_as_they_were_written_beside_rollouts_without(tmp_path):
     assert turns.response_ids[turns.sampled].tolist() == [5, 1005, 3005, 5005]
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "words"),
     [
         ({"turns": None}, "turns need a loss mask"),
@@ -320,7 +321,7 @@ def test_a_forgotten_shard_is_no_longer_listed(rollouts):
     assert ShardSet(rollouts.folder, "rollouts").numbers() == [1]
 
 
-@pytest.mark.parametrize(("ids", "logprobs"), [(3, 2), (2, 3), (0, 0)])
+@table(("ids", "logprobs"), [(3, 2), (2, 3), (0, 0)])
 def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     tmp_path, ids, logprobs
 ):
@@ -337,7 +338,7 @@ def test_a_rollout_that_contradicts_itself_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "value"),
     [
         ("rows", "7"),

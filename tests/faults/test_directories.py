@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import table
 from tests.faults.harm import accepted, contents, edited, refused
 from tests.runs import (
     Command,
@@ -70,8 +71,8 @@ def test_a_folder_that_is_no_run_is_not_searched_for_links(tmp_path: Path, comma
     refused(ended, f"{home} is not a run (it has no config.json) but holds deep")
 
 
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints", "samples"])
-@pytest.mark.parametrize("words", [["train"], ["repair"], ["evaluate"], ["report"], ["push"]])
+@table("name", ["lock", "metrics.jsonl", "checkpoints", "samples"])
+@table("words", [["train"], ["repair"], ["evaluate"], ["report"], ["push"]])
 def test_no_command_follows_a_link_out_of_a_run(
     tmp_path: Path, command: Command, reference: Path, name: str, words: list[str]
 ):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mugrpo.disk.shards import ShardSet, read_rollouts
+from tests.cases import table
 from tests.runs import (
     Command,
     assert_same,
@@ -54,7 +55,7 @@ def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("option", "value", "count"),
     [
         ("rollouts.shard_rollouts", 24, 1),
@@ -97,7 +98,7 @@ def test_stages_use_different_seeds_for_the_same_problem(tmp_path: Path):
     assert len(seeds) == len(set(seeds)) == 48
 
 
-@pytest.mark.parametrize("truncated", ["zero", "masked"])
+@table("truncated", ["zero", "masked"])
 def test_truncated_responses_are_counted_and_score_zero_or_are_left_out(
     tmp_path: Path, command: Command, truncated: str
 ):

@@ -161,7 +161,7 @@ def test_logits_of_the_last_chunk_are_computed_once_and_a_second_backward_pass_i
     assert torch.equal(*passes)
 
 
-@pytest.mark.parametrize("numbers", [1, 3 * V, 10**9])
+@table("numbers", [1, 3 * V, 10**9])
 def test_the_size_of_a_block_changes_nothing(monkeypatch, numbers):
     found = []
     for size in (numbers, module._ON_CPU):

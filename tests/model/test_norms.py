@@ -85,7 +85,7 @@ def test_only_a_norm_that_computes_the_same_is_replaced(kind, changes):
     assert ("forward" in vars(norm)) is changes
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@table("compiled", [False, True])
 def test_a_policy_on_a_cpu_has_them_unless_blocks_are_compiled(monkeypatch, compiled):
     monkeypatch.setattr("mugrpo.model.policy.refuse_without_compiler", lambda device: None)
     norms = [

@@ -114,7 +114,7 @@ def test_the_fingerprint_follows_every_file_of_the_model(model_folder):
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("form", ["chain", *TINY_FORMS])
+@table("form", ["chain", *TINY_FORMS])
 def test_saved_weights_come_back_with_their_update(tmp_path, form):
     policy = load_policy(ModelOptions()) if form == "chain" else tiny_policy(form)
     saved = {n: p.detach().clone() for n, p in policy.model.named_parameters()}

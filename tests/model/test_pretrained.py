@@ -35,6 +35,7 @@ from mugrpo.model.pretrained import (
     model_path,
 )
 from tests.builders import chain_tokenizer, tiny_config
+from tests.cases import table
 from tests.faults.harm import refused
 from tests.runs import Command, write_config
 
@@ -408,7 +409,7 @@ def test_a_tied_model_has_the_stored_head_as_its_embeddings(tmp_path: Path, monk
     assert torch.equal(model.get_input_embeddings().weight, head.bfloat16().float())
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "values", "word"),
     [
         ("generation_config.json", {"cache_implementation": "none such"}, "cache_implementation"),

@@ -127,7 +127,7 @@ def test_on_a_cpu_one_sentence_names_the_way_out():
         load_policy(ModelOptions(device="cpu"), lora=LORA)
 
 
-@pytest.mark.parametrize("package", ["bitsandbytes", "accelerate"])
+@table("package", ["bitsandbytes", "accelerate"])
 def test_without_a_package_one_sentence_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, package: str
 ):

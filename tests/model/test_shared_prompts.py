@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -143,7 +142,7 @@ def test_padding_reaches_no_position_beyond_the_models_context(form):
     torch.testing.assert_close(shared[0], plain[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["llama", "gemma3", "gpt2"])
+@table("form", ["llama", "gemma3", "gpt2"])
 def test_on_a_gpu_masks_meet_as_many_key_heads_as_query_heads(form, monkeypatch):
     """Numbers and gradients stay. Without a mask, heads stay grouped, as other kernels take them.
 

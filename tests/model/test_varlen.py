@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
@@ -53,10 +52,10 @@ def reference(
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("case", ["ragged", "responses of one token"])
-@pytest.mark.parametrize("form", FORMS)
+@table("checkpointing", [False, True])
+@table("share", [True, False])
+@table("case", ["ragged", "responses of one token"])
+@table("form", FORMS)
 def test_packed_rows_have_the_logprobs_and_gradients_of_padded_ones(
     form, case, share, checkpointing, monkeypatch
 ):

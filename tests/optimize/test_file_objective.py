@@ -11,6 +11,7 @@ from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.optimize.loss import UpdateLoss
 from tests.blocks import blocks
+from tests.cases import table
 from tests.updates import hand_batch
 
 
@@ -37,7 +38,7 @@ def test_the_printed_objective_drops_far_tokens(mine):
     assert metrics["far_fraction"].tolist() == [[False, True]]
 
 
-@pytest.mark.parametrize("text", ["loss = 1 +", "def other(): pass"])
+@table("text", ["loss = 1 +", "def other(): pass"])
 def test_a_file_that_defines_no_loss_is_refused(tmp_path, text):
     file = tmp_path / "bad.py"
     file.write_text(text + "\n")

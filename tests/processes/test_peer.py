@@ -63,7 +63,7 @@ def test_messages_go_both_ways_and_it_ends_with_what_it_started():
     assert not alive(pid) and soon(lambda: not alive(grandchild))
 
 
-@pytest.mark.parametrize(
+@table(
     ("last", "ended"),
     [
         ("os._exit(3)", "status 3"),

@@ -455,10 +455,10 @@ def test_a_program_that_takes_too_long_is_unfinished(url: str):
         verifier(ADD, CALLS)
 
 
-@pytest.mark.parametrize(
+@table(
     "line", ["no JSON", "{", "7", '{"status": "0", "output": ""}', '{"status": 0}', "[" * 10_000]
 )
-@pytest.mark.parametrize("sandbox", ["bubblewrap", "sandboxfusion"])
+@table("sandbox", ["bubblewrap", "sandboxfusion"])
 def test_a_malformed_line_after_the_start_is_wrong(
     url: str, line: str, sandbox: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -201,7 +201,7 @@ def what(prompts, completions, completion_ids, level, answer, **rest):
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+9?"}]
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "prompts", "completions"),
     [
         ("3+9?", ["3+9?"] * 2, ["a\ud800", "\x00b"]),
@@ -341,7 +341,7 @@ def test_booleans_are_rewards_as_in_trl(text, reward):
     assert [score.reward for score in scores((function("returns"),), text)] == [reward]
 
 
-@pytest.mark.parametrize(
+@table(
     ("signature", "columns", "reference", "taken"),
     [
         ("completions, solution", {"level": 2}, "12", "solution"),
@@ -372,7 +372,7 @@ def nothing_taken():
     yield
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "name", "sentence"),
     [
         ("", "f", "rewards.py has no f"),

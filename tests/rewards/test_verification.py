@@ -6,8 +6,6 @@ import runpy
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from mugrpo.disk.records import Status
 from mugrpo.rewards.mathematics import Mathematics
 from mugrpo.rewards.notation import normal
@@ -53,7 +51,7 @@ def test_strictness_takes_back_what_math_verify_matches_loosely(reference, text)
     assert MATH(text, reference).status in (Status.WRONG, Status.NO_ANSWER)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.written)
+@table("rule", RULES)
 def test_each_rule_rewrites_its_example_and_no_other_rule_does(rule, monkeypatch):
     assert normal(rule.written) == rule.becomes
     others = [other for other in RULES if other is not rule]

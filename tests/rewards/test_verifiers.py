@@ -25,7 +25,7 @@ HUGE = [  # (reference, text): too large to compute, so only what is written the
 ]
 
 
-@pytest.mark.parametrize(("reference", "text", "right"), HUGE)
+@table(("reference", "text", "right"), HUGE)
 def test_huge_numbers_are_compared_as_written_and_not_computed(reference, text, right, monkeypatch):
     assert STRICT(text, reference).right is right
     assert STRICT(text, reference) == STRICT(text, reference)
@@ -63,7 +63,7 @@ def test_running_out_of_stack_while_parsing_is_an_error_and_not_a_verdict():
         STRICT(boxed(nested("2^{", "2", "}", 240)), "12")
 
 
-@pytest.mark.parametrize("swallowed", [MemoryError, RecursionError])
+@table("swallowed", [MemoryError, RecursionError])
 def test_an_error_that_math_verify_swallows_while_comparing_is_raised(swallowed, monkeypatch):
     def fails(*_, **__):
         raise swallowed

@@ -303,7 +303,7 @@ OVERLAP = (*FOUR, "--overlap=true", "--engine.gpu_memory_utilization=0.85")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
+@table(
     ("recipe", "form", "billions", "gpus", "options"),  # billions of parameters, as published
     [
         ("mu_grpo", "qwen2.5-math-7b", "7.62", 8, ()),

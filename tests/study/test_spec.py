@@ -12,6 +12,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.report.read import read_runs
 from mugrpo.study.outcome import outcome
 from mugrpo.study.spec import _COLUMNS, _PATTERNS, Cell, load_study
+from tests.cases import table
 from tests.runs import ROOT
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -109,7 +110,7 @@ def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_sa
     assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize(
+@table(
     ("old", "new", "message"),
     [
         ("seeds = [4, 5]", "seeds = [4]", r"seeds: .*at least 2"),
@@ -132,7 +133,7 @@ def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
         load_study(replaced(file, old, new))
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "sentence"),
     [
         ('columns = ["acuracy"]', "there is no column 'acuracy'; did you mean 'accuracy'?"),
@@ -162,7 +163,7 @@ def test_a_figure_of_a_missing_axis_is_refused(file):
         load_study(file)
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
+@table("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
 def test_the_projects_studies_have_enough_seeds(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     study, cells = load_study(ROOT / "studies" / name)

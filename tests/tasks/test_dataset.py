@@ -22,6 +22,7 @@ from mugrpo.disk.records import Problem
 from mugrpo.rewards.code.cases import read_tests
 from mugrpo.tasks import patterns
 from mugrpo.tasks.references import sentences
+from tests.cases import table
 from tests.tasks.builders import all_problems, chat, refusal, row, task
 
 # ---- columns ----
@@ -44,7 +45,7 @@ def test_without_an_id_column_the_id_is_a_hash_of_prompt_and_answer(jsonl):
     assert another.id != problem.id
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "text"),
     [
         ("5", "5"),
@@ -70,7 +71,7 @@ def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_en
     assert problem.columns == {"answer": value, "id": value}
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "shown"),
     [
         (None, "null"),
@@ -84,7 +85,7 @@ def test_answers_and_ids_are_text_or_numbers_without_exponent_or_zeros_at_the_en
         (-math.inf, "-Infinity"),
     ],
 )
-@pytest.mark.parametrize("column", ["solution", "id"])
+@table("column", ["solution", "id"])
 def test_other_answers_and_ids_are_refused_with_file_line_and_column(jsonl, column, value, shown):
     good = {"prompt": "1", "solution": "1", "id": "a"}
     data = jsonl(good, {**good, "id": "b", column: value})
@@ -98,7 +99,7 @@ def test_an_integer_beyond_every_float_is_an_answer(jsonl):
     assert problem.answer == "1" + "0" * 400
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "value", "text"),
     [
         (pa.decimal128(5, 2), Decimal("1.50"), "1.5"),
@@ -216,7 +217,7 @@ def test_a_pattern_that_tries_too_many_ways_to_match_is_refused(jsonl, monkeypat
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("columns", "option", "hint"),
     [
         (("prompts", "answer"), "prompt_column", "did you mean 'prompts'? Name it"),
@@ -247,7 +248,7 @@ def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
 # ---- prompts ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "shown"),
     [(None, "null"), (7, "7"), (True, "true"), ([], "[]"), ({"a": 1}, '{"a": 1}')],
 )
@@ -259,13 +260,13 @@ def test_a_prompt_that_is_neither_text_nor_conversation_is_refused(jsonl, value,
     )
 
 
-@pytest.mark.parametrize("value", ["", " \n"])
+@table("value", ["", " \n"])
 def test_an_empty_prompt_is_refused(jsonl, value):
     data = jsonl(row("1"), row(value))
     assert refusal(data) == f"{data}, line 2: the prompt is empty"
 
 
-@pytest.mark.parametrize(
+@table(
     ("messages", "complaint"),
     [
         (["hi"], 'message 0 of the prompt is "hi"; it must be {"role": ..., "content": text}'),
@@ -344,7 +345,7 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@table("suffix", ["jsonl", "parquet"])
 def test_a_conversation_keeps_all_keys_of_its_messages(jsonl, tmp_path, suffix):
     """Parquet gives each message the keys of all, so null there means absent."""
     rows = [row(list(CALLS)), row("plain")] if suffix == "jsonl" else [row(list(CALLS))]
@@ -354,7 +355,7 @@ def test_a_conversation_keeps_all_keys_of_its_messages(jsonl, tmp_path, suffix):
     assert all_problems(data)[0].prompt == (CALLS[0], {**CALLS[1], "content": ""}, CALLS[2])
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         json.dumps(chat("3+2?", "5", r"\(2+2\)?")),
@@ -369,7 +370,7 @@ def test_a_conversation_stored_as_text_is_a_conversation(jsonl, tmp_path, text):
         assert problem.prompt == tuple(chat("3+2?", "5", r"\(2+2\)?"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "part"),
     [
         ("[{'role': 'user', 'content': '2+2?'}\n {'role': 'user'}]", "not JSON"),  # numpy's repr
@@ -382,7 +383,7 @@ def test_other_text_that_stores_a_conversation_is_refused(jsonl, text, part):
     assert part in refusal(jsonl(row(text)))
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
+@table("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
 def test_other_text_in_brackets_is_a_prompt(jsonl, text):
     assert [p.prompt for p in all_problems(jsonl(row(text)))] == [text]
 
@@ -414,7 +415,7 @@ def test_dotted_paths_lead_into_tables_and_text_that_writes_one(jsonl):
 ARROW, SENTENCE = "(?s)<answer>(.+?)</answer>", r"(?i)answer[*\s]*(?:is|:)[*:\s]*(.+?)\.?\s*$"
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "rewards", "option", "value", "found"),
     [
         ("3 + 9 = <<3+9=12>>12.\n#### 12", "math", "answer_pattern", "#### (.+)", "12"),
@@ -442,7 +443,7 @@ def test_a_reference_that_no_response_matches_is_refused_with_what_takes_the_ans
     assert [p.answer for p in all_problems(data, rewards=rewards, **{option: value})] == [found]
 
 
-@pytest.mark.parametrize(
+@table(
     ("answer", "rewards"),
     [
         *((text, reward) for reward in ("math", "plain") for text in (

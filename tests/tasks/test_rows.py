@@ -15,6 +15,7 @@ import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.tasks.rows import read_rows
+from tests.cases import table
 
 
 @pytest.fixture
@@ -59,13 +60,13 @@ def test_a_line_separator_within_a_text_does_not_end_the_row(file):
     assert [row for _, row in rows] == [{"a": "x\u2028y\u0085z"}, {"a": 2}]
 
 
-@pytest.mark.parametrize("name", ["P.JSONL", "p.Jsonl"])
+@table("name", ["P.JSONL", "p.Jsonl"])
 def test_the_extension_may_be_in_any_case(file, name):
     assert [row for _, row in read_rows(file(name, b'{"a": 1}'))] == [{"a": 1}]
 
 
 # The first line has 8 characters and a newline: 9 bytes.
-@pytest.mark.parametrize(
+@table(
     ("line", "byte"),
     [
         (b'{"a": }', 9 + 6),
@@ -82,7 +83,7 @@ def test_a_line_that_is_not_json_is_named_with_the_byte_where_it_breaks(file, li
     assert text.endswith("every line must be one JSON object")
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "byte"),
     [
         (b'{"a": 1}\n  {"a": }\n', 9 + 2 + 6),
@@ -113,14 +114,14 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_place_and_value(file):
     )
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.csv"])
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@table("name", ["p.jsonl", "p.csv"])
+@table("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_is_refused_by_its_name(file, name, encoding):
     data = file(name, "\ufeffa,b\n1,2\n".encode(encoding))
     assert refusal(data) == f"{data} is UTF-16; save it as UTF-8"
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "kind"),
     [
         (b"[1]", "a list"),
@@ -155,7 +156,7 @@ def test_columns_are_the_headers_and_values_are_text(file):
     ]
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@table("end", [b"\n", b"\r\n"])
 def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, end):
     lines = [b"a,b", b'1,"x', b'y"', b"", b"4,5"]
     data = file("p.csv", end.join(lines))
@@ -164,7 +165,7 @@ def test_a_quoted_newline_is_kept_and_lines_after_it_are_counted_with_it(file, e
     assert second == (f"{data}, line 5", {"a": "4", "b": "5"})
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@table("end", [b"\n", b"\r\n"])
 def test_a_row_of_several_lines_is_named_by_the_line_where_it_begins(file, end):
     lines = [b"a,b", b'1,"x', b"", b'y"', b'2,"z', b'"', b"3,4"]
     data = file("p.csv", end.join(lines))
@@ -178,7 +179,7 @@ def test_a_row_of_another_length_than_the_header_is_named(file):
     assert refusal(data) == f"{data}, line 3 has 1 fields, but the header names 2 columns"
 
 
-@pytest.mark.parametrize(("content", "line"), [(b'a\n"x"y\n', 2), (b'a\n1\n"x\ny\nz\n', 3)])
+@table(("content", "line"), [(b'a\n"x"y\n', 2), (b'a\n1\n"x\ny\nz\n', 3)])
 def test_quotes_that_do_not_close_are_named_by_the_line_where_the_row_begins(file, content, line):
     data = file("p.csv", content)
     assert refusal(data).startswith(f"{data}, line {line} is not CSV (")
@@ -194,7 +195,7 @@ def test_a_byte_in_csv_that_is_not_utf8_is_named(file):
     assert refusal(data).startswith(f"{data}, line 2: byte 6 of the file (0xff) is not UTF-8")
 
 
-@pytest.mark.parametrize("first", [b"\n", b"\r\n", b"\xef\xbb\xbf\n"])
+@table("first", [b"\n", b"\r\n", b"\xef\xbb\xbf\n"])
 def test_blank_lines_before_the_header_are_skipped(file, first):
     data = file("p.csv", first + b"a,b\n\n1,2\n")
     assert read_rows(data) == [(f"{data}, line 4", {"a": "1", "b": "2"})]
@@ -205,7 +206,7 @@ def test_two_columns_of_one_name_are_refused(file):
     assert refusal(data) == f"{data}, line 2 names the column 'a' twice; rename one"
 
 
-@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@table("mark", [";", "\t", "|"])
 def test_columns_that_something_else_separates_are_refused_with_the_fix(file, mark):
     text = refusal(file("p.csv", f"prompt{mark}answer\n1,5{mark}2\n".encode()))
     assert f"separates columns by {mark!r}" in text and f"sep={mark!r}" in text
@@ -223,7 +224,7 @@ def test_parquet_rows_are_numbered_from_one_across_row_groups(tmp_path):
     assert rows[2][1] == {"prompt": [{"role": "user", "content": "2"}], "n": None}
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage"])
+@table("content", [b"", b"garbage"])
 def test_what_is_not_parquet_is_named(file, content):
     data = file("p.parquet", content)
     assert refusal(data).startswith(f"{data} cannot be read as parquet (")
@@ -251,7 +252,7 @@ def test_a_parquet_file_cut_short_is_named(tmp_path):
 # ---- which file ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "content"),
     [("p.jsonl", b""), ("p.jsonl", b"\n \n"), ("p.csv", b""), ("p.csv", b"a,b\n")],
 )
@@ -284,8 +285,8 @@ def test_a_file_of_another_extension_is_refused_with_those_that_are_read(file):
     assert "the file extension (none) is unknown" in refusal(file("problems", b"{}"))
 
 
-@pytest.mark.parametrize("option", ["split", "subset", "revision"])
-@pytest.mark.parametrize("name", ["p.jsonl", "absent.jsonl"])
+@table("option", ["split", "subset", "revision"])
+@table("name", ["p.jsonl", "absent.jsonl"])
 def test_a_local_file_has_no_split_subset_or_revision(file, tmp_path, name, option):
     file("p.jsonl", b'{"a": 1}\n')
     data = str(tmp_path / name)
@@ -381,13 +382,12 @@ def test_a_split_of_the_hub_without_rows_is_refused(monkeypatch):
 # ---- limits ----
 
 
-@pytest.mark.parametrize(
+@table(
     "column",
     [
         pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["x" * 10**6])),
         pa.nulls(10**8),
     ],
-    ids=["equal texts", "nothing"],
 )
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, column: pa.Array):
     """5 GB of text in 500 bytes, and 100 million empty rows, which Python needs 10 GB for.
@@ -402,7 +402,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, colum
     )
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+@table("ending", ["jsonl", "parquet", "csv"])
 def test_a_pipe_is_refused_instead_of_waiting_for_a_writer(tmp_path: Path, ending: str):
     os.mkfifo(tmp_path / f"rows.{ending}")
     assert "pipe" in refusal(str(tmp_path / f"rows.{ending}"))

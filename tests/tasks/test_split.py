@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 import datasets
-import pytest
 
+from tests.cases import table
 from tests.tasks.builders import Row, chat, refusal, row, sides
 
 
@@ -73,9 +73,9 @@ def test_problems_of_one_prompt_are_on_one_side(jsonl):
     assert len({p.prompt for p in held_out}) * 4 == len(held_out)
 
 
-@pytest.mark.parametrize("recipe", [{"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}])
-@pytest.mark.parametrize("id_column", ["id", None])
-@pytest.mark.parametrize("form", [str, chat])
+@table("recipe", [{"prompt_template": "{prompt}?"}, {"system_prompt": "Think."}])
+@table("id_column", ["id", None])
+@table("form", [str, chat])
 def test_another_recipe_of_prompting_holds_out_the_same_problems(jsonl, recipe, id_column, form):
     """Otherwise recipes would be compared on different problems, each trained on the other's."""
     data = jsonl(*(row(form(f"{n}="), str(n), id=n) for n in range(100)))
@@ -156,7 +156,7 @@ def test_a_local_file_has_no_split(jsonl):
         assert text.startswith(f"{data} is a local file, which has no split") and "'test'" in text
 
 
-@pytest.mark.parametrize("option", ["split", "subset", "revision"])
+@table("option", ["split", "subset", "revision"])
 def test_a_file_may_hold_out_the_problems_for_a_data_set_of_the_hub(monkeypatch, jsonl, option):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [row("1=")])
     train, held_out = sides("a/b", eval_data=jsonl(row("2=")), **{option: "x"})

@@ -13,6 +13,7 @@ from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
 from mugrpo.tasks.dataset import Dataset, stable_hash
 from mugrpo.tasks.stand_in import with_data
+from tests.cases import table
 from tests.tasks.builders import row, task
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -57,7 +58,7 @@ def test_a_problem_of_math500_as_the_model_reads_it(jsonl):
 # ---- columns ----
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "columns", "chosen"),
     [  # prompt, answer and id column
         ("svamp", ["ID", "Body", "question_concat", "Answer"], ("question_concat", "Answer", "ID")),
