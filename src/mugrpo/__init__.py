@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from mugrpo.optimize.objectives.grpo import loss as grpo_loss
     from mugrpo.optimize.objectives.topr import loss as topr_loss
     from mugrpo.optimize.reduction import denominator, reduced_loss
-    from mugrpo.pipeline import evaluate, generate, score
+    from mugrpo.pipeline import evaluate, generate, score, train
     from mugrpo.pipeline import optimize as make_updates
     from mugrpo.report import write_report
     from mugrpo.rollouts.schedule import Schedule, rollout_seed
     from mugrpo.run.opening import open_run, prompt_encoder
     from mugrpo.tasks import make_task
     from mugrpo.tools.bakeoff import bakeoff
-    from mugrpo.tools.plan.kept import train
 
 bound_spinning()  # here, because it must come before torch is imported
 
@@ -116,7 +115,7 @@ _PLACES = {
     "rollout_seed": "rollouts.schedule.rollout_seed",
     "score": "pipeline.score",
     "topr_loss": "optimize.objectives.topr.loss",
-    "train": "tools.plan.kept.train",
+    "train": "pipeline.train",
     "write_report": "report.write_report",
     "write_rollouts": "disk.shards.write_rollouts",
 }

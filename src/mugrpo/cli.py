@@ -71,16 +71,13 @@ def _complain(error: object) -> None:
 def _train(options: argparse.Namespace) -> int:
     with _opened(options) as run:
         from mugrpo.disk.metrics import read_metrics
-        from mugrpo.report.planned import in_words
-        from mugrpo.tools.plan.kept import train
+        from mugrpo.pipeline import train
         from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
         with run.progress.watching(run.folder.root):
             train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
-        if told := in_words(run.folder):
-            run.progress.say(told)
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
     if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)

@@ -15,7 +15,6 @@ there, and any step can run alone, elsewhere or again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -38,17 +37,12 @@ from mugrpo.stages.trial import try_out
 from mugrpo.stages.work import OnMetrics, Work, weights_of
 
 
-def train(
-    run: OpenRun,
-    on_metrics: OnMetrics | None = None,
-    before_stage: Callable[[int], None] = lambda _: None,
-) -> None:
+def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each metrics line,
-    `before_stage` with the number of each stage before it begins or continues. Raises RunStopped if
-    the run cannot go on now or was asked to stop, and UsageError if its config does not fit the
-    machine, the data or the rewards.
+    `on_metrics` is called with the kind, the update and the values of each metrics line. Raises
+    RunStopped if the run cannot go on now or was asked to stop, and UsageError if its config does
+    not fit the machine, the data or the rewards.
     """
     config = run.config
     run.progress.say(
@@ -79,7 +73,6 @@ def train(
             stage = work.stage(number)
             if stage.first_update == run.config.schedule.total_updates:
                 break
-            before_stage(number)
             if run.config.overlap:
                 with generated_beside(run, stage, work.sampling, work.metrics):
                     work.optimize(stage)

@@ -146,10 +146,6 @@ class RunConfig(Options):
     """Train on a stage's first shards while its later ones are generated. The weights are the same,
     but the run is faster if the engine has a machine, GPUs or cores of its own. A stage needs
     several shards for this (rollouts.shard_rollouts)."""
-    machine: PathOrName | None = Field(None, json_schema_extra={**HARMLESS, **PLACE})
-    """The machine that the run is planned for when it begins: a name such as 8xH100, or a file that
-    `mugrpo plan --measure` has written. Without one, the run is planned after its first stage, from
-    what that has taken. Nothing else depends on it."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()

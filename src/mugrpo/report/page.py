@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Sequence
 
-from mugrpo.report import breakdown, headline, planned, success
+from mugrpo.report import breakdown, headline, success
 from mugrpo.report.embed import script, sheet
 from mugrpo.report.figures import (
     accuracy_figures,
@@ -132,8 +132,7 @@ def _tables(runs: Sequence[RunData]) -> Markup:
 
 def _time(run: RunData) -> Markup | None:
     timeline = breakdown.timeline_figure(run)
-    remarks = [breakdown.grpo_words(run), planned.words(run)]
-    return join([timeline, *remarks]) if timeline else None
+    return join([timeline, breakdown.grpo_words(run)]) if timeline else None
 
 
 def _rollouts(run: RunData) -> Markup | None:

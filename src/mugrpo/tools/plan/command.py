@@ -28,6 +28,8 @@ def add_plan(add: Callable[..., argparse.ArgumentParser], parent: argparse.Argum
     plan.add_argument("target", type=Path, help=target)
     measure = "measure this machine with the config's model, about two minutes, and write FILE"
     plan.add_argument("--measure", type=Path, metavar="FILE", help=measure)
+    machine = "a machine to plan for: a name, or a file of --measure"
+    plan.add_argument("--machine", metavar="NAME", help=machine)
     schedules = f"updates after each refresh to compare (default: {_SCHEDULES})"
     plan.add_argument("--schedules", default=_SCHEDULES, metavar="N,M,...", help=schedules)
     lengths = "a run's directory or a text file with response lengths (default: lognormal)"
@@ -117,7 +119,7 @@ def _machine(
         say(f"measuring this machine with the model of {options.target}, about two minutes")
         say(measure(config, options.form, options.measure))
         return load_machine(str(options.measure))
-    name = config.machine or default
+    name = options.machine or default
     if name is None:
         raise UsageError(
             f"name a machine: --machine NAME, with NAME one of {', '.join(names())} or a TOML "
