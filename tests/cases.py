@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ def table(names: str | Iterable[str], cases: Iterable[Any]) -> Callable[[Any], A
                     try:
                         test(**own, **values)
                     except BaseException as failure:
-                        failure.add_note(f"with {values}")
+                        failure.add_note(f"with {reprlib.repr(values)}")
                         raise
 
         signature = inspect.signature(test)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mugrpo.disk.publishing import seal_folder
 from mugrpo.disk.shards import ShardSet
 from mugrpo.engines import continuous
 from mugrpo.engines.base import Completion, Decoded
@@ -23,7 +20,7 @@ from mugrpo.engines.hf import HFEngine
 from mugrpo.model import sizes as model_sizes
 from mugrpo.rollouts import prompts
 from tests.faults.case import Case
-from tests.faults.harm import accepted, edited, refused, stopped
+from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
     final_weights,
@@ -108,40 +105,6 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
         assert "code of its own" in ended.err
 
 
-def test_a_chat_form_without_a_template_is_refused_with_both_choices(
-    tmp_path: Path, command: Command, engine_batches: list[int]
-):
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    ended = command(*words, "--prompt.chat_template", "none")
-    refused(ended, "no chat template", "--prompt.form plain", "--prompt.chat_template")
-    assert engine_batches == []
-
-
-def test_a_token_beyond_the_embeddings_is_refused_before_the_engine(
-    model: Path, tmp_path: Path, command: Command, engine_batches: list[int]
-):
-    tokens = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
-    tokens.append({**tokens[0], "id": 16, "content": "1=", "special": False})
-    edited(model / "tokenizer.json", added_tokens=tokens)
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
-    refused(command(*words), "token '1=' with id 16", "the model has 16 embeddings")
-    assert engine_batches == []
-
-
-def test_a_tokenizer_with_several_templates_is_kept_in_checkpoints(
-    model: Path, tmp_path: Path, command: Command
-):
-    folder = model / "additional_chat_templates"
-    folder.mkdir()
-    for template in (model / "chat_template.jinja", folder / "tool_use.jinja"):
-        template.write_text("{{ messages[0]['content'] }}")
-    run_dir = tmp_path / "run"
-    words = ["train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model]
-    assert command(*words, "--schedule.stages", 1).status == 0
-    kept = run_dir / "checkpoints" / "update-000003" / folder.name / "tool_use.jinja"
-    assert kept.read_text() == "{{ messages[0]['content'] }}"
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
     model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
@@ -153,13 +116,6 @@ def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name
     words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run", "--model.path", model]
     refused(command(*words), f"{name} of the model {model} contains NaN or inf")
     assert engine_batches == []
-
-
-def test_a_missing_template_file_is_refused(tmp_path: Path, command: Command):
-    words = ["train", write_config(tmp_path), "--run-dir", tmp_path / "run"]
-    template = tmp_path / "template.jinja"
-    ended = command(*words, "--prompt.form", "chat", "--prompt.chat_template", template)
-    refused(ended, str(template))
 
 
 def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, command: Command):
@@ -194,34 +150,6 @@ def shift(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(continuous._Sequences, "advance", shifted)
     return by
-
-
-def test_a_gap_above_half_the_tolerance_is_reported_and_recorded(case: Case, shift: list[float]):
-    case.data()
-    shift.append(0.0006)
-    ended = case.train()
-    assert ended.status == 0 and ended.err == ""
-    said = (
-        r"canary: engine and trainer differ by 0\.0006\d* in logprob; nothing is wrong yet, but "
-        r"above 0\.001 the run stops\n"
-    )
-    assert len(re.findall(said, ended.out)) == 1
-    (refresh,) = (line for line in read_metrics(case.run_dir) if line["kind"] == "refresh")
-    assert refresh["canary_gap"] == pytest.approx(0.0006, rel=0.02)
-
-
-def test_a_gap_above_the_tolerance_stops_the_run_and_the_remedy_works(
-    case: Case, shift: list[float]
-):
-    case.data()
-    shift.append(0.5)
-    stopped(
-        case.train(),
-        "canary: engine and trainer differ by 0.5 in logprob (tolerance 0.001)",
-        "raise --engine.canary_tolerance (with --force)",
-    )
-    assert state(case.run_dir).rollouts == (0, 0)
-    assert case.train("--engine.canary_tolerance", 1, "--force").status == 0
 
 
 def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_bits(
@@ -301,16 +229,3 @@ def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
     edited(model / "config.json", **sizes)
     file = str(model / "config.json")
     case.refused("--model.path", model, parts=(file, sentence))
-
-
-def test_a_checkpoint_with_absurd_sizes_is_refused_too(
-    run_dir: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-):
-    """Its seal matches, as in a run that someone else has made."""
-    monkeypatch.setattr(model_sizes, "_SECONDS", 2)
-    checkpoint = run_dir / "checkpoints" / "update-000004"
-    edited(checkpoint / "config.json", num_hidden_layers=10**9)
-    (checkpoint / "sha256.json").unlink()
-    seal_folder(checkpoint)
-    accepted(run_dir)
-    refused(command("train", run_dir), str(checkpoint), "takes more than")

@@ -15,7 +15,6 @@ from tests.cases import table
 from tests.runs import (
     Command,
     assert_same,
-    finished,
     read_metrics,
     shards,
     write_config,
@@ -86,16 +85,6 @@ def test_a_shard_does_not_depend_on_which_shards_exist_already(
         made.path(shard).unlink()
     assert command("generate", run_dir, "--stage", 0).status == 0
     assert shards(run_dir) == shards(reference)
-
-
-def test_stages_use_different_seeds_for_the_same_problem(tmp_path: Path):
-    options = ("--task.train_problems", 2, "--evaluation.every", 0)
-    finished(tmp_path / "run", *options)
-    seeds: list[int] = []
-    for stage in range(2):
-        made = ShardSet(tmp_path / "run" / "stages" / f"{stage:03d}" / "rollouts", "rollouts")
-        seeds += [r.seed for shard in range(3) for r in read_rollouts(made, shard)]
-    assert len(seeds) == len(set(seeds)) == 48
 
 
 @table("truncated", ["zero", "masked"])

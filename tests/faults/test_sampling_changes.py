@@ -39,15 +39,6 @@ def dull(monkeypatch: pytest.MonkeyPatch, *problems: str) -> None:
     monkeypatch.setattr(Chain, "score", score)
 
 
-def test_turning_dynamic_sampling_off_leaves_past_stages_alone(
-    fifth_dynamic: Path, tmp_path: Path, command: Command
-):
-    run_dir = Path(shutil.copytree(fifth_dynamic, tmp_path / "run"))
-    before = contents(run_dir / "stages")
-    assert command("train", run_dir, "--sampling.name", "every", "--force").status == 0
-    assert contents(run_dir / "stages") == before
-
-
 # ---- regressions ----
 
 
@@ -87,14 +78,6 @@ def test_groups_are_chosen_again_if_the_stage_has_no_update_yet(
     assert command("score", run_dir, "--stage", 0, "--again").status == 0
     assert command("train", run_dir).status == 0
     assert_good(planned(run_dir, 0), 3)
-
-
-def test_forcing_dynamic_sampling_does_not_sample_more_for_past_stages(
-    run_dir: Path, command: Command
-):
-    before = contents(run_dir / "stages/000")
-    assert command("train", run_dir, "--sampling.name", "dynamic", "--force").status == 0
-    assert contents(run_dir / "stages/000") == before
 
 
 @pytest.mark.long

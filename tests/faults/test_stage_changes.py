@@ -110,12 +110,3 @@ def test_fewer_updates_end_the_current_stage_where_the_run_ends(tmp_path: Path, 
     assert checkpoints(run_dir)[-1] == 8 and stage_starts(run_dir)[: len(starts)] == starts
     finished(tmp_path / "eight", *EARLY, *constant)
     assert final_weights(run_dir, 8) == final_weights(tmp_path / "eight", 8)
-
-
-def test_a_finished_run_whose_last_stage_was_cut_short_can_be_given_more_stages(
-    early: Path, tmp_path: Path, command: Command
-):
-    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
-    ended = command("train", run_dir, "--schedule.stages", "3", "--force")
-    assert ended.status == 0, ended.err
-    assert checkpoints(run_dir)[-1] == 12
