@@ -256,13 +256,3 @@ def test_at_most_ten_minutes_of_updates_are_lost_with_presets_of_short_stages(
     words = ("train", write_config(tmp_path), "--run-dir", tmp_path / "run", *options)
     assert command(*words).status in (0, 4)
     assert at == [3, 6]
-
-
-@pytest.mark.long
-def test_several_passes_over_a_batch_are_resumed_within_the_batch(tmp_path: Path):
-    options = ("--schedule.batches_per_stage", "1", "--schedule.passes_per_batch", "3")
-    finished(tmp_path / "whole", *options)
-    killed(tmp_path / "run", "gradient", 6, *options)
-    assert checkpoints(tmp_path / "run") == [2, 3, 4]
-    finished(tmp_path / "run", *options)
-    assert_same(tmp_path / "run", tmp_path / "whole")
