@@ -280,6 +280,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(reference: Path, tmp_pat
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_run_killed_again_while_it_resumes_ends_in_the_same_bits(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "half a metrics line", 5)
@@ -333,6 +334,7 @@ def test_shards_that_are_done_are_counted_and_each_prompt_is_sampled_once(tmp_pa
         ]
 
 
+@pytest.mark.long
 def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "half a rollout shard", 3)
@@ -346,6 +348,7 @@ def test_only_the_shard_that_was_being_written_is_made_again(tmp_path: Path):
     assert shard_path(run_dir, 0, 2).exists()
 
 
+@pytest.mark.long
 def test_the_newest_checkpoint_is_found_by_folder_names_alone(reference: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     killed(run_dir, "checkpoint", 2)

@@ -100,6 +100,7 @@ def test_checkpoints_hold_where_stages_began(early: Path):
 # and "stage_end".
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("place", "nth", "every", "kept"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.model.pretrained import model_fingerprint
+from tests.cases import some
 from tests.faults.harm import accepted, contents, refused
 from tests.runs import (
     Command,
@@ -60,11 +61,14 @@ def test_a_forced_change_is_reported_stored_and_used(run_dir: Path, command: Com
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [
-        ("problems_sha256", "the problems changed"),
-        ("model_sha256", "the model changed"),
-        ("code_sha256", "mugrpo's code changed"),
-    ],
+    some(
+        1,
+        [
+            ("problems_sha256", "the problems changed"),
+            ("model_sha256", "the model changed"),
+            ("code_sha256", "mugrpo's code changed"),
+        ],
+    ),
 )
 def test_changed_problems_model_or_code_are_refused_unless_forced(
     run_dir: Path, command: Command, reference: Path, key: str, words: str
@@ -103,6 +107,7 @@ def test_every_tokenizer_file_is_part_of_the_models_fingerprint(model: Path, nam
     assert before != after
 
 
+@pytest.mark.long
 def test_a_run_with_a_relative_model_path_is_resumed_from_another_directory(
     model: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, reference: Path
 ):
@@ -115,6 +120,7 @@ def test_a_run_with_a_relative_model_path_is_resumed_from_another_directory(
     assert final_weights(run_dir) == final_weights(reference)
 
 
+@pytest.mark.long
 def test_forcing_more_stages_continues_where_the_run_ended(
     run_dir: Path, command: Command, reference: Path
 ):

@@ -74,6 +74,7 @@ def test_no_command_follows_a_link_out_of_a_run(
     assert precious.read_text() == "not the run's"
 
 
+@pytest.mark.long
 def test_the_lock_of_a_killed_process_is_free_and_reported(
     tmp_path: Path, command: Command, reference: Path
 ):

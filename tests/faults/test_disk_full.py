@@ -13,6 +13,7 @@ import pytest
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_file
+from tests.cases import some
 from tests.faults.harm import accepted, resume_words, stopped
 from tests.runs import (
     Command,
@@ -33,24 +34,27 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.promise("full disk")
 @pytest.mark.parametrize(
     ("place", "nth", "spare", "target", "on_disk"),
-    [
-        # In the second batch of the second shard; no room is left.
-        (
-            "engine batch",
-            4,
-            0,
-            "stages/000/rollouts/shard-00001.parquet",
-            State((1, 0), (0, 0), (), "evaluation 0"),
-        ),
-        # 3 MB are left: enough for the model (2.1 MB), too little for the optimizer (4.2 MB).
-        (
-            "gradient",
-            4,
-            3_000_000,
-            "checkpoints/update-000004",
-            State((3, 3), (3, 3), (2, 3), "update 4"),
-        ),
-    ],
+    some(
+        1,
+        [
+            # In the second batch of the second shard; no room is left.
+            (
+                "engine batch",
+                4,
+                0,
+                "stages/000/rollouts/shard-00001.parquet",
+                State((1, 0), (0, 0), (), "evaluation 0"),
+            ),
+            # 3 MB are left: enough for the model (2.1 MB), too little for the optimizer (4.2 MB).
+            (
+                "gradient",
+                4,
+                3_000_000,
+                "checkpoints/update-000004",
+                State((3, 3), (3, 3), (2, 3), "update 4"),
+            ),
+        ],
+    ),
 )
 def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
     reference: Path,
@@ -76,6 +80,7 @@ def test_a_full_disk_stops_the_run_with_path_and_bytes_and_with_room_it_resumes(
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
     small_disk: Path, tmp_path: Path
 ):
@@ -93,7 +98,9 @@ def test_a_metrics_line_that_the_disk_has_no_room_for_stops_the_run(
     assert last[0] == last[1]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
+@pytest.mark.parametrize(
+    "error", some(1, [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota")])
+)
 def test_a_shard_write_that_fails_on_a_full_disk_leaves_no_file(
     run_dir: Path,
     command: Command,

@@ -17,6 +17,8 @@ from tests.cases import some
 from tests.faults.harm import flip_bit, refused, stopped, truncate
 from tests.runs import Command, assert_same, checkpoints, read_metrics, shards
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.run_fixtures"]
 
 Harm = Callable[[Path], object]

@@ -19,12 +19,12 @@ from mugrpo.engines.base import Completion, Decoded
 from mugrpo.engines.hf import HFEngine
 from mugrpo.model import sizes as model_sizes
 from mugrpo.rollouts import prompts
+from tests.cases import some
 from tests.faults.case import Case
 from tests.faults.harm import edited, refused, stopped
 from tests.runs import (
     Command,
     final_weights,
-    read_metrics,
     shards,
     state,
     write_config,
@@ -60,25 +60,16 @@ def test_a_tokenizer_without_eos_is_refused_before_the_engine_and_an_option_name
     assert final_weights(tmp_path / "run") == final_weights(reference)
 
 
-def test_a_tokenizer_without_pad_is_reported_once_and_changes_no_number(
-    model: Path, tmp_path: Path, command: Command, reference: Path
-):
-    edited(model / "tokenizer_config.json", pad_token=None)
-    run_dir = tmp_path / "run"
-    ended = command("train", write_config(tmp_path), "--run-dir", run_dir, "--model.path", model)
-    assert ended.status == 0
-    assert ended.out.count("has no padding token; padding with the end-of-sequence token") == 1
-    assert read_metrics(run_dir) == read_metrics(reference)
-    assert final_weights(run_dir) == final_weights(reference)
-
-
 @pytest.mark.parametrize(
     ("file", "part"),
-    [
-        ("config.json", "AutoConfig"),
-        ("config.json", "AutoModelForCausalLM"),
-        ("tokenizer_config.json", "AutoTokenizer"),
-    ],
+    some(
+        1,
+        [
+            ("config.json", "AutoConfig"),
+            ("config.json", "AutoModelForCausalLM"),
+            ("tokenizer_config.json", "AutoTokenizer"),
+        ],
+    ),
 )
 def test_a_models_own_code_is_neither_run_nor_asked_about(
     model: Path,
@@ -105,7 +96,7 @@ def test_a_models_own_code_is_neither_run_nor_asked_about(
         assert "code of its own" in ended.err
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", some(1, [float("nan"), float("inf"), float("-inf")]))
 def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name(
     model: Path, tmp_path: Path, command: Command, engine_batches: list[int], value: float
 ):
@@ -118,6 +109,7 @@ def test_a_model_with_a_weight_that_is_not_finite_is_refused_by_the_weights_name
     assert engine_batches == []
 
 
+@pytest.mark.long
 def test_an_end_token_named_by_option_is_not_part_of_the_answer(tmp_path: Path, command: Command):
     """A response ends with the comma of "3+2=5,", and "=5" is an answer only without it."""
     run_dir = tmp_path / "run"
@@ -176,18 +168,21 @@ def test_after_an_engine_with_wrong_logprobs_is_fixed_the_run_ends_in_the_same_b
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
-    [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "the chat template takes more than 1 s of CPU time for 24 problems",
-        ),
-        ("{{ 7 ** (9 ** 9) }}", "the chat template takes more than 1 s of CPU time"),
-        ("{{ 'x' * 99999999999 }}", "the chat template takes more than 64 MiB of memory"),
-        ("{{ 'x' * 9999999 }}", "the chat template takes more than 64 MiB of memory"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "the chat template fails on problem"),
-        ("{{ 1 / 0 }}", "the chat template fails on problem"),
-        ("{{ messages.__class__.__mro__ }}", "the chat template fails on problem"),
-    ],
+    some(
+        2,
+        [
+            (
+                "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+                "the chat template takes more than 1 s of CPU time for 24 problems",
+            ),
+            ("{{ 7 ** (9 ** 9) }}", "the chat template takes more than 1 s of CPU time"),
+            ("{{ 'x' * 99999999999 }}", "the chat template takes more than 64 MiB of memory"),
+            ("{{ 'x' * 9999999 }}", "the chat template takes more than 64 MiB of memory"),
+            ("{% for i in range(10 ** 9) %}{% endfor %}", "the chat template fails on problem"),
+            ("{{ 1 / 0 }}", "the chat template fails on problem"),
+            ("{{ messages.__class__.__mro__ }}", "the chat template fails on problem"),
+        ],
+    ),
 )
 def test_a_chat_template_that_loops_grows_or_fails_is_refused_by_its_limit(
     model: Path,
@@ -209,12 +204,18 @@ def test_a_chat_template_that_loops_grows_or_fails_is_refused_by_its_limit(
 
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
-    [
-        ({"num_hidden_layers": 10**9}, "takes more than"),
-        ({"num_labels": 10**9}, "takes more than"),
-        ({"hidden_size": 10**6, "head_dim": 10**5}, "parameters, but the weight files beside it"),
-        ({"vocab_size": 10**12}, "parameters, but the weight files beside it"),
-    ],
+    some(
+        1,
+        [
+            ({"num_hidden_layers": 10**9}, "takes more than"),
+            ({"num_labels": 10**9}, "takes more than"),
+            (
+                {"hidden_size": 10**6, "head_dim": 10**5},
+                "parameters, but the weight files beside it",
+            ),
+            ({"vocab_size": 10**12}, "parameters, but the weight files beside it"),
+        ],
+    ),
 )
 def test_a_config_with_absurd_sizes_is_refused_before_the_model_is_built(
     case: Case,

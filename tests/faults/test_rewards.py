@@ -6,6 +6,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.case import Case, chains, lines
 from tests.faults.harm import refused, resume_words, stopped
 from tests.runs import mugrpo, read_metrics, shards, state
@@ -34,6 +36,7 @@ def test_a_reward_changed_by_force_does_not_mix_with_the_old_one(case: Case):
     assert sums == [6.0, 6.0, 6.0]
 
 
+@pytest.mark.long
 def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
     rows = [{**row, "id": n} for n, row in enumerate(chains())]
     case.data(lines(rows))
@@ -50,6 +53,7 @@ def test_references_changed_by_force_do_not_mix_with_the_old_ones(case: Case):
     assert [entry["reward_sum"] for entry in entries] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_a_judge_that_fails_in_a_later_evaluation_leaves_the_shards(case: Case):
     case.data()
     file, broken = case.folder / "mine.py", case.folder / "broken"

@@ -73,6 +73,7 @@ def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(
     assert made == sampled(reference)
 
 
+@pytest.mark.long
 def test_a_shard_does_not_depend_on_which_shards_exist_already(
     reference: Path, tmp_path: Path, command: Command
 ):

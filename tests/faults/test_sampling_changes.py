@@ -14,6 +14,8 @@ from tests.faults.harm import contents
 from tests.runs import Command, killed, train
 from tests.stages.test_planning import assert_good, planned, sampled, table
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.run_fixtures"]
 
 # See tests.stages.test_planning: the first stage needs 6 groups and samples 12 to get them.

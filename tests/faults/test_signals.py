@@ -24,7 +24,7 @@ pytest_plugins = ["tests.run_fixtures"]
 @pytest.mark.parametrize(
     ("place", "nth", "name", "on_disk"),
     some(
-        5,
+        2,
         [
             ("engine batch", 4, "SIGTERM", State((1, 0), (0, 0), (), "evaluation 0")),
             ("engine batch", 9, "SIGINT", State((3, 1), (3, 0), (2, 3), "evaluation 3")),
@@ -60,6 +60,7 @@ def test_a_second_ctrl_c_quits_at_once_and_the_run_can_be_resumed(reference: Pat
     assert_same(run_dir, reference)
 
 
+@pytest.mark.long
 def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_to_repeat_it(
     run_dir: Path,
 ):

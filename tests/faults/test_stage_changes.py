@@ -11,6 +11,8 @@ import pytest
 from tests.faults.harm import accepted, contents, refused
 from tests.runs import EARLY, Command, checkpoints, final_weights, finished, killed, read_metrics
 
+pytestmark = pytest.mark.long
+
 pytest_plugins = ["tests.run_fixtures"]
 
 NO_STAGE_END = (*EARLY, "--checkpoint.stage_end", "false")

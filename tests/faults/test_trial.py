@@ -15,6 +15,7 @@ from mugrpo.stages import trial
 from mugrpo.stages.stage import Stage
 from mugrpo.tools.summary import LEARNED_NOTHING
 from tests.builders import chain_tokenizer
+from tests.cases import some
 from tests.faults.case import Case, chains
 from tests.faults.harm import accepted, refused, stopped
 from tests.runs import state
@@ -49,7 +50,7 @@ def test_a_reward_that_may_fail_or_does_not_apply_is_only_told(case: Case):
     assert ended.status == 0 and "got no reward (error)" in ended.out
 
 
-@pytest.mark.parametrize("phase", ["check", "train"])
+@pytest.mark.parametrize("phase", some(1, ["check", "train"]))
 def test_a_reference_that_a_verifier_finds_wrong_is_refused(
     case: Case, monkeypatch: pytest.MonkeyPatch, phase: str
 ):
@@ -84,7 +85,7 @@ def judge(completions, **columns):
 """
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("limit", some(1, [0.0, 0.5]))
 def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_resumes_it(
     case: Case, limit: float
 ):
@@ -113,6 +114,7 @@ def judge(completions, **columns):
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case: Case):
     """Something else kills the first worker as it judges, and its successor as it loads."""
     case.data()
@@ -125,6 +127,7 @@ def test_a_worker_that_is_killed_while_it_loads_stops_a_run_without_results(case
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_the_checkpoints_stops_a_run_with_rollouts(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from mugrpo.model import hub, loading
+from tests.cases import some
 from tests.faults.case import Case
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -62,7 +63,7 @@ def test_the_hub_is_not_asked_if_its_machine_does_not_answer(monkeypatch: pytest
     assert not loading._how(Path(__file__).parent)["local_files_only"]
 
 
-@pytest.mark.parametrize("option", ["--model.path", "--task.data"])
+@pytest.mark.parametrize("option", some(1, ["--model.path", "--task.data"]))
 def test_a_hub_id_is_refused_within_five_seconds_if_the_hub_is_silent(
     case: Case, monkeypatch: pytest.MonkeyPatch, option: str
 ):

@@ -139,6 +139,7 @@ def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
     assert base(engine={**vllm, "rest": "stay"}, lora=lora) == 0
 
 
+@pytest.mark.long
 @table(
     ("published", "precision", "ratio"),
     [("qwen2.5-0.5b", "fp32", 1.12), ("qwen3-1.7b", "fp32", 1.0), ("qwen3-1.7b", "bf16", 1.02)],

@@ -134,6 +134,7 @@ def test_phase_by_phase_gives_the_bits_of_train(dynamic: Path, tmp_path: Path, c
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_a_lost_shard_of_a_later_round_of_a_past_stage_is_made_again(
     dynamic: Path, tmp_path: Path, command: Command
 ):
@@ -148,6 +149,7 @@ def test_a_lost_shard_of_a_later_round_of_a_past_stage_is_made_again(
 # ---- too few groups ----
 
 
+@pytest.mark.long
 def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     tmp_path: Path, command: Command
 ):
@@ -178,6 +180,7 @@ def test_a_stage_that_has_reached_the_sampling_limit_stops_with_the_remedies(
     assert final_weights(every) == final_weights(tmp_path / "never dynamic")
 
 
+@pytest.mark.long
 def test_filling_up_without_sampling_more_uses_every_group_once(tmp_path: Path):
     run_dir = tmp_path / "run"
     share = ("--sampling.max_oversampling", "1", "--sampling.when_short", "fill")

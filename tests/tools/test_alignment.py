@@ -108,6 +108,7 @@ def test_the_cosines_are_those_of_gradients_by_autograd(run: Path):
         assert row["fresh"] == pytest.approx(cosine(first, second, 0).item(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_fresh_rollouts_are_kept_and_sampled_again_for_other_weights(run: Path, tmp_path: Path):
     """The checkpoint's seal is part of what they rest on."""
     copy = Path(shutil.copytree(run, tmp_path / "run"))
@@ -139,6 +140,7 @@ def test_what_cannot_be_compared_is_refused(run: Path, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_stage_without_a_checkpoint_between_its_updates_is_refused(tmp_path: Path, capsys):
     (tmp_path / "c.toml").write_text(CONFIG.replace("every = 2", "every = 0"))
     arguments = [str(tmp_path / "c.toml"), "--run-dir", str(tmp_path / "run")]
