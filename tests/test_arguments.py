@@ -10,10 +10,7 @@ import pytest
 
 from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
 from mugrpo.cli import main
-from mugrpo.config.by_preset import other_defaults
-from mugrpo.config.describe import describe, tables
-from mugrpo.config.load import leaves, load_config
-from mugrpo.config.preset import PRESETS
+from mugrpo.config.describe import describe
 from mugrpo.config.rewards import WorkerOptions
 from mugrpo.config.run import RunConfig
 from tests.cases import table
@@ -173,21 +170,3 @@ def test_help_says_which_choices_have_an_option():
     assert found["correction.level"] == {"correction.name truncated", "correction.name masked"}
     assert found["task.workers.count"] == {"task.name dataset", "task.name reasoning-gym"}
     assert "seed" not in found and "optimizer.lr" not in found
-
-
-def test_help_names_the_presets_whose_defaults_differ_and_shows_no_internals():
-    text = " ".join(options_text(every=True).split())
-    assert " default reinforce with preset asymre;" in text
-    assert " default 10 with preset sample-reuse --" in text
-    assert "; 4 with preset grpo; 10 with preset off-policy-grpo;" in text
-    assert "Undefined" not in text and "Its default is 1e-5 for every model.path but" in text
-    entries = {
-        option.name: (option, t)
-        for t in tables({"": RunConfig}, values=RunConfig())
-        for option in t.options
-    }
-    for preset in PRESETS:
-        resolved = dict(leaves(load_config(None, [f"--preset={preset}"]).model_dump()))
-        option, table = entries["schedule.growth"]
-        words = other_defaults(option, table)
-        assert (preset in re.split("[ ,;]+", words)) == (resolved["schedule.growth"] != 2.0)

@@ -90,38 +90,6 @@ def test_the_first_line_of_a_run_says_what_is_loading_before_torch_is(tmp_path, 
     assert (done.returncode, done.stdout, done.stderr) == (7, first, "")
 
 
-@table(
-    ("words", "told"),
-    [
-        ("train bad.toml", "bad.toml: Expected"),
-        ("train missing.toml", "no such config file"),
-        ("check sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
-        ("train sums.toml --optimizer.lr fast", "valid number"),
-        ("generate . --stage 0", "is not a run"),
-        ("evaluate sums.toml --model.path /nowhere", "no model directory /nowhere"),
-        ("train sums.toml --task.data nowhere.jsonl", "no data file"),
-        ("train sums.toml --task.prompt_column Question", "no column 'Question'"),
-        ("optimize sums.toml --task.answer_column solution", "no column 'solution'"),
-        ('train sums.toml --task.rewards ["nowhere.py:f"]', "no file"),
-        ("train sums.toml --objective.name file --objective.path no.py", "no such file"),
-        ("bakeoff missing.toml --objectives grpo", "no such config file"),
-        ("plan sums.toml --optimizer.lrr 1", "did you mean optimizer.lr?"),
-        ("study run missing.toml", "no such"),
-        ("import missing.toml rows.jsonl --format trl", "no such config file"),
-        ("benchmark chain --suite nothing", "nothing"),
-    ],
-)
-def test_options_paths_and_columns_are_refused_before_torch_is_imported(tmp_path, words, told):
-    (tmp_path / "bad.toml").write_text("[optimizer\n")
-    (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2)
-    task = 'task = { name = "dataset", data = "sums.jsonl", rewards = ["numeric"] }\n'
-    (tmp_path / "sums.toml").write_text(task)
-    code = WITHOUT_TORCH.replace("main(", "sys.exit(main(").rstrip() + ")"
-    command = [sys.executable, "-c", code, *words.split()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and told in done.stderr, done
-
-
 def test_few_modules_are_imported_before_the_first_line_and_no_heavy_ones(tmp_path: Path):
     """Those that take seconds wait. 423 modules were counted, most of them small parts of a few."""
     code = """
@@ -267,22 +235,6 @@ def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: C
     assert list(tmp_path.iterdir()) == []
 
 
-@table(
-    ("data", "sentence"),
-    [
-        (b"seed = ", "Invalid value"),
-        (b"\xff = 1", "byte 0 is not UTF-8"),
-        (b"sed = 1", "did you mean seed?"),
-    ],
-)
-def test_a_config_file_that_cannot_be_read_is_refused_with_the_place(
-    tmp_path: Path, command: Command, data: bytes, sentence: str
-):
-    file = tmp_path / "bad.toml"
-    file.write_bytes(data)
-    refused(command("train", file, "--run-dir", tmp_path / "run"), f"{file}: ", sentence)
-
-
 def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path, command: Command):
     run_dir = tmp_path / "run"
     words = [write_config(tmp_path), "--run-dir", run_dir]
@@ -334,7 +286,3 @@ def test_train_after_an_extra_evaluation_ends_in_the_same_bits(
     assert len(extra) == 1
     lines.remove(extra[0])
     assert lines == read_metrics(reference)
-
-
-def test_a_negative_update_is_refused(run_dir: Path, command: Command):
-    refused(command("evaluate", run_dir, "--update", -1), "--update -1")

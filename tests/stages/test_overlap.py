@@ -170,12 +170,6 @@ def test_two_ranks_wait_for_shards_too(tmp_path: Path):
     assert_same_but_for_order(tmp_path / "run", tmp_path / "plain")
 
 
-@pytest.mark.long
-def test_a_stage_of_one_shard_is_reported(tmp_path: Path):
-    ended = finished(tmp_path / "run", *OVERLAP, "--rollouts.shard_rollouts", "24")
-    assert "the stage is one shard, which all updates wait for" in ended.out
-
-
 @table(
     ("raw", "words"),
     [

@@ -133,34 +133,10 @@ def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
         load_study(replaced(file, old, new))
 
 
-@table(
-    ("line", "sentence"),
-    [
-        ('columns = ["acuracy"]', "there is no column 'acuracy'; did you mean 'accuracy'?"),
-        ('columns = ["seconds/generat"]', "did you mean 'seconds/generate'?"),
-        ('columns = ["updates_to_high"]', "there is no column 'updates_to_high'"),
-        ('correlate = [["accuracy", "allignment"]]', "did you mean 'alignment'?"),
-        ('columns = ["flurb"]', "choose among accuracy, best, "),
-    ],
-)
-def test_a_misspelt_column_is_refused_with_the_nearest_one(file, line, sentence):
-    with pytest.raises(UsageError, match=re.escape(sentence)):
-        load_study(replaced(file, 'title = "T"', f'title = "T"\n{line}'))
-
-
 def test_every_column_of_a_runs_results_is_known(reference: Path):
     (run,) = read_runs([reference])
     for column in outcome(run).keys() - {"curve"}:
         assert column in _COLUMNS or re.fullmatch(_PATTERNS, column), column
-
-
-def test_a_figure_of_a_missing_axis_is_refused(file):
-    file.write_text(
-        file.read_text()
-        + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "color"\n'
-    )
-    with pytest.raises(UsageError, match="figure f: there is no axis 'color'"):
-        load_study(file)
 
 
 @table("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))

@@ -9,7 +9,6 @@ import pytest
 from safetensors import safe_open
 
 from mugrpo.config.tasks import ChainOptions
-from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines.base import Request
 from mugrpo.model.pretrained import EMBEDDED
@@ -143,16 +142,6 @@ def test_terms_digits_and_count_are_as_the_options_say(terms, max_digit, count):
     for problem in problems:
         assert re.fullmatch(rf"\d([+-]\d){{{terms - 1}}}=", problem.prompt)
         assert len(demonstration(problem.prompt)) == 6 * (terms - 1) - 1
-
-
-@table("side", ["train", "eval"])
-def test_asking_for_more_problems_than_there_are_names_the_option_and_the_remedy(side):
-    # Two terms of 1 to 3 give 3 x 2 x 3 = 18 prompts in all.
-    options = ChainOptions(terms=2, max_digit=3, **{f"{side}_problems": 19})
-    chain = Chain(options)
-    problems = chain.train_problems if side == "train" else chain.eval_problems
-    with pytest.raises(UsageError, match=rf"task\.{side}_problems = 19.*ask for fewer, or raise"):
-        problems()
 
 
 # --- The shipped weights --------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from contextlib import nullcontext
 from decimal import Decimal
 
 import numpy as np
@@ -14,7 +13,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from mugrpo.config.load import build_config
 from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
@@ -133,24 +131,6 @@ def test_an_answer_without_a_number_is_refused_if_numbers_are_compared(jsonl):
     assert len(all_problems(data)) == 3  # if texts are compared
 
 
-def test_tests_of_code_are_a_column_of_any_form_and_refused_if_they_do_not_parse(jsonl):
-    """As text, as a list or as a table: the reference answer is their JSON."""
-    forms = ['["assert f(1) == 2"]', ["assert f(2) == 3"], {"inputs": ["1"], "outputs": ["2"]}]
-    data = jsonl(*({"prompt": str(n), "answer": form} for n, form in enumerate(forms)))
-    references = [p.answer for p in task(data, rewards="code", eval_share=0.0).train_problems()]
-    assert references == [forms[0], '["assert f(2) == 3"]', '{"inputs": ["1"], "outputs": ["2"]}']
-    bad = jsonl(row("1", '["assert f(1) == 2"]'), row("2", '["assert f("]'), name="bad.jsonl")
-    with pytest.raises(UsageError) as refused:
-        task(bad, rewards="code").train_problems()
-    assert str(refused.value).startswith(
-        f"{bad}, line 2: column 'answer' has no tests for the reward code: assert 1 is not Python: "
-    )
-    with pytest.raises(UsageError, match="line 1 has no column 'tests'"):
-        task(data, rewards="code", answer_column="tests").train_problems()
-    with pytest.raises(UsageError, match=r"column 'answer' is \[.*; it must be text"):
-        task(data, rewards="exact").train_problems()  # only code reads lists
-
-
 def test_the_function_of_livecodebenchs_tests_is_in_the_column_beside_them(jsonl):
     tests = [{"input": "3\n4", "output": "7", "testtype": "functional"}]
     beside = {"public_test_cases": json.dumps(tests), "metadata": '{"func_name": "add"}'}
@@ -239,31 +219,7 @@ def test_a_missing_column_is_refused_with_those_there_are_and_the_nearest(
     assert len(all_problems(data, prompt_column=first, answer_column=second)) == 1
 
 
-def test_a_row_without_the_columns_of_the_others_is_named(jsonl):
-    data = jsonl(row("1"), row("2"), {"prompt": "3"})
-    assert refusal(data).startswith(f"{data}, line 3 has no column 'answer' (it has 'prompt'); ")
-    assert refusal(jsonl(row("1")), id_column="id").startswith(f"{data}, line 1 has no column 'id'")
-
-
 # ---- prompts ----
-
-
-@table(
-    ("value", "shown"),
-    [(None, "null"), (7, "7"), (True, "true"), ([], "[]"), ({"a": 1}, '{"a": 1}')],
-)
-def test_a_prompt_that_is_neither_text_nor_conversation_is_refused(jsonl, value, shown):
-    data = jsonl(row("1"), row(value))
-    assert refusal(data).startswith(
-        f"{data}, line 2: the prompt is {shown}; it must be text, or a list of "
-        '{"role": ..., "content": ...}'
-    )
-
-
-@table("value", ["", " \n"])
-def test_an_empty_prompt_is_refused(jsonl, value):
-    data = jsonl(row("1"), row(value))
-    assert refusal(data) == f"{data}, line 2: the prompt is empty"
 
 
 @table(
@@ -370,19 +326,6 @@ def test_a_conversation_stored_as_text_is_a_conversation(jsonl, tmp_path, text):
         assert problem.prompt == tuple(chat("3+2?", "5", r"\(2+2\)?"))
 
 
-@table(
-    ("text", "part"),
-    [
-        ("[{'role': 'user', 'content': '2+2?'}\n {'role': 'user'}]", "not JSON"),  # numpy's repr
-        ('[{"from": "human", "value": "2+2?"}]', "message 0"),
-        ('{"role": "user", "content": "2+2?"}', "must be text, or a list"),
-        ('{"messages": [{"role": "user", "content": "2+2?"}]}', "COLUMN.messages"),
-    ],
-)
-def test_other_text_that_stores_a_conversation_is_refused(jsonl, text, part):
-    assert part in refusal(jsonl(row(text)))
-
-
 @table("text", ["[1, 2]", '{"a": 1}', '[{"role": "user"', "[{x}] {y}", "[]"])
 def test_other_text_in_brackets_is_a_prompt(jsonl, text):
     assert [p.prompt for p in all_problems(jsonl(row(text)))] == [text]
@@ -459,15 +402,6 @@ def test_a_reference_that_a_response_may_match_is_accepted(jsonl, answer, reward
     assert [p.answer for p in all_problems(jsonl(row("1", answer)), rewards=rewards)] == [answer]
 
 
-def test_a_reference_in_which_the_pattern_of_regex_finds_something_else_is_refused(jsonl, tmp_path):
-    regex = {"name": "regex", "pattern": "#### (.+)"}
-    for answers, refused in ((["12", "#### 12"], True), (["12", "7"], False)):
-        data_set = task(jsonl(*map(row, "12", answers)), rewards=[regex], eval_share=0.0)
-        with pytest.raises(UsageError, match="finds '12'") if refused else nullcontext():
-            data_set.prepare(tmp_path / "log")
-        data_set.close()
-
-
 def test_sentences_as_references_are_refused_if_most_are_and_told_otherwise():
     prose = ["There are 180 apples.", "Since 2x = 360, x is 180."]
     answers = ["180", "yes", "x is even", "June 20"]
@@ -520,18 +454,6 @@ def test_a_template_needs_a_user_message_in_every_conversation(jsonl):
     assert refusal(data, prompt_template="{prompt}=") == (
         f"{data}, line 1: the prompt has no user message to apply task.prompt_template to"
     )
-
-
-def test_a_template_without_a_placeholder_is_refused_by_the_config():
-    raw = {"task": {"name": "dataset", "data": "p.jsonl", "prompt_template": "3+2="}}
-    with pytest.raises(UsageError, match=r"task\.prompt_template = '3\+2=': it has no \{prompt\}"):
-        build_config(raw, "test")
-
-
-def test_a_data_set_that_is_not_named_is_asked_for_in_a_sentence():
-    with pytest.raises(UsageError) as refused:
-        build_config({"task": {"name": "dataset"}}, "test")
-    assert "{" not in str(refused.value) and "task.data must be given" in str(refused.value)
 
 
 # ---- duplicates ----

@@ -92,13 +92,6 @@ def test_in_both_files_a_prompt_is_the_same_whatever_the_recipe(jsonl):
         assert "1 problems are in both" in refusal(data, eval_data=eval_data, **recipe)
 
 
-def test_a_share_that_leaves_nothing_to_train_on_is_refused(jsonl):
-    place = shares(["1+1="])["1+1="]
-    data = jsonl(row("1+1="))
-    text = refusal(data, eval_share=(1 + place) / 2)
-    assert text == f"{data}: no problem is left to train on; lower eval_share"
-
-
 def test_of_a_small_data_set_at_least_the_lowest_hash_is_held_out(jsonl):
     prompts = ["1+1=", "1+2=", "1+3=", "2+3="]  # first digits 2, b, 0, 5, as above
     train, held_out = sides(jsonl(*map(row, prompts)), eval_share=1e-9)
