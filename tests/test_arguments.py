@@ -68,15 +68,6 @@ def test_help_all_lists_every_option_with_its_default(
     assert sets in " ".join(text.split())
 
 
-@table("words", [["-h", "all"], ["--help=all"], ["mine.toml", "--force", "--help", "all"]])
-def test_other_ways_to_ask_for_every_option(capsys: pytest.CaptureFixture[str], words: list[str]):
-    assert help_of(capsys, "train", *words) == help_of(capsys, "train", "--help", "all")
-
-
-def test_a_config_after_help_is_not_taken_for_all(capsys: pytest.CaptureFixture[str]):
-    assert help_of(capsys, "train", "--help", "mine.toml") == help_of(capsys, "train", "--help")
-
-
 @table(
     "command",
     [

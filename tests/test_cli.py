@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -126,51 +125,6 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"mugrpo {metadata.version('mugrpo')}\n"
 
 
-@table(
-    ("option", "near"),
-    [
-        ("--optimizer.lrr", "there is no option optimizer.lrr; did you mean optimizer.lr?"),
-        ("--stages", "there is no option stages; did you mean schedule.stages?"),
-        ("--schedule.group-sise", "did you mean schedule.group_size?"),
-        ("--veto.kapa", "did you mean veto.kappa?"),
-        ("--flurb", "there is no option flurb; `mugrpo train --help all` lists all options"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_nearest_one(
-    tmp_path: Path, command: Command, option: str, near: str
-):
-    run_dir = tmp_path / "run"
-    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, option, "3"), near)
-    assert not run_dir.exists()
-
-
-@table(
-    ("words", "sentence"),
-    [
-        (["--seed"], "--seed has no value"),
-        (["--seed", "x"], "seed = 'x'"),
-        (["seed", "3"], "'seed' is not an option"),
-        (["--optimizer.betas", "[0.9, 1.0]"], "each must be in [0, 1)"),
-        (["--objective.ratio_clip", "[2, 1]"], "is not a ratio interval: it needs 0 <= low < high"),
-        (["--engine.name", "vlm"], "no such name 'vlm': choose among"),
-        (["--schedule.problems_per_update", "25"], "the data set has 24 problems"),
-    ],
-)
-def test_a_bad_value_is_refused_with_its_place(
-    tmp_path: Path, command: Command, words: list[str], sentence: str
-):
-    run_dir = tmp_path / "run"
-    refused(command("train", write_config(tmp_path), "--run-dir", run_dir, *words), sentence)
-    assert not run_dir.exists()
-
-
-def test_stages_are_numbered_from_0_in_all_that_a_run_says(tmp_path: Path):
-    out = finished(tmp_path / "run").out
-    assert set(re.findall(r"stage (\d+)", out)) == {"0", "1"}
-    for phase in ("generate", "score", "optimize"):
-        assert f"stage 1 (of 0 to 1)  {phase}" in out
-
-
 def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resumed(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ):
@@ -187,13 +141,6 @@ def test_demo_goes_on_with_the_packaged_configs_run_and_can_be_stopped_and_resum
     assert ended.status == 0 and "\n2 updates\n" in ended.out
     assert contents(tmp_path / "runs" / "demo" / "stages" / "000" / "rollouts") == shards
     refused(command("demo", *words, "--seed=1"), "runs/demo was started differently")
-
-
-def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        main(["tran", "demo.toml"])
-    assert end.value.code == 2
-    assert "invalid choice: 'tran'" in capsys.readouterr().err
 
 
 @table("command", ["objectives", "train --help", "train --help all", "completion bash"])
@@ -227,12 +174,6 @@ def test_characters_that_a_terminal_obeys_are_shown_instead(
     assert ended.status == 0 and "pid 1 \\x1b]0;owned\\x07\\u202e" in ended.out
     for stream in (ended.out, ended.err):
         assert not set(stream) & set("\x1b\x07\r\u202e")
-
-
-def test_a_config_file_that_does_not_exist_is_refused(tmp_path: Path, command: Command):
-    file = tmp_path / "demo.toml"
-    refused(command("train", file), f"{file}: there is no such config file")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_phase_that_is_run_too_early_names_the_one_to_run_first(tmp_path: Path, command: Command):

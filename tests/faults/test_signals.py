@@ -70,19 +70,3 @@ def test_an_interrupted_evaluation_leaves_the_one_before_and_names_the_command_t
     stopped(ended, "stopped by SIGINT")
     assert contents(run_dir / "evaluations" / "update-000003").items() >= before.items()
     assert resume_words(ended) == words
-
-
-INTERRUPT_AT_IMPORT = """
-import os, signal, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            sys.meta_path.remove(self)
-            print("importing torch", flush=True)
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-from mugrpo.cli import main
-sys.exit(main(sys.argv[1:]))
-"""

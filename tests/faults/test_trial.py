@@ -95,12 +95,6 @@ def test_a_judge_that_is_away_stops_a_run_with_rollouts_and_the_same_command_res
     assert case.train(*words).status == LEARNED_NOTHING  # all rewards are 1
 
 
-BROKEN = """
-def judge(completions, **columns):
-    return [1.0] * len(completions) if os.path.exists(UP) else []
-"""
-
-
 KILLED = """
 if not os.path.exists(UP):
     open(UP, "x").close()  # this worker is loaded, the next one is killed as it loads
