@@ -86,10 +86,6 @@ def test_the_card_names_the_files_and_every_column(exported: Path):
         assert f"| `{name}` | " in (exported / "README.md").read_text()
 
 
-def test_a_folder_that_exists_is_refused(exported: Path, reference: Path, command: Command):
-    refused(command("export", reference, exported), f"{exported} exists already; name a new folder")
-
-
 def test_a_stage_that_the_run_does_not_have_is_refused(
     reference: Path, tmp_path: Path, command: Command
 ):
