@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mugrpo.report.embed import png
+from mugrpo.report.charts import png
 from mugrpo.study.figures import draw
 from mugrpo.study.outcome import Results
 from mugrpo.study.page import RESULTS, folder_of

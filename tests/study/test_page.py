@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.report.embed import png, svg_file, vega_lite
+from mugrpo.report.charts import png, svg_file, vega_lite
 from mugrpo.report.readable import TIMES
 from mugrpo.study.command import show_study
 from mugrpo.study.figures import draw

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 
 from mugrpo.cli import main
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.report.markup import visible
+from mugrpo.report.readable import visible
 from mugrpo.report.rollouts import Rollouts
 from mugrpo.tools.view import Reading, Viewer
 from tests.report.rolled import RIGHT, WRONG, rolled_run, rollout, write_shard

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.publishing import publish_file
-from mugrpo.report.embed import svg_file
+from mugrpo.report.charts import svg_file
 from mugrpo.report.readable import MINUS, duration, plain
 from mugrpo.study.figures import draw, named
 from mugrpo.study.intervals import equivalence, estimate, geometric, rank_correlation

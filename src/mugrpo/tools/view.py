@@ -18,8 +18,7 @@ from mugrpo.config.load import build_config
 from mugrpo.disk.errors import UsageError
 from mugrpo.processes.messages import printable
 from mugrpo.report import samples
-from mugrpo.report.markup import line_ends, visible
-from mugrpo.report.readable import plain
+from mugrpo.report.readable import line_ends, plain, visible
 from mugrpo.report.rollouts import UNREADABLE, Numbers, Rollouts
 from mugrpo.tasks import make_task
 

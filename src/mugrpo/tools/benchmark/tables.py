@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mugrpo.report.markup import visible
-from mugrpo.report.readable import MISSING, TIMES, plain
+from mugrpo.report.readable import MISSING, TIMES, plain, visible
 from mugrpo.tools.benchmark.comparing import Comparison, Comparisons, Result
 
 HEAD = (
