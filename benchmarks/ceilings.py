@@ -15,7 +15,16 @@ from itertools import cycle
 import torch
 
 from device import clocked
-from mugrpo.tools.plan.counts import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
+from mugrpo.extensions.lab.plan.counts import (
+    Cost,
+    Group,
+    Linear,
+    Shape,
+    Work,
+    decoded,
+    passed,
+    prefill,
+)
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold
 LONGEST = 0.3  # seconds for which a call is repeated

@@ -31,9 +31,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
+from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.tasks.chain import Chain
-from mugrpo.tools.plan.counts import Group
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

@@ -10,6 +10,7 @@ import pytest
 
 from mugrpo.disk import direct as module
 from mugrpo.disk.direct import direct
+from tests.cases import table
 
 BUFFER = 3 * 4096
 
@@ -19,7 +20,7 @@ def _small_buffer(monkeypatch):
     monkeypatch.setattr(module, "_BUFFER", BUFFER)
 
 
-@pytest.mark.parametrize("sizes", [[], [1], [4096], [BUFFER], [5, 0, BUFFER - 5], [7, 40_000, 1]])
+@table("sizes", [[], [1], [4096], [BUFFER], [5, 0, BUFFER - 5], [7, 40_000, 1]])
 def test_the_bytes_are_those_that_were_written(tmp_path, sizes):
     parts = [os.urandom(size) for size in sizes]
     with direct(tmp_path / "file") as file:

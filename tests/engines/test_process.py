@@ -19,10 +19,10 @@ from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines import host, make_engines
-from mugrpo.engines.actor import Relay
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
+from mugrpo.extensions.ray.actor import Relay
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.messages import to_json
@@ -225,13 +225,6 @@ def test_a_process_that_generates_ends_with_a_killed_run(
     assert run.exitcode == -signal.SIGKILL
     pid = ours.recv()
     assert soon(lambda: not alive(pid))
-
-
-def test_a_missing_interpreter_is_refused(embedded_policy: Policy, tmp_path: Path):
-    nowhere = Remote(embedded_policy, tmp_path)
-    nowhere.engine._start = replace(nowhere.engine._host, python="/no/such/python").start
-    with pytest.raises(UsageError, match=r"engine\.python = '/no/such/python' cannot be run"):
-        nowhere.engine.refresh(0, lambda: CHAIN)
 
 
 def test_what_goes_wrong_under_an_actor_is_reported(embedded_policy: Policy, tmp_path: Path):

@@ -167,19 +167,6 @@ def accuracy_figures(runs: Sequence[RunData]) -> list[Markup | None]:
     ]
 
 
-def suite_figures(runs: Sequence[RunData]) -> Iterator[Markup | None]:
-    """Yield avg@k of each benchmark suite against updates, as measured in training."""
-    for name in dict.fromkeys(name for run in runs for name in run.suites):
-        traces = []
-        for index, run in enumerate(runs):
-            lines = run.suites.get(name, [])
-            xs = [float(line["update"]) for line in lines]
-            columns = [column(lines, f"accuracy{end}") for end in _ENDS]
-            traces += banded(xs, *columns, label=run_label(run, runs), series="avg@k", hue=index)
-        picture = update_chart(runs, Axis("avg@k", low=0), traces, ends=True)
-        yield drawn(f"{name} against updates", "avg@k; shaded: 95 % intervals", picture)
-
-
 def banded(
     xs: Sequence[float],
     means: Values,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from mugrpo.config.base import imported
+from mugrpo.config.extensions import installed
 from mugrpo.disk.metrics import PHASES
 from mugrpo.report.costs import (
     GRPO_UPDATES_PER_REFRESH,
@@ -25,7 +27,6 @@ from mugrpo.report.figures import (
     run_hue,
     stage_figures,
     staleness_figure,
-    suite_figures,
     update_figure,
 )
 from mugrpo.report.parts import document, part
@@ -183,7 +184,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         part("notes", notes),
         tiles(runs[0]) if alone else None,
         part("section", "Accuracy", part("grid", accuracy_figures(runs), "grid pair")),
-        part("section", "Benchmarks", part("grid", list(suite_figures(runs)))),
+        *(part("section", title, part("grid", list(figures))) for title, figures in _added(runs)),
         part(
             "section",
             "Results and options",
@@ -207,6 +208,12 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         ),
         part("paragraph", foot, "muted"),
     ]
+
+
+def _added(runs: Sequence[RunData]) -> Iterator[tuple[str, Sequence[Markup | None]]]:
+    """Yield title and figures of the sections that extensions add."""
+    for place in (place for one in installed().values() for place in one.sections):
+        yield imported(place)(runs)
 
 
 def _policy(runs: Sequence[RunData]) -> list[Markup | None]:
