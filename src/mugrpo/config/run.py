@@ -110,11 +110,8 @@ class RunConfig(Options):
     schedule: stages.ScheduleOptions = stages.ScheduleOptions()
     stage_until: stages.StageUntil = stages.AllUpdates()
     """When a stage ends."""
-    difficulty: stages.Difficulty = stages.AnyDifficulty()
-    """Which problems a stage draws, by how often the model solved them before."""
     sampling: stages.Sampling = stages.EveryGroup()
     """Which of the sampled groups are trained on."""
-    replay: stages.ReplayOptions = stages.ReplayOptions()
     rollouts: RolloutOptions = RolloutOptions()
     engine: engines.Engine = engines.ContinuousOptions()
     """What samples the responses."""
@@ -209,7 +206,6 @@ class RunConfig(Options):
             corrected=self.correction.name != "off",
         )
         yield from self._faults_with_ranks()
-        yield from self.replay.faults(self.schedule, self.stage_until.name, self.reference_period)
         yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
         if self.reference_period and not self.checkpoint.stage_end:
             yield (
