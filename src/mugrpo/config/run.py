@@ -14,7 +14,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SampleOptions, SinkOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.optimizer import OptimizerOptions
-from mugrpo.config.options import FIXED, HARMLESS, LISTED, PLACE, Options, PathOrName, absolute
+from mugrpo.config.options import FIXED, HARMLESS, LISTED, Options, PathOrName, absolute
 from mugrpo.config.preset import PRESETS, beneath
 from mugrpo.config.rewards import RewardOptions
 
@@ -40,7 +40,7 @@ UPDATE_PARTS = (
 class ModelOptions(Options):
     """The policy's model and tokenizer."""
 
-    path: str = Field("chain", json_schema_extra=PLACE)
+    path: str = "chain"
     """A directory in Hugging Face form, a hub id, "chain" or "letters" for that task's embedded
     model, or "smollm2" once `mugrpo convert smollm2` has made it."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -68,7 +68,7 @@ class PromptOptions(Options):
 
     form: Literal["plain", "chat"] = "plain"
     """Use the problem's text as it is, or as one user message in the chat template."""
-    chat_template: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    chat_template: PathOrName | None = None
     """A Jinja file to use as the chat template instead of the tokenizer's own."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """If a prompt leaves no room for max_new_tokens in the model's context, refuse it, leave its
