@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mugrpo.rollouts.schedule import Schedule, rollout_seed
     from mugrpo.run.opening import open_run, prompt_encoder
     from mugrpo.tasks import make_task
-    from mugrpo.tools.bakeoff import bakeoff
 
 bound_spinning()  # here, because it must come before torch is imported
 
@@ -51,7 +50,6 @@ __all__ = [
     "Schedule",
     "ShardSet",
     "UsageError",
-    "bakeoff",
     "batch_logprobs",
     "denominator",
     "evaluate",
@@ -92,7 +90,6 @@ _PLACES = {
     "Schedule": "rollouts.schedule.Schedule",
     "ShardSet": "disk.shards.ShardSet",
     "UsageError": "disk.errors.UsageError",
-    "bakeoff": "tools.bakeoff.bakeoff",
     "batch_logprobs": "optimize.forward.batch_logprobs",
     "denominator": "optimize.reduction.denominator",
     "evaluate": "pipeline.evaluate",

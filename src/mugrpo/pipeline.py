@@ -60,7 +60,7 @@ def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
         _prepare(run)
         if update < run.config.schedule.total_updates:
             require_room(config)
-            try_out(run, work.suites)
+            try_out(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
@@ -96,7 +96,7 @@ def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
     with Work(run) as work:
         _prepare(run)
-        try_out(run, work.suites, tell=True)
+        try_out(run, work.measures, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:
@@ -190,7 +190,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
             training.save(temporary=True, rests=True)  # one that is due is saved already
         if hands_over := training.hands_over:
             training.hand_over()
-    if run.config.backend.name == "ray":  # it may start ranks again, from a published checkpoint
+    if run.config.backend.clustered:  # it may start ranks again, from a published checkpoint
         run.folder.settle()
     elif run.folder.pending and not hands_over:
         run.folder.pending.ready()  # engines may read the model then

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
 from mugrpo.config.mixture import Source
 from mugrpo.config.options import choices
-from mugrpo.config.rewards import Reward, WorkerOptions
+from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 from tests.cases import table
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.rewards import (
     EnvironmentReward,
     ExactOptions,
@@ -22,8 +23,6 @@ from mugrpo.config.rewards import (
     NumericOptions,
     PlainOptions,
     RegexOptions,
-    RewardOption,
-    WorkerOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,23 @@ from mugrpo.disk.journal import record_growth, recorded
 from mugrpo.disk.journal_lines import Mark
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_file
+
+# phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
+PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "refresh": ("refresh", ("time/refresh",)),
+    "generate": ("refresh", ("time/generate",)),
+    "score": ("refresh", ("time/score",)),
+    "optimize": ("update", ("time/update", "time/read")),
+    "checkpoint": ("update", ("time/checkpoint",)),
+    "evaluate": ("evaluation", ("time/evaluate",)),
+}
+
+
+def seconds_of(line: Mapping[str, Any], phase: str) -> float:
+    """Return the seconds of `phase` that a line has. What is no finite number counts as none."""
+    kind, keys = PHASES[phase]
+    values = [line.get(key) for key in keys] if line["kind"] == kind else []
+    return sum(v for v in values if isinstance(v, int | float) and math.isfinite(v))
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
@@ -104,25 +121,53 @@ class MetricsLog:
         self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
-def read_metrics(
-    path: Path, skips: Callable[[bytes], bool] = lambda _: False
-) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a metrics file in order, except a last line that a kill cut short.
+class MetricsTail:
+    """Reads a metrics file that grows: each call of `read` yields the lines that were added.
 
-    Those that `skips` is true of are not looked into.
+    Half a line at the end waits for its rest. A file that was replaced or cut is read again from
+    its beginning, which `restarted` then says. If `strict`, a line that is none raises RunStopped;
+    otherwise it is counted in `unreadable`.
+    """
+
+    def __init__(self, path: Path, *, strict: bool = False) -> None:
+        self._path, self._strict = path, strict
+        self._file = self._offset = self._number = 0
+        self.restarted, self.unreadable = False, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        self.restarted = False
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if now.st_ino != self._file or now.st_size < self._offset:
+                self._file, self._offset, self._number = now.st_ino, 0, 0
+                self.restarted, self.unreadable = True, 0
+            file.seek(self._offset)
+            for text in file:
+                if not text.endswith(b"\n"):
+                    return
+                self._offset += len(text)
+                self._number += 1
+                line = _decoded(text)
+                if isinstance(line, dict):
+                    yield line
+                elif self._strict:
+                    raise RunStopped(
+                        f"{self._path}, line {self._number} is not a metrics line ({line}); "
+                        f"`mugrpo repair {self._path.parent}` keeps the lines that a checkpoint "
+                        "confirms"
+                    )
+                else:
+                    self.unreadable += 1
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
     Raises RunStopped, naming the line, if a line is not a metrics line.
     """
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for number, line in _decoded(file, skips):
-            if isinstance(line, str):
-                raise RunStopped(
-                    f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
-                    f"{path.parent}` keeps the lines that a checkpoint confirms"
-                )
-            yield line
+    return MetricsTail(path, strict=True).read()
 
 
 def confirmed_lines(path: Path, marks: Iterable[Mark]) -> tuple[list[dict[str, Any]], int, int]:
@@ -131,7 +176,8 @@ def confirmed_lines(path: Path, marks: Iterable[Mark]) -> tuple[list[dict[str, A
     Also return the number of lines that cannot be read, which are skipped, and of all others.
     """
     texts = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    lines = {number - 1: line for number, line in _decoded(texts) if not isinstance(line, str)}
+    decoded = {n: _decoded(text) for n, text in enumerate(texts) if text.endswith(b"\n")}
+    lines = {n: line for n, line in decoded.items() if isinstance(line, dict)}
     data = b"".join(texts[index] for index in lines)
     end, done, digest = 0, 0, hashlib.sha256()
     for size, sha256 in sorted((mark.size or 0, mark.sha256) for mark in marks):
@@ -150,21 +196,13 @@ def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
         file.write(data)
 
 
-def _decoded(
-    texts: Iterable[bytes], skips: Callable[[bytes], bool] = lambda _: False
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the number of each line, and the line, or what is wrong with it."""
-    for number, text in enumerate(texts, start=1):
-        if not text.endswith(b"\n"):
-            return
-        if skips(text):
-            continue
-        try:
-            line = dict(json.loads(text))
-            fault = None if _is_event(line) else "no kind or update"
-        except (ValueError, TypeError, RecursionError) as error:
-            fault = str(error)
-        yield number, fault or line
+def _decoded(text: bytes) -> dict[str, Any] | str:
+    """Return the line, or what is wrong with it."""
+    try:
+        line = dict(json.loads(text))
+        return line if _is_event(line) else "no kind or update"
+    except (ValueError, TypeError, RecursionError) as error:
+        return str(error)
 
 
 def _is_event(line: dict[str, Any]) -> bool:

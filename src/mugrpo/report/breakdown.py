@@ -7,11 +7,11 @@ from itertools import groupby
 
 import numpy as np
 
+from mugrpo.disk.metrics import PHASES
 from mugrpo.report.axes import Axis
 from mugrpo.report.charts import Picture, words
 from mugrpo.report.costs import (
     GRPO_UPDATES_PER_REFRESH,
-    PHASES,
     Span,
     grpo_cost,
     phase_seconds,

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mugrpo.disk.metrics import PHASES
 from mugrpo.report.costs import (
     GRPO_UPDATES_PER_REFRESH,
-    PHASES,
     grpo_cost,
     phase_seconds,
     refresh_parts,

@@ -17,13 +17,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
 from mugrpo.config.private import Private
-from mugrpo.config.rewards import CodeOptions, FunctionOptions
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.suites import load_suites
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.links import regular
@@ -73,25 +71,16 @@ def _code(config: RunConfig) -> Iterator[Named]:
     for data_set in datasets_in(config.task):
         yield from _rewards(data_set)
     for use in config.evaluation.suites:
-        yield from _suite(use.name)
-
-
-def _suite(name: str) -> Iterator[Named]:
-    """Yield what a suite of evaluation.suites names. One that cannot be read is refused later."""
-    with suppress(UsageError):
-        for suite in load_suites(name):
-            template = suite.options.prompt.chat_template
-            if template and Path(template).is_file():
-                yield _of("prompt.chat_template", template, [Path(template)])
-            yield from _rewards(suite.options.task)
+        if use.name.endswith(".toml"):  # it may name rewards of its own
+            yield _of("evaluation.suites", use.name, [Path(use.name)])
 
 
 def _rewards(options: DatasetOptions) -> Iterator[Named]:
     functions = [reward for reward in options.rewards if isinstance(reward, FunctionOptions)]
     yield from _imported_code("task.rewards", [reward.function for reward in functions])
     for reward in options.rewards:
-        if isinstance(reward, CodeOptions) and reward.url:
-            yield _private("task.rewards.url", reward.url)
+        for option, address in reward.addresses.items():
+            yield _private(f"task.rewards.{option}", address)
 
 
 def _imported_code(option: str, code: Sequence[str]) -> Iterator[Named]:
@@ -132,7 +121,7 @@ def _commands(config: RunConfig) -> Iterator[Named]:
     environment = config.environment
     if environment.python:
         yield _interpreter("environment.python", environment.python)
-    if environment.verifiers:
+    if environment.kind:
         yield _of("environment.name", f"{environment.name}", [])
     if environment.kwargs:  # approved code may do anything with them
         yield _private("environment.kwargs", environment.kwargs)
@@ -144,8 +133,8 @@ def _addresses(config: RunConfig) -> Iterator[Named]:
     The hub is not among them: a user's environment says which one it is.
     """
     backend, engine = config.backend, config.engine
-    if isinstance(backend, RayBackend) and backend.address:
-        yield _private("backend.address", backend.address)
+    for option, address in backend.addresses.items():
+        yield _private(f"backend.{option}", address)
     if config.distributed.address:
         yield Named("distributed.address", config.distributed.address, "")
     if isinstance(engine, VLLMServerOptions):
