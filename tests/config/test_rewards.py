@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from mugrpo.config.base import RewardOption
 from mugrpo.config.options import Options
 from mugrpo.config.rewards import (
     ExactOptions,
     FunctionOptions,
     MathOptions,
     NumericOptions,
-    RewardOption,
     Rewards,
 )
 from tests.cases import table

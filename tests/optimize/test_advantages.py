@@ -104,7 +104,6 @@ def trl_advantages(rewards_PG: torch.Tensor, scale: str) -> torch.Tensor:
     return scope["advantages"].nan_to_num(nan=0.0).reshape(rewards_PG.shape)
 
 
-@pytest.mark.slow
 @table(("scale", "std"), [("group", "unbiased"), ("none", "none")])
 def test_advantages_equal_trls_even_if_rewards_are_unknown(scale, std):
     """TRL's come from the code of its `_generate_and_score_completions`."""

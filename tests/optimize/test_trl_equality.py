@@ -31,8 +31,6 @@ from tests.trl_losses import (
     trl_weights,
 )
 
-pytestmark = pytest.mark.slow  # importing TRL takes seconds
-
 # ---- loss types, levels, delta ----
 
 

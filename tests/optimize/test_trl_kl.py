@@ -24,8 +24,6 @@ from tests.trl_losses import (
     theirs,
 )
 
-pytestmark = pytest.mark.slow  # importing TRL takes seconds
-
 
 @table("corrected", [True, False])
 @table("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])

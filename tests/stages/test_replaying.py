@@ -14,7 +14,7 @@ import pytest
 
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.plans import Place, read_plan
-from mugrpo.report.panels import GROUPS
+from mugrpo.report.page import GROUPS
 from mugrpo.run.progress import Progress
 from mugrpo.stages.logprobs import StoredLogprobs, logprobs_stage
 from mugrpo.stages.plan import plan_stage, stage_shards

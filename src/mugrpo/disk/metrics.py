@@ -24,6 +24,7 @@ from mugrpo.disk.journal_lines import Mark
 from mugrpo.disk.places import passing
 from mugrpo.disk.publishing import publish_file
 
+_BEYOND = 1e100  # seconds; a damaged file may have any number
 # phase, in the order of the work -> the kind of the lines that have its seconds, and their keys
 PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "refresh": ("refresh", ("time/refresh",)),
@@ -39,7 +40,8 @@ def seconds_of(line: Mapping[str, Any], phase: str) -> float:
     """Return the seconds of `phase` that a line has. What is no finite number counts as none."""
     kind, keys = PHASES[phase]
     values = [line.get(key) for key in keys] if line["kind"] == kind else []
-    return sum(v for v in values if isinstance(v, int | float) and math.isfinite(v))
+    known = (v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    return sum(float(v) for v in known if abs(v) < _BEYOND)
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:

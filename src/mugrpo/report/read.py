@@ -13,18 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from mugrpo.config.stages import ScheduleOptions
-from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.errors import UsageError
 from mugrpo.disk.metrics import MetricsTail
-from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
-from mugrpo.disk.shards import ShardSet
 from mugrpo.report.samples import (
     EvaluationFile,
     SampleFile,
@@ -34,12 +28,10 @@ from mugrpo.report.samples import (
 )
 
 Line = Mapping[str, Any]
-Lengths = dict[str, NDArray[np.int64]]  # finish reason -> response tokens of each rollout
 
 KINDS = ("refresh", "update", "evaluation")
 SUITE = "suite/"  # begins the kind of a benchmark suite's lines
 
-_STAGES_READ = 6  # stages whose rollouts are read; thousands would take minutes
 _SAMPLE_FILES_READ = 12
 _EVALUATIONS_READ = 3
 
@@ -57,8 +49,6 @@ class RunData:
     updates: list[Line]
     evaluations: list[Line]
     suites: dict[str, list[Line]] = field(default_factory=dict)  # of benchmark suites, by name
-    lengths: dict[int, Lengths] = field(default_factory=dict)  # stage -> lengths, of some stages
-    rollout_stages: int = 0  # stages that have rollouts
     samples: list[SampleFile] = field(default_factory=list)
     evaluated: list[EvaluationFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -173,7 +163,6 @@ def stored_config(root: Path) -> dict[str, Any]:
 def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
     run_dir, notes = RunDir(root), list[str]()
     lines = lines_by_kind(run_dir, notes)
-    stages = _rollout_stages(run_dir)
     return RunData(
         name=name,
         config=document["config"],
@@ -182,8 +171,6 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
         updates=lines["update"],
         evaluations=lines["evaluation"],
         suites={kind.removeprefix(SUITE): lines[kind] for kind in lines if kind.startswith(SUITE)},
-        lengths=_lengths(run_dir, evenly(stages, _STAGES_READ), notes),
-        rollout_stages=len(stages),
         samples=_samples(run_dir, "update", _SAMPLE_FILES_READ, read_sample_file, notes),
         evaluated=_samples(run_dir, "evaluation", _EVALUATIONS_READ, read_evaluation_file, notes),
         notes=notes,
@@ -203,44 +190,6 @@ def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
     if tail.unreadable:
         notes.append(f"{tail.unreadable} lines of {run_dir.metrics} cannot be read")
     return {kind: [by_update[u] for u in sorted(by_update)] for kind, by_update in lines.items()}
-
-
-def _rollout_stages(run_dir: RunDir) -> list[int]:
-    folders = [folder for folder, kind in run_dir.shard_folders() if kind == "rollouts"]
-    return [int(folder.parent.name) for folder in folders if folder.parent.name.isdigit()]
-
-
-def _lengths(run_dir: RunDir, stages: Sequence[int], notes: list[str]) -> dict[int, Lengths]:
-    lengths = {}
-    for stage in stages:
-        try:
-            shards = ShardSet(run_dir.shards(stage, "rollouts"), "rollouts")
-            lengths[stage] = _stage_lengths(shards, notes)
-        except (RunStopped, UsageError, OSError) as error:
-            notes.append(f"response lengths of stage {stage} are missing: {error}")
-    return {stage: by_reason for stage, by_reason in lengths.items() if by_reason}
-
-
-def _stage_lengths(shards: ShardSet, notes: list[str]) -> Lengths:
-    parts: dict[str, list[NDArray[np.int64]]] = {}
-    for shard in shards.numbers():
-        try:
-            file = shards.open(shard)
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["response_ids", "finish_reason"])
-                sizes = pc.list_value_length(table.column("response_ids")).to_numpy()
-                reasons = np.array(table.column("finish_reason").to_pylist(), dtype=object)
-                for reason in dict.fromkeys(reasons):
-                    parts.setdefault(str(reason), []).append(sizes[reasons == reason].astype(int))
-        except (RunStopped, OSError, pa.ArrowException, KeyError) as error:
-            notes.append(f"response lengths of a shard are missing: {error}")
-    return {
-        reason: np.concatenate(arrays) for reason, arrays in sorted(parts.items(), key=_stop_first)
-    }
-
-
-def _stop_first(item: tuple[str, Any]) -> tuple[bool, str]:
-    return item[0] != FinishReason.STOP, item[0]
 
 
 def _samples(
