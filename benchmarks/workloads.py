@@ -99,7 +99,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option of the engine, such as batch_size=128; may be repeated",
+        help="an option of the engine, such as slots=128; may be repeated",
     )
 
 
@@ -112,7 +112,7 @@ def add_precision(parser: argparse.ArgumentParser) -> None:
 def slots_of(config: RunConfig) -> int:
     """Return the number of sequences that the engine decodes together."""
     engine = config.engine
-    return int(getattr(engine, "slots", None) or getattr(engine, "batch_size", None) or 128)
+    return int(engine.slots)
 
 
 def encoder(policy: Policy, config: RunConfig) -> PromptEncoder:

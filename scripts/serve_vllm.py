@@ -1,4 +1,4 @@
-"""Restart a vLLM server with the weights in a folder, as a command for `engine.hand_over`.
+"""Start a vLLM server with the weights in a folder, in place of the one that runs, if any.
 
     python scripts/serve_vllm.py PYTHON PIDFILE [VLLM OPTIONS ...] URL FOLDER
 

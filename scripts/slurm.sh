@@ -4,8 +4,7 @@
 #     sbatch --nodes 2 --gpus-per-node 8 scripts/slurm.sh configs/mine.toml runs/mine
 #
 # The arguments are the config and the run's directory, on storage that all machines share. In the
-# config, set engine.processes to the GPUs of the first machine, and distributed.replicas to the
-# number of machines. The ranks are started once and end with the run. A job that is killed and
+# config, set engine.processes to the GPUs of the first machine. The ranks are started once and end with the run. A job that is killed and
 # submitted again goes on where it was. If a machine has several networks, export GLOO_SOCKET_IFNAME
 # and NCCL_SOCKET_IFNAME first (docs/engines.md). Tests run this with stand-ins for Slurm's
 # commands; we had no such cluster.

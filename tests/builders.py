@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.hf import HFEngine
-from mugrpo.model import quantized
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.experience import Experience
 
@@ -110,7 +108,7 @@ def generated(
 ) -> list[Completion]:
     """Return all completions of `requests`, in order, from the engine that ENGINE names."""
     engine = (
-        HFEngine(policy, HFOptions(batch_size=batch_size))
+        HFEngine(policy, HFOptions(slots=batch_size))
         if ENGINE == "hf"
         else ContinuousEngine(policy, ContinuousOptions(slots=batch_size))
     )
@@ -251,15 +249,3 @@ def adapted_policy(form: str, folder: Path, lora: LoRAOptions) -> Policy:
         if ".lora_B." in name:
             tensor.normal_(std=0.02, generator=generator)
     return policy
-
-
-def quantize_on_cpus() -> None:
-    """Let models in 4 bits run on CPUs, with bitsandbytes' own kernels.
-
-    On some CPUs, those for inference would round the weights' scales to bf16.
-    """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # of kernels from the hub
-    from bitsandbytes.nn import modules
-
-    modules.has_avx512bf16 = lambda: False
-    quantized.DEVICES = ("cuda", "cpu")

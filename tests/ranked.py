@@ -56,8 +56,6 @@ def work(ranks: Ranks, folder: Path, model: str, updates: int, chosen: dict[str,
     if ranks.size > 1:
         distributed = DistributedOptions(
             cpu_offload=chosen.get("offload") == "true",
-            replicas=int(chosen.get("replicas", 1)),
-            reshard_after_forward=chosen.get("naps") != "true",
         )
         distribute(policy, distributed)
     trainer = Trainer(policy, config)

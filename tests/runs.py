@@ -52,7 +52,7 @@ group_size = 4
 
 [engine]
 name = "hf"
-batch_size = 4
+slots = 4
 
 [rollouts]
 shard_rollouts = 8

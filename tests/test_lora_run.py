@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,16 +11,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from mugrpo.disk.publishing import seal_folder
-from tests.builders import quantize_on_cpus, saved_weights
+from tests.builders import saved_weights
 from tests.faults.harm import edited, refused
 from tests.runs import (
     MODEL,
     Command,
-    assert_same,
     final_weights,
     finished,
     read_metrics,
-    start_train,
 )
 
 pytest_plugins = ["tests.run_fixtures"]
@@ -63,29 +59,6 @@ def test_the_reference_policy_is_the_model_without_the_adapter(reference: Path, 
     assert ours[0]["grad_norm"] == pytest.approx(theirs[0]["grad_norm"], rel=1e-4)
     assert all(line["kl_reference"] > 1e-6 for line in ours[1:])
     assert final_weights(tmp_path / "run") != final_weights(reference)
-
-
-@pytest.mark.long
-def test_a_killed_run_on_a_model_in_4_bits_ends_in_the_same_bits_and_merges(
-    reference: Path, tmp_path: Path, command: Command
-):
-    four_bits = (*LORA, "--lora.quantization", "nf4")
-    train = partial(start_train, first=quantize_on_cpus)
-    for name, at in (("run", "gradient"), ("run", ""), ("other", "")):
-        ended = train(tmp_path / name, *four_bits, at=at, nth=5).end()
-        assert ended.status == (-signal.SIGKILL if at else 0), ended
-    assert_same(tmp_path / "run", tmp_path / "other")
-    assert final_weights(tmp_path / "run") != final_weights(reference)
-    gaps = [line["canary_gap"] for line in read_metrics(tmp_path / "run") if "canary_gap" in line]
-    assert gaps and max(gaps) < 1e-5
-    ended = command("merge", tmp_path / "run", tmp_path / "merged")
-    assert ended.status == 0 and "in 4 bits (lora.quantization)" in ended.out
-    checkpoint = tmp_path / "run" / "checkpoints" / "update-000006"
-    ids_1L = torch.arange(2, 14)[None]
-    base = AutoModelForCausalLM.from_pretrained(MODEL)  # in full precision
-    theirs = PeftModel.from_pretrained(base, checkpoint)(ids_1L).logits
-    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids_1L).logits
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.long

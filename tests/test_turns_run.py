@@ -48,7 +48,7 @@ def write_turns(folder: Path) -> Path:
     text = CONFIG
     for own, ours in {
         "[task]\ntrain_problems = 24\neval_problems = 4\n": SETTING.format(folder=folder),
-        'name = "hf"\nbatch_size = 4': 'name = "continuous"\nslots = 4',
+        'name = "hf"\nslots = 4': 'name = "continuous"\nslots = 4',
         "max_new_tokens = 8": "max_new_tokens = 120",
     }.items():
         assert own in text

@@ -65,7 +65,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word for name, value in pairs for word in (f"--{name}", value))
 
 
-_ENGINE = "engine.processes=1 engine.threads=1"
+_ENGINE = "engine.processes=1"
 _RANKS = "distributed.processes=2"
 _BOTH = f"{_ENGINE} {_RANKS}"
 
@@ -101,9 +101,7 @@ KINDS = {
         + _words("evaluation.every=100 optimizer.lr=1e-6 schedule.group_size=8")
     ),
     "engine": Kind(_words(_ENGINE), ("engine",)),
-    "two engines": Kind(
-        _words("engine.name=continuous engine.processes=2 engine.threads=1"), ("engine",)
-    ),
+    "two engines": Kind(_words("engine.name=continuous engine.processes=2"), ("engine",)),
     "overlap": Kind(_words(f"{_ENGINE} overlap=true"), ("engine",), in_order=False),
     "two ranks": Kind(_words(_RANKS), ("rank",)),
     "engine and ranks": Kind(_words(f"{_BOTH} reference.name=kl"), ("engine", "rank")),

@@ -21,7 +21,6 @@ RAW = {
     "engine": {
         "name": "vllm_server",
         "urls": ["http://host:1", "https://me:pass-3@host:2/v1?key=pass-4"],
-        "hand_over": ["load", "https://me:pass-5@store"],
     },
     "backend": {"name": "ray", "address": "ray://u:pass-6@head:1"},
 }

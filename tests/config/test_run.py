@@ -102,44 +102,16 @@ def test_an_engine_of_our_own_without_processes_runs_in_the_trainers_process(wor
     assert config_of(words).engine_in_process is inside
 
 
-QUANTIZED = "engine.name=vllm engine.quantization=fp8_per_channel model.precision=bf16"
-
-
-@table(
-    ("words", "correction"),
-    [
-        ("engine.name=vllm", "off"),
-        (QUANTIZED, "truncated"),
-        (f"{QUANTIZED} correction.name=masked", "masked"),
-        (f"{QUANTIZED} correction.cap=3", "truncated"),
-    ],
-)
-def test_rollouts_of_quantized_weights_are_corrected(words, correction):
-    config = config_of(words)
-    assert config.correction.name == correction
-    given = {"engine": config.engine, "model": config.model}
-    by_default = "truncated" if "quantization" in words else "off"
-    assert RunConfig(**given).correction.name == by_default
-
-
 @table(
     ("words", "fault"),
     [
-        (f"{QUANTIZED} correction.name=off", "so it needs correction.name = 'truncated' or"),
-        (f"{QUANTIZED} model.precision=fp32", "engine.quantization needs model.precision = 'bf16'"),
-        (
-            "engine.name=vllm engine.arguments={quantization='fp8'}",
-            "quantization is set by the run's other options",
-        ),
-        (
-            "engine.name=vllm engine.arguments={quantization_config={linear='mxfp8'}}",
-            "quantization_config changes the distribution",
-        ),
+        ("quantization='fp8'", "quantization changes the distribution"),
+        ("quantization_config={linear='mxfp8'}", "quantization_config changes the distribution"),
     ],
 )
-def test_quantized_rollouts_without_a_correction_are_refused(words, fault):
+def test_vllm_samples_with_the_weights_it_gets(words, fault):
     with pytest.raises(ValueError, match=fault):
-        config_of(words)
+        config_of(f"engine.name=vllm engine.arguments={{{words}}}")
 
 
 @table(
@@ -147,8 +119,6 @@ def test_quantized_rollouts_without_a_correction_are_refused(words, fault):
     [
         ("engine.name=vllm model.precision=fp32", 1e-3),
         ("engine.name=vllm model.precision=bf16", 0.1),
-        (QUANTIZED, 0.3),
-        (f"{QUANTIZED} engine.canary_tolerance=0.05", 0.05),
     ],
 )
 def test_the_canary_accepts_what_rounding_explains(words, tolerance):

@@ -126,7 +126,7 @@ def test_a_request_may_have_a_lower_limit_than_its_call(name: str):
     policy.stop_ids = list(range(0, policy.vocab_size, 6))
     prompt = encoded(policy, PROMPTS[0])
     engine = (
-        HFEngine(policy, HFOptions(batch_size=8))
+        HFEngine(policy, HFOptions(slots=8))
         if name == "hf"
         else ContinuousEngine(policy, ContinuousOptions(slots=8))
     )

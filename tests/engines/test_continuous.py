@@ -41,7 +41,7 @@ def test_tokens_are_the_plain_engines_and_logprobs_the_plain_models(form, size, 
     policy = tiny_policy(form)
     requests = groups_of(policy, size)
     completions = generated(policy, requests, batch_size=slots, max_new_tokens=LONG)
-    plain = HFEngine(policy, HFOptions(batch_size=64))
+    plain = HFEngine(policy, HFOptions(slots=64))
     (batch,) = plain.generate(requests, temperature=1.0, max_new_tokens=LONG)
     assert size == 1 or max(len(c.ids) for c in completions) > BLOCK
     for request, completion, (_, expected) in zip(
@@ -56,7 +56,7 @@ def test_with_top_p_tokens_are_the_plain_engines():
     policy = tiny_policy("llama")
     requests, sampling = groups_of(policy, 5), {"max_new_tokens": 24, "top_p": 0.7}
     completions = generated(policy, requests, batch_size=7, **sampling)
-    plain = HFEngine(policy, HFOptions(batch_size=64))
+    plain = HFEngine(policy, HFOptions(slots=64))
     (batch,) = plain.generate(requests, temperature=1.0, **sampling)
     for completion, (_, expected) in zip(completions, batch.completions, strict=True):
         np.testing.assert_array_equal(completion.ids, expected.ids)
@@ -138,7 +138,7 @@ def test_the_models_own_attention_is_back_after_an_error(monkeypatch):
 def test_bf16_logprobs_are_as_close_to_the_exact_ones_as_the_plain_engines():
     policy = load_policy(ModelOptions(precision="bf16"))
     requests = groups_of(policy, 3)
-    plain = HFEngine(policy, HFOptions(batch_size=64))
+    plain = HFEngine(policy, HFOptions(slots=64))
     (batch,) = plain.generate(requests, temperature=1.0, max_new_tokens=48)
 
     def error(completions) -> float:
@@ -171,7 +171,7 @@ def test_a_model_that_asks_for_another_attention_is_sampled_in_static_batches():
     policy = Policy(model, chain_tokenizer(), ModelOptions())
     said: list[str] = []
     engine = make_engine(policy, ContinuousOptions(slots=8), said.append)
-    assert isinstance(engine, HFEngine) and engine.options.batch_size == 8
+    assert isinstance(engine, HFEngine) and engine.options.slots == 8
     assert said == [
         "sampling in static batches, as this model cannot be decoded in slots: ValueError: "
         "attention with softcap is not supported"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +14,7 @@ import pytest
 
 from mugrpo.config.engines import ContinuousOptions, VLLMOptions, VLLMServerOptions
 from mugrpo.config.load import build_config
-from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
+from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.engines import server as server_module
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
@@ -113,8 +112,8 @@ def requests(embedded_policy: Policy) -> list[Request]:
 
 
 def engine_of(server: Server, policy: Policy, folder: Path, **options: Any) -> ServerEngine:
-    chosen = VLLMServerOptions(urls=(server.url,), concurrency=4, **options)
-    return ServerEngine(server.url, policy.vocabulary, chosen, folder / "hand_over.log")
+    chosen = VLLMServerOptions(urls=(server.url,), slots=4, **options)
+    return ServerEngine(server.url, policy.vocabulary, chosen)
 
 
 def taken(engine: ServerEngine, requests: list[Request], **sampling: float) -> list[Completion]:
@@ -182,19 +181,6 @@ def test_the_server_is_told_to_draw_from_the_softmax_alone(
     assert body["seed"] == requests[0].seed and body["max_tokens"] == LIMIT
 
 
-def test_weights_are_handed_over_by_a_command_at_each_refresh(
-    server: Server, embedded_policy: Policy, tmp_path: Path
-):
-    script = "import sys; open(sys.argv[1], 'a').write(' '.join(sys.argv[2:]) + '\\n')"
-    command = (sys.executable, "-c", script, str(tmp_path / "calls"))
-    engine = engine_of(server, embedded_policy, tmp_path, hand_over=command)
-    engine.refresh(0, lambda: "/the/model")
-    engine.refresh(0, lambda: pytest.fail("nothing changed"))
-    engine.refresh(8, lambda: "/the/weights")
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == [f"{server.url} /the/model", f"{server.url} /the/weights"]
-
-
 def test_without_a_command_the_server_loads_the_weights_while_it_runs(
     server: Server, embedded_policy: Policy, tmp_path: Path
 ):
@@ -229,40 +215,6 @@ def test_a_server_that_cannot_load_weights_has_only_the_initial_ones(
     engine.refresh(0, lambda: "/the/model")
     with pytest.raises(RunStopped, match=text):
         engine.refresh(8, lambda: "/the/weights")
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        (("/no/such/command",), "/no/such/command cannot be run"),
-        ((sys.executable, "-c", "import sys; sys.exit('why')"), "ended with status 1; its log is"),
-    ],
-)
-def test_a_hand_over_that_fails_stops_the_run(
-    server: Server, embedded_policy: Policy, tmp_path: Path, command, text
-):
-    engine = engine_of(server, embedded_policy, tmp_path, hand_over=command)
-    with pytest.raises(RunStopped, match=text):
-        engine.refresh(0, lambda: "/the/model")
-    if "log" in text:
-        assert (tmp_path / "hand_over.log").read_text() == "why\n"
-
-
-def test_a_hand_over_ends_if_the_run_is_asked_to_stop(
-    server: Server, embedded_policy: Policy, tmp_path: Path
-):
-    pid = tmp_path / "pid"
-    script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-
-    def check() -> None:
-        if pid.exists() and pid.read_text():
-            raise Interrupted("asked to stop")
-
-    options = VLLMServerOptions(urls=(server.url,), hand_over=(sys.executable, "-c", script))
-    engine = ServerEngine(server.url, embedded_policy.vocabulary, options, tmp_path / "log", check)
-    with pytest.raises(Interrupted):
-        engine.refresh(0, lambda: "/the/model")
-    assert not Path("/proc", pid.read_text()).exists()
 
 
 def test_a_server_that_is_briefly_unavailable_is_asked_again(

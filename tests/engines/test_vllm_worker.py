@@ -14,7 +14,6 @@ from mugrpo.config.engines import VLLMOptions
 from mugrpo.config.lora import LoRAOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.engines import _host
-from mugrpo.engines.vllm import vllm_host
 from mugrpo.engines.worker import VLLM
 from mugrpo.model.policy import load_policy
 from mugrpo.model.pretrained import model_path
@@ -149,16 +148,6 @@ def test_ones_own_arguments_win(calls: Calls):
     calls.cpu = True
     VLLM({**SETUP, "arguments": {"enable_chunked_prefill": True}}).load("/initial", 0)
     assert calls.made[0]["enable_chunked_prefill"] is True
-
-
-@pytest.mark.parametrize("quantization", [None, "fp8_per_channel"])
-def test_vllm_quantizes_what_it_loads_if_asked(calls: Calls, quantization: str | None):
-    options = VLLMOptions(python="python", quantization=quantization)
-    model = ModelOptions(precision="bf16")
-    host = vllm_host(load_policy(ModelOptions()).vocabulary, model, options, Path("log"))
-    VLLM({**host.setup, "oldest": [0, 26]}).load("/initial", 0)  # as JSON brings it
-    assert calls.made[0].get("quantization") == quantization
-    assert ("quantization" in calls.made[0]) == (quantization is not None)
 
 
 def test_an_old_vllm_is_refused(calls: Calls):

@@ -28,9 +28,6 @@ from tests.runs import (
 
 pytest_plugins = ["tests.run_fixtures"]
 
-LOWER = "lower --optimizer.micro_batch_tokens (now 4096, with --force)"
-OFF = ("--optimizer.halve_on_out_of_memory", "false")
-
 
 def updates(run_dir: Path) -> dict[int, dict[str, Any]]:
     return {line["update"]: line for line in read_metrics(run_dir) if line["kind"] == "update"}
@@ -71,7 +68,6 @@ def test_a_run_goes_on_in_smaller_micro_batches_and_says_so(
     some(
         1,
         [
-            (gradient, "batch_logprobs", (LOWER,)),
             (torch.optim.AdamW, "step", ("memory ran out in the optimizer's step; weights, grad",)),
         ],
     ),
@@ -87,7 +83,7 @@ def test_a_run_that_ran_out_of_memory_resumes_to_the_same_bits_with_more(
 ):
     with monkeypatch.context() as patch:
         fail_at(patch, owner, name, 2)
-        stopped(command("train", run_dir, *OFF), *parts)
+        stopped(command("train", run_dir), *parts)
     assert checkpoints(run_dir) == [2, 3, 4]
     assert command("train", run_dir).status == 0
     assert_same(run_dir, reference)
@@ -96,11 +92,11 @@ def test_a_run_that_ran_out_of_memory_resumes_to_the_same_bits_with_more(
 FIRST_EVALUATION = (1, State((0, 0), (0, 0), (), ""))
 CANARY = (3, State((0, 0), (0, 0), (), "evaluation 0"))
 SECOND_SHARD = (5, State((1, 0), (0, 0), (), "evaluation 0"))
-HF, CONTINUOUS = (HFEngine, "batch_size"), (ContinuousEngine, "slots")
+HF, CONTINUOUS = (HFEngine, "hf"), (ContinuousEngine, "continuous")
 
 
 @pytest.mark.parametrize(
-    ("engine", "option", "nth", "left"),
+    ("engine", "name", "nth", "left"),
     [
         (*HF, *FIRST_EVALUATION),
         (*HF, *SECOND_SHARD),
@@ -115,13 +111,12 @@ def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_s
     command: Command,
     monkeypatch: pytest.MonkeyPatch,
     engine: type,
-    option: str,
+    name: str,
     nth: int,
     left: State,
 ):
     """The error comes after the first completions of the engine's `nth` call."""
-    name = {"batch_size": "hf", "slots": "continuous"}[option]
-    text = CONFIG.replace('name = "hf"\nbatch_size', f'name = "{name}"\n{option}')
+    text = CONFIG.replace('name = "hf"', f'name = "{name}"')
     run_dir, generate, calls = tmp_path / "run", engine.generate, [0]
 
     def failing(*args: Any, **options: Any) -> Any:
@@ -134,9 +129,9 @@ def test_generation_that_runs_out_of_memory_names_the_engines_option_and_keeps_s
     with monkeypatch.context() as patch:
         patch.setattr(engine, "generate", failing)
         ended = command("train", write_config(tmp_path, text), "--run-dir", run_dir)
-    stopped(ended, f"memory ran out in generation; lower --engine.{option} (now 4, with --force)")
+    stopped(ended, "memory ran out in generation; lower --engine.slots (now 4, with --force)")
     assert state(run_dir) == left
     kept = shards(run_dir)
-    lower = (f"--engine.{option}", 2, "--force", "--schedule.stages", 1)
+    lower = ("--engine.slots", 2, "--force", "--schedule.stages", 1)
     assert command(*resume_words(ended), *lower).status == 0
     assert kept.items() <= shards(run_dir).items() and checkpoints(run_dir) == [2, 3]

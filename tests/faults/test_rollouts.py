@@ -59,7 +59,7 @@ def sampled(run_dir: Path) -> dict[tuple[str, int, int], tuple[int, list[int]]]:
     [
         ("rollouts.shard_rollouts", 24, 1),
         ("rollouts.shard_rollouts", 1, 6),
-        ("engine.batch_size", 7, 3),
+        ("engine.slots", 7, 3),
     ],
 )
 def test_seeds_and_tokens_do_not_depend_on_shards_or_batches(

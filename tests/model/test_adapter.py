@@ -137,7 +137,6 @@ def test_without_peft_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPat
 @table(
     ("lora", "engine", "sentence"),
     [
-        ({"dropout": 0.05}, {}, "lora.dropout = 0.05: importance ratios compare"),
         ({"targets": []}, {}, "lora.targets"),
         ({"rank": 8}, {"name": "vllm_server"}, "needs an engine that the run starts"),
         ({"rank": 513}, {"name": "vllm"}, "vLLM takes adapters up to rank 512"),

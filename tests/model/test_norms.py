@@ -11,9 +11,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from mugrpo.config.run import ModelOptions
 from mugrpo.model.norms import use_short_norms
-from mugrpo.model.policy import load_policy
 from mugrpo.model.rows import plain_hidden
 from tests.builders import tiny_policy
 from tests.cases import table
@@ -83,17 +81,6 @@ def test_only_a_norm_that_computes_the_same_is_replaced(kind, changes):
     norm = kind(8)
     use_short_norms(norm)
     assert ("forward" in vars(norm)) is changes
-
-
-@table("compiled", [False, True])
-def test_a_policy_on_a_cpu_has_them_unless_blocks_are_compiled(monkeypatch, compiled):
-    monkeypatch.setattr("mugrpo.model.policy.refuse_without_compiler", lambda device: None)
-    norms = [
-        m
-        for m in load_policy(ModelOptions(compile=compiled)).model.modules()
-        if isinstance(m, LlamaRMSNorm)
-    ]
-    assert {"forward" in vars(norm) for norm in norms} == {not compiled}
 
 
 @table("precision", ["fp32", "bf16"])

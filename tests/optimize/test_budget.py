@@ -139,6 +139,5 @@ def test_a_single_response_that_is_too_large_stops_the_run_with_what_would_help(
     assert str(caught.value) == (
         "memory ran out in a micro-batch of a single response (60 tokens), which a lower "
         "--optimizer.micro_batch_tokens (now 30) cannot split; lower "
-        "--optimizer.logprob_chunk_tokens (now 1024) or --rollouts.max_new_tokens, or turn on "
-        "--model.gradient_checkpointing (with --force)"
+        "--rollouts.max_new_tokens, or turn on --model.gradient_checkpointing (with --force)"
     )

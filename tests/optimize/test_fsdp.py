@@ -14,15 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.model.blocks import compile_blocks
-from mugrpo.model.dtensors import full
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing
 from mugrpo.optimize.fsdp import distribute
 from tests.builders import chain_tokenizer, tiny_config
-from tests.cases import table
-from tests.model.test_blocks import Counting
-from tests.model.test_shared_prompts import RAGGED, difference, rows
+from tests.model.test_shared_prompts import RAGGED, rows
 from tests.model.test_varlen import reference
 
 CACHED = ("context", "back", "sequences", "visible", "distance")  # indices that layers share
@@ -71,28 +67,3 @@ def test_indices_of_packed_tokens_are_computed_once_a_micro_batch(
     logprobs, _ = policy.compute(*rows(RAGGED), temperature=1.0, chunk=16, kernel=kernel)
     logprobs.sum().backward()
     assert calls == dict.fromkeys(needed, 1)
-
-
-@table(
-    ("precision", "checkpointing", "tolerance"),
-    [("fp32", False, 1e-5), ("bf16", False, 0.02), ("bf16", True, 0.02)],
-)
-def test_compiled_blocks_have_the_gradients_of_plain_ones(precision, checkpointing, tolerance):
-    """FSDP gathers a block's weights around the compiled code."""
-    torch._dynamo.reset()
-    backend, found = Counting(), []
-    for compiled in (True, False):
-        policy = policy_of_blocks(precision=precision, gradient_checkpointing=checkpointing)
-        if compiled:
-            compile_blocks(policy.model, backend)
-        distribute(policy, DistributedOptions(), share_prompts=False)
-        assert policy.compute is not None
-        for case in (RAGGED[:2], RAGGED):
-            logprobs, _ = policy.compute(*rows(case), temperature=1.0, chunk=16)
-            assert not compiled or backend.graphs > 0
-            (logprobs * torch.linspace(-1, 2, logprobs.numel()).view_as(logprobs)).sum().backward()
-        parameters = list(policy.model.parameters())
-        found.append([full(p.grad) for p in parameters if p.grad is not None])
-        assert len(found[-1]) == len(parameters)
-    torch._dynamo.reset()
-    assert difference(*found) < tolerance

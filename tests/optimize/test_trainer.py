@@ -14,6 +14,7 @@ from mugrpo.config.preset import PRESETS
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import Score, Status
 from mugrpo.model.policy import load_policy
+from mugrpo.optimize import forward
 from mugrpo.optimize.diagnostics import TokenStatistics
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.loss import UpdateLoss
@@ -73,10 +74,11 @@ def test_the_cut_into_micro_batches_changes_no_gradient_of_any_method(experience
     )
 
 
-def test_the_chunk_of_the_logprobs_changes_no_gradient(experience):
+def test_the_chunk_of_the_logprobs_changes_no_gradient(experience, monkeypatch):
     experience = stale(experience)
-    _, small = step(experience, config_of(optimizer={"logprob_chunk_tokens": 5}))
-    _, large = step(experience, config_of(optimizer={"logprob_chunk_tokens": 4096}))
+    _, large = step(experience, config_of())
+    monkeypatch.setattr(forward, "LOGPROB_CHUNK", 5)
+    _, small = step(experience, config_of())
     assert_same_gradients(small, large)
 
 

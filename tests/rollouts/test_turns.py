@@ -163,7 +163,7 @@ def test_the_bits_do_not_depend_on_when_environments_reply(policy, late):
 
 
 def test_an_engine_that_does_not_stream_samples_the_same_tokens(policy):
-    plain = HFEngine(policy, HFOptions(batch_size=64))
+    plain = HFEngine(policy, HFOptions(slots=64))
     assert_same(sampled(policy, engine=plain, late=3), sampled(policy), tokens_only=True)
 
 

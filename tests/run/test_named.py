@@ -46,7 +46,6 @@ def test_every_option_that_runs_something_is_named(here: Path):
         "--prompt.form=chat",
         "--prompt.chat_template=chat.jinja",
         "--engine.name=vllm_server",
-        "--engine.hand_over=['no-such-shell', 'restart.sh', '-v']",
         "--backend.name=ray",
         "--backend.address=10.0.0.1:6379",
     )
@@ -55,7 +54,6 @@ def test_every_option_that_runs_something_is_named(here: Path):
         f"prompt.chat_template = {here}/chat.jinja": sha256_of(here / "chat.jinja"),
         f"task.rewards = {here}/judge.py": sha256_of(here / "judge.py"),
         "task.rewards = module:h": sha256_of(here / "module.py"),
-        f"engine.hand_over = no-such-shell {here}/restart.sh -v": sha256_of(here / "restart.sh"),
         "engine.urls = http://localhost:8000": "",
         "backend.address = 10.0.0.1:6379": "",
     }

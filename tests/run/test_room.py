@@ -105,26 +105,6 @@ def test_an_adapter_alone_has_gradients_and_moments(form: Path, parameters: int,
     assert lines[0].endswith("billion parameters, an adapter of 0.0 million")
 
 
-def test_a_model_in_4_bits_takes_9_sixteenths_of_a_byte_for_a_weight_of_its_layers(
-    form: Path, parameters: int
-):
-    """Two layers of 4 x 1024 x 3/4 (q, k, v, o) and 3 x 32 x 48 weights are in 4 bits.
-
-    64 of them take 32 bytes and 4 for their scale. The adapter, embeddings, norms and head stay.
-    """
-    lora = {"rank": 8, "quantization": "nf4"}
-    packed = 2 * (3 * 1024 + 3 * 32 * 48)
-    found = peak(form, lora=lora)
-    adapter = 8 * 2 * 464
-    assert (found.sizes.parameters, found.sizes.quantized) == (parameters, packed)
-    weights = 4 * (parameters - packed) + packed * 9 / 16 + 4 * adapter
-    assert found.parts["weights"] == weights
-    own, _ = _generation(config(lora=lora), found, 80)
-    assert own * GIB == pytest.approx(weights + 8 * adapter)
-    lines, _ = memory_table(config(lora=lora), form=form, prompt_tokens=PROMPT, gpu_gib=80)
-    assert " (0.00 in 4 bits), an adapter of" in lines[0]
-
-
 def test_each_sleeping_vllm_keeps_the_base_of_an_adapter_in_the_hosts_memory():
     """In bf16, and only if refreshes hand over adapters and it sleeps while the trainer works."""
     sizes = Sizes(10, 1, 0, ends=2, layers=1, hidden=1, inner=1, cached=1, vocab=1)

@@ -46,14 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "task.rewards = their_code:judge": {"task": {"rewards": ["their_code:judge"]}},
     "environment": {"environment": {"name": "FOLDER/their_code.py:Game"}},
     "engine.python": {"engine": {"name": "vllm", "python": "FOLDER/their_code.sh", "restarts": 0}},
-    "engine.hand_over": {
-        "engine": {
-            "name": "vllm_server",
-            "urls": ["http://127.0.0.1:9"],
-            "hand_over": ["sh", "FOLDER/their_code.sh"],
-            "restarts": 0,
-        }
-    },
     "prompt.chat_template": {
         "prompt": {"form": "chat", "chat_template": "FOLDER/their_code.jinja"}
     },

@@ -36,7 +36,7 @@ from tests.waiting import engines_of, until
 
 pytest_plugins = ["tests.run_fixtures"]
 
-TWO = ("--engine.processes", "2", "--engine.threads", "1")
+TWO = ("--engine.processes", "2")
 
 
 def assert_same_training(run_dir: Path, reference: Path) -> None:

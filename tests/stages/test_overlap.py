@@ -30,7 +30,7 @@ from tests.waiting import engines_of, until
 pytest_plugins = ["tests.run_fixtures"]
 
 # A stage's three shards are the batches of its three updates.
-OVERLAP = ("--overlap", "true", "--engine.processes", "1", "--engine.threads", "1")
+OVERLAP = ("--overlap", "true", "--engine.processes", "1")
 
 
 def assert_same_but_for_order(run_dir: Path, reference: Path) -> None:

@@ -27,12 +27,6 @@ class DistributedOptions(Options):
     sleeps with "end", too."""
     cpu_offload: bool = Field(False, json_schema_extra=HARMLESS)
     """Keep weights, gradients and optimizer state in CPU memory. This is slower."""
-    reshard_after_forward: bool = Field(True, json_schema_extra=HARMLESS)
-    """Free a block's gathered weights after its forward pass. This saves memory, but gathers the
-    weights twice."""
-    replicas: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Groups of ranks that each hold the whole model, split within the group. One for each machine
-    keeps the gathering of weights within the machines. It must divide the number of ranks."""
 
     @model_validator(mode="after")
     def _machines_meet(self) -> Self:

@@ -14,21 +14,21 @@ from mugrpo.config.private import PrivateText
 # Arguments of vLLM that the run sets, and those that change its sampling distribution.
 _SET_BY_THE_RUN = (
     "model tokenizer skip_tokenizer_init dtype seed logprobs_mode tensor_parallel_size "
-    "max_num_seqs gpu_memory_utilization enforce_eager disable_log_stats enable_sleep_mode "
-    "worker_extension_cls enable_lora max_loras max_lora_rank lora_dtype quantization"
+    "max_num_seqs gpu_memory_utilization disable_log_stats enable_sleep_mode "
+    "worker_extension_cls enable_lora max_loras max_lora_rank lora_dtype"
 )
 _OTHER_DISTRIBUTION = (
     "top_k top_p min_p presence_penalty frequency_penalty repetition_penalty min_tokens "
     "logit_bias bad_words allowed_token_ids logits_processors generation_config "
-    "override_generation_config quantization_config"
+    "override_generation_config quantization quantization_config"
 )
 
 
 class EngineOptions(NamedOptions):
     """The options that every engine has."""
 
-    memory_option: ClassVar[str]  # the option that decides how much memory generation takes
-    loading_option: ClassVar[str]  # the option that decides how much is taken before it
+    loading_option: ClassVar[str]  # the option that decides how much is taken before generation
+    slots: int  # sequences decoded together, which decide how much memory generation takes
 
     canary_responses: int = Field(4, ge=0, le=LISTED)
     """Responses at each refresh whose logprobs are compared with the trainer's. 0 turns the canary
@@ -36,9 +36,7 @@ class EngineOptions(NamedOptions):
     canary_tolerance: float | None = Field(None, gt=0)
     """Largest difference in logprob that the canary accepts. In fp32 it is a single token's
     difference, 0.001 if unset. In bf16, where rounding moves single logprobs by tenths, it is the
-    mean over tokens, 0.1 if unset, or 0.3 if the engine quantizes."""
-    canary_warning: float = Field(0.5, ge=0, le=1, json_schema_extra=HARMLESS)
-    """Share of the tolerance above which the canary warns."""
+    mean over tokens, 0.1 if unset."""
     restarts: int = Field(2, ge=0, json_schema_extra=HARMLESS)
     """How often, per refresh, an engine process that has died or hangs is restarted."""
     silence: float = Field(600.0, gt=0, json_schema_extra=HARMLESS)
@@ -48,8 +46,7 @@ class EngineOptions(NamedOptions):
     @property
     def way_out_of_memory(self) -> str:
         """Return what to do if generation runs out of memory."""
-        now = getattr(self, self.memory_option)
-        return f"lower --engine.{self.memory_option} (now {now}, with --force)"
+        return f"lower --engine.slots (now {self.slots}, with --force)"
 
     @property
     def way_out_of_loading(self) -> str:
@@ -61,14 +58,7 @@ class EngineOptions(NamedOptions):
         """Return the longest sequence that the engine itself accepts, or None for no limit."""
         return None
 
-    @property
-    def quantizes(self) -> bool:
-        """Return whether the engine samples with weights of fewer bits than it is given."""
-        return False
-
-    def faults(
-        self, *, temperatures: Sequence[float], lora: LoRAOptions, precision: str, corrected: bool
-    ) -> Iterator[str]:
+    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
         """Yield a message for each option of the run that the engine cannot work with."""
         yield from ()
 
@@ -80,20 +70,15 @@ class OwnEngineOptions(EngineOptions):
     processes: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
     """Engine processes that share a stage's shards, each with a copy of the model. 0 runs the
     engine in the trainer's process, with the trainer's model."""
-    threads: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
-    """CPU threads of each engine process. 0 divides the trainer's threads among them."""
 
 
 class ContinuousOptions(OwnEngineOptions):
     """Continuous batching of a Hugging Face model."""
 
-    memory_option = "slots"
     name: Literal["continuous"] = "continuous"
     slots: int = Field(128, ge=1, le=LISTED)
     """Sequences decoded together. When one ends, the next takes its slot at once. If a config has
     none, as many as hold 65,536 response tokens, but at least 128 and at most 512."""
-    prefill_tokens: int = Field(2048, ge=1)
-    """Padded prompt tokens that go through the model together."""
 
 
 def slots_for(max_new_tokens: int) -> int:
@@ -107,18 +92,15 @@ def slots_for(max_new_tokens: int) -> int:
 class HFOptions(OwnEngineOptions):
     """A Hugging Face model in static batches: plain and slower."""
 
-    memory_option = "batch_size"
     name: Literal["hf"] = "hf"
-    batch_size: int = Field(128, ge=1, le=LISTED)
+    slots: int = Field(128, ge=1, le=LISTED)
     """Sequences decoded together."""
 
 
 class AnyVLLMOptions(EngineOptions):
     """The options of both engines that are vLLM."""
 
-    def faults(
-        self, *, temperatures: Sequence[float], lora: LoRAOptions, precision: str, corrected: bool
-    ) -> Iterator[str]:
+    def faults(self, *, temperatures: Sequence[float], lora: LoRAOptions) -> Iterator[str]:
         for chosen in temperatures:
             if not 0.01 <= chosen <= 2:
                 yield f"vLLM samples at temperatures from 0.01 to 2, not at {chosen:g}"
@@ -127,26 +109,13 @@ class AnyVLLMOptions(EngineOptions):
                 "lora.rank needs an engine that the run starts: engine.name = 'vllm', 'continuous' "
                 "or 'hf'"
             )
-        elif lora.quantized:
-            yield (
-                "lora.quantization needs engine.name = 'continuous' or 'hf': vLLM would sample "
-                "with the model in full precision, which is another policy than the one trained"
-            )
         if lora.rank > 512:
             yield f"vLLM takes adapters up to rank 512, not lora.rank = {lora.rank}"
-        if self.quantizes and not corrected:
-            yield (
-                "engine.quantization samples from another policy than the one trained, so it "
-                "needs correction.name = 'truncated' or 'masked'"
-            )
-        if self.quantizes and precision != "bf16":
-            yield "engine.quantization needs model.precision = 'bf16'"
 
 
 class VLLMOptions(AnyVLLMOptions):
     """vLLM in processes of its own, which may have another environment (`mugrpo vllm-env`)."""
 
-    memory_option = "max_num_seqs"
     loading_option = "gpu_memory_utilization"
     name: Literal["vllm"] = "vllm"
     python: PathOrName | None = None
@@ -156,18 +125,11 @@ class VLLMOptions(AnyVLLMOptions):
     `tensor_parallel` GPUs, or its share of the CPU cores."""
     tensor_parallel: int = Field(1, ge=1, le=PROCESSES, json_schema_extra=HARMLESS)
     """GPUs that the model is split over."""
-    max_num_seqs: int = Field(256, ge=1, le=LISTED)
+    slots: int = Field(256, ge=1, le=LISTED)
     """Sequences decoded together."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, json_schema_extra=HARMLESS)
     """Share of a GPU's memory that the engine takes. The trainer's model stays beside it. On a CPU,
     it is a share of the machine's memory: choose 0.25 or so, which leaves room for training."""
-    enforce_eager: bool = Field(False, json_schema_extra=HARMLESS)
-    """Skip compilation and CUDA graphs: the engine starts sooner and runs slower."""
-    quantization: str | None = None
-    """Sample with weights, or with weights and activations, in 8 bits: vLLM's argument of this
-    name, such as "fp8_per_channel". vLLM quantizes the weights of each refresh as it loads them.
-    Responses then come from another policy than the one trained, so it needs a correction:
-    correction.name is "truncated" if unset."""
     rest: Literal["sleep", "stay", "end"] = Field("sleep", json_schema_extra=HARMLESS)
     """What an engine does while the trainer works. "sleep" frees its GPUs' memory and keeps the
     process with its compiled code; on a CPU, where vLLM cannot sleep, it stays. "stay" keeps
@@ -191,10 +153,6 @@ class VLLMOptions(AnyVLLMOptions):
         return arguments
 
     @property
-    def quantizes(self) -> bool:
-        return self.quantization is not None
-
-    @property
     def max_model_len(self) -> int | None:
         length: int | None = self.arguments.get("max_model_len")
         return length
@@ -203,7 +161,7 @@ class VLLMOptions(AnyVLLMOptions):
 class VLLMServerOptions(AnyVLLMOptions):
     """A running vLLM server, asked over HTTP for token ids and their logprobs."""
 
-    memory_option = loading_option = "concurrency"
+    loading_option = "slots"
     name: Literal["vllm_server"] = "vllm_server"
     urls: tuple[PrivateText, ...] = Field(
         default_factory=lambda: (PrivateText("http://localhost:8000"),),
@@ -211,11 +169,7 @@ class VLLMServerOptions(AnyVLLMOptions):
     )
     """The servers' URLs. Several servers share a stage's shards. A user with a password in a URL is
     sent to the server, and hidden elsewhere."""
-    hand_over: tuple[PrivateText, ...] = ()
-    """A command that makes a server sample from new weights. It is run at each refresh for each
-    server, followed by the server's URL and the folder of the weights. It must return only once the
-    server uses them. Without one, the server is asked to load the weights while it runs."""
-    concurrency: int = Field(256, ge=1, le=LISTED, json_schema_extra=HARMLESS)
+    slots: int = Field(256, ge=1, le=LISTED, json_schema_extra=HARMLESS)
     """Requests in flight at once, per server."""
 
 

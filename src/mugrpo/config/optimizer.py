@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mugrpo.config.options import HARMLESS, Options
+from mugrpo.config.options import Options
 
 
 class OptimizerOptions(Options):
@@ -34,15 +34,9 @@ class OptimizerOptions(Options):
     """Most tokens, padding included, that go through the model in one micro-batch. Each response's
     copy of a shared prompt's keys and values counts as an eighth. A longer response is computed
     alone."""
-    halve_on_out_of_memory: bool = Field(True, json_schema_extra=HARMLESS)
-    """If a micro-batch runs out of memory, halve micro_batch_tokens and compute the update again
-    (the gradient is the same up to rounding). If off, stop and say what to lower."""
+
     share_prompts: bool = True
     """Compute a prompt once for all its responses if that is cheaper, with the same gradients."""
-    logprob_chunk_tokens: int = Field(1024, ge=1)
-    """Tokens whose logits exist at once; they take this x vocabulary x 4 bytes."""
-    nonfinite_limit: int = Field(3, ge=1)
-    """Stop after N updates in a row with a non-finite loss or gradient."""
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> Self:

@@ -51,9 +51,6 @@ class ModelOptions(Options):
     """Where the model runs. "auto" takes the GPU if there is one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    compile: bool = False
-    """Compile the model's blocks for updates (torch.compile with dynamic sizes; attention over
-    shared prompts is left as it is). The first update takes a minute longer."""
     eos_token: str | None = None
     """The end-of-sequence token, for a tokenizer that names none."""
 
@@ -153,17 +150,12 @@ class RunConfig(Options):
         """Return `raw` over its preset. A group that neither names gets the default name.
 
         If neither names a learning rate or a longest response, they are those of the kind of model.
-        If neither names a correction, an engine that quantizes gets one. If neither has slots, they
-        are as many as the length of responses allows.
+        If neither has slots, they are as many as the length of responses allows.
         """
         fields = cls.model_fields
         names: dict[str, Any] = {
             group: {"name": fields[group].default.name} for group in cls.choices()
         }
-        engine = raw.get("engine", {})
-        found = engine.get("quantization") if isinstance(engine, dict) else None
-        if found or getattr(engine, "quantizes", False):
-            names["correction"]["name"] = "truncated"
         preset = PRESETS.get(str(raw.get("preset", fields["preset"].default)), {})
         model = raw.get("model", {})
         path = model.get("path", "chain") if isinstance(model, dict) else model.path
@@ -202,8 +194,6 @@ class RunConfig(Options):
         yield from self.engine.faults(
             temperatures=(self.rollouts.temperature, self.evaluation.temperature),
             lora=self.lora,
-            precision=self.model.precision,
-            corrected=self.correction.name != "off",
         )
         yield from self._faults_with_ranks()
         yield from self.environment.faults(self.prompt.form, mixture.asks_environment(self.task))
@@ -240,11 +230,6 @@ class RunConfig(Options):
             yield "distributed.machines needs backend.name = 'local': clusters choose machines"
         if self.proximal_period > 1 and self.distributed.ranks > 1:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
-        if self.lora.quantized and self.distributed.ranks > 1:
-            yield (
-                "lora.quantization needs distributed.processes = 1, as ranks do not split weights "
-                "in 4 bits"
-            )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -255,10 +240,9 @@ class RunConfig(Options):
     def canary_tolerance(self) -> float:
         """Return the largest gap that the canary accepts, by default what rounding explains.
 
-        bf16 keeps 8 bits of a logit, fp8 4 bits of each weight.
+        bf16 keeps 8 bits of a logit.
         """
-        in_bf16 = 0.3 if self.engine.quantizes else 0.1
-        by_precision = 1e-3 if self.model.precision == "fp32" else in_bf16
+        by_precision = 1e-3 if self.model.precision == "fp32" else 0.1
         return self.engine.canary_tolerance or by_precision
 
     @property
@@ -279,12 +263,9 @@ class RunConfig(Options):
 
     @property
     def trainer_sleeps(self) -> bool:
-        """Return whether weights and moments leave the GPUs while engines generate on them.
-
-        Weights in 4 bits stay: they are small, and bitsandbytes packs them for one device.
-        """
+        """Return whether weights and moments leave the GPUs while engines generate on them."""
         rests = self.distributed.rest != "stay" and not self.distributed.cpu_offload
-        return rests and self.shares_gpus and not self.lora.quantized
+        return rests and self.shares_gpus
 
     @property
     def proximal_period(self) -> int:

@@ -45,7 +45,7 @@ def make_engine(
         if reason is None:
             return ContinuousEngine(policy, options)
         notify(f"sampling in static batches, as this model cannot be decoded in slots: {reason}")
-        return HFEngine(policy, HFOptions(batch_size=options.slots))
+        return HFEngine(policy, HFOptions(slots=options.slots))
     assert isinstance(options, HFOptions), f"no engine for {type(options).__name__}"
     return HFEngine(policy, options)
 
@@ -76,7 +76,7 @@ def make_engines(
     """
     options = config.engine
     if isinstance(options, VLLMServerOptions):
-        how = (vocabulary, options, log("hand_over"), check)
+        how = (vocabulary, options, check)
         return [ServerEngine(url.value, *how) for url in options.urls]
     if config.engine_in_process:
         assert policy is not None, "an engine in this process needs the policy"
@@ -107,7 +107,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         adapters = adapters_of(config.model, config.lora)
         return vllm_host(vocabulary, config.model, options, log, adapters)
     assert isinstance(options, OwnEngineOptions)
-    threads = options.threads or _threads(config, options)
+    threads = _threads(config, options)
     setup = {
         "backend": "own",
         "model": config.model.model_dump(mode="json"),

@@ -38,6 +38,9 @@ class Prefilled:
     logits: torch.Tensor  # [V], for the first response token
 
 
+_PREFILL_TOKENS = 2048  # padded prompt tokens that go through the model together
+
+
 class ContinuousEngine(SharedModel):
     """An engine that decodes in slots with the trainer's own model. A refresh costs nothing."""
 
@@ -214,7 +217,7 @@ class _Sequences:
         return self.waiting[0][1].prompt_ids.tobytes() if self.waiting else None
 
     def _prefill(self) -> None:
-        """Prefill the next waiting prompts, as many as fit in `prefill_tokens` with padding.
+        """Prefill the next waiting prompts, as many as fit in `_PREFILL_TOKENS` with padding.
 
         At least one prompt is computed, however long.
         """
@@ -225,7 +228,7 @@ class _Sequences:
             if key in self.ready or key in chosen:
                 continue
             longest = max(longest, len(request.prompt_ids))
-            if chosen and longest * (len(chosen) + 1) > self.options.prefill_tokens:
+            if chosen and longest * (len(chosen) + 1) > _PREFILL_TOKENS:
                 break
             chosen[key] = request.prompt_ids
         prefilled = prefill(self.policy, list(chosen.values()))

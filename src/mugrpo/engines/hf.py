@@ -39,7 +39,7 @@ class HFEngine(SharedModel):
         top_p: float = 1.0,
     ) -> Iterator[Decoded]:
         """See `Engine.generate`. A batch runs until its longest response ends."""
-        size = self.options.batch_size
+        size = self.options.slots
         for start in range(0, len(requests), size):
             passing("engine batch")
             batch = requests[start : start + size]

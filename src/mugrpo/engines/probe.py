@@ -45,8 +45,7 @@ def unfit(policy: Policy) -> str | None:
             for row, ids in enumerate(texts):
                 plain_TV = exact_TV = _logprobs(_plain(model, ids))
                 if model is not policy.model:  # that has the weights in fp32
-                    with policy.uncompiled(policy.model):
-                        exact_TV = _logprobs(_plain(policy.model, ids))
+                    exact_TV = _logprobs(_plain(policy.model, ids))
                 slots_TV = _logprobs(torch.stack([logits_AV[row] for logits_AV in decoded]))
                 likely_TK = exact_TV.topk(min(_LIKELY, policy.vocab_size)).indices
                 both_TV = torch.stack([slots_TV, plain_TV]) - exact_TV

@@ -6,12 +6,10 @@ temperature other than 1, the canary detects a server whose logprobs do not.
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -25,10 +23,8 @@ from mugrpo.engines.vllm import EXTENSION, OLDEST, new_enough
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes import http
 from mugrpo.processes.messages import printable
-from mugrpo.processes.peer import end_with_all
 
 _TICK = 0.5  # seconds after which a waiting caller gets control back
-_PATIENCE = 10.0  # seconds that a stopped hand-over command has to end
 _PAUSE = 1.0  # seconds between attempts to reach the server
 
 # The server sends nothing until a response is whole, so it may be silent for longer the longer a
@@ -64,40 +60,30 @@ class ServerEngine:
         url: str,
         vocabulary: Vocabulary,
         options: VLLMServerOptions,
-        log: Path,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare requests to the server at `url`.
-
-        `log` takes the output of the hand-over command. `check` is called while the command runs,
-        and raises if the run is to stop.
-        """
+        """Prepare requests to the server at `url`. `check` raises if the run is to stop."""
         self._url, self._name = url, concealed(url.rstrip("/"))
         self._vocabulary = vocabulary
         self._options = options
-        self._log = log
         self._check = check
         self._update: int | None = None
         self._model = ""
 
     def refresh(self, update: int, weights: Callable[[], str]) -> dict[str, float]:
-        """See `Engine.refresh`. Runs the hand-over command, or asks vLLM to load the weights.
+        """See `Engine.refresh`. Asks vLLM to load the weights.
 
-        Raises RunStopped if the command fails, or if the server does not answer or refuses.
+        Raises RunStopped if the server does not answer or refuses.
         """
         if update == self._update:
             return {}
         path = weights()
         began = time.monotonic()
-        if self._options.hand_over:
-            command = [word.value for word in self._options.hand_over]
-            self._hand_over([*command, self._url.rstrip("/"), path])
-        else:
-            try:
-                self._take(path)
-            except RunStopped:
-                if update:
-                    raise  # the initial weights it may have already, which the canary checks
+        try:
+            self._take(path)
+        except RunStopped:
+            if update:
+                raise  # the initial weights it may have already, which the canary checks
         with self._understood():
             self._model = str(self._ask("/v1/models")["data"][0]["id"])
         self._update = update
@@ -112,8 +98,7 @@ class ServerEngine:
             oldest = ".".join(map(str, OLDEST))
             raise RunStopped(
                 f"{self._name} is vLLM {printable(str(version), 20)}, and before {oldest} it "
-                "cannot load weights while it runs; set --engine.hand_over to a command that "
-                "restarts it"
+                "cannot load weights while it runs; start a newer one"
             )
         try:
             self._ask("/collective_rpc", {"method": "take_weights", "args": [path]})
@@ -121,35 +106,9 @@ class ServerEngine:
             raise RunStopped(
                 f"{refusal}. The server must run with VLLM_SERVER_DEV_MODE=1, "
                 f"PYTHONPATH={EXTENSION} and --worker-extension-cls mugrpo_vllm.TakesWeights, and "
-                "see the run's folder under the same path; or set --engine.hand_over"
+                "see the run's folder under the same path"
             ) from None
         self._ask("/reset_prefix_cache", {})
-
-    def _hand_over(self, command: list[str]) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(self._log, "ab") as log:
-                # The command is its user's own, and finds modules as in a shell.
-                process = subprocess.Popen(
-                    command, env=None, stdout=log, stderr=log, start_new_session=True
-                )
-        except OSError as error:
-            raise RunStopped(
-                f"engine.hand_over: {command[0]} cannot be run ({error.strerror})"
-            ) from None
-        try:
-            while process.poll() is None:
-                self._check()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_TICK)
-        finally:
-            if process.poll() is None:  # a command that has ended may leave children behind
-                end_with_all(process, _PATIENCE)
-        if process.returncode:
-            raise RunStopped(
-                f"engine.hand_over: {command[0]} ended with status {process.returncode}; its log "
-                f"is {self._log}"
-            )
 
     def generate(
         self,
@@ -165,16 +124,14 @@ class ServerEngine:
         Raises RunStopped if the server refuses, does not answer, or returns malformed completions.
         """
         sampling = {"temperature": temperature, "max_tokens": max_new_tokens, "top_p": top_p}
-        asked = _Asked(
-            lambda request: self._completed(request, sampling), self._options.concurrency
-        )
+        asked = _Asked(lambda request: self._completed(request, sampling), self._options.slots)
         try:
             asked.add(requests)
             while asked.unfinished or more:
                 answer = asked.next(WAIT if more else _TICK) if asked.unfinished else None
                 yield Decoded([answer], len(answer[1].ids)) if answer else Decoded((), 0)
                 # Once per answer, so that another server gets its share of the work.
-                if more and asked.unfinished < self._options.concurrency:
+                if more and asked.unfinished < self._options.slots:
                     added = more()
                     more = None if added is None else more
                     asked.add(added or ())

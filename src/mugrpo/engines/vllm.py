@@ -74,10 +74,8 @@ def vllm_host(
     arguments = {
         "dtype": "float32" if model.precision == "fp32" else "bfloat16",
         "tensor_parallel_size": options.tensor_parallel,
-        "max_num_seqs": options.max_num_seqs,
+        "max_num_seqs": options.slots,
         "gpu_memory_utilization": options.gpu_memory_utilization,
-        "enforce_eager": options.enforce_eager,
-        **({"quantization": options.quantization} if options.quantization else {}),
         **options.arguments,
     }
     setup = {
@@ -102,6 +100,6 @@ def vllm_host(
         rest=options.rest,
         exact=False,
         silence=options.silence,
-        slots=options.max_num_seqs,
+        slots=options.slots,
         gpus=options.tensor_parallel,
     )

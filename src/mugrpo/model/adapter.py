@@ -24,7 +24,6 @@ from mugrpo.config.lora import LoRAOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.dtensors import local, rows_of
 from mugrpo.model.files import readable_as
-from mugrpo.model.quantized import require_bitsandbytes
 
 CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _LINEAR = (nn.Linear, Conv1D)
@@ -130,8 +129,6 @@ def require_packages(lora: LoRAOptions) -> None:
     """Raise UsageError if a package that `lora` needs cannot be imported."""
     if lora.rank:
         imported_peft()
-    if lora.quantized:
-        require_bitsandbytes()
 
 
 def imported_peft() -> Any:
@@ -170,7 +167,7 @@ def put_adapter(model: Any, options: LoRAOptions) -> Any:
         r=options.rank,
         lora_alpha=options.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        lora_dropout=options.dropout,
+        lora_dropout=0.0,  # the policy that is trained must be the one that was sampled from
     )
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore", UserWarning)  # of transposed weights, as in GPT-2

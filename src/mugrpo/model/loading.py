@@ -118,8 +118,8 @@ def model_config(options: ModelOptions) -> Any:
         return AutoConfig.from_pretrained(path, **_how(path))
 
 
-def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> Any:
-    """Return the model in fp32, with linear layers in 4 bits if `quantized` says how.
+def load_model(path: str | Path) -> Any:
+    """Return the model in fp32.
 
     Raises UsageError if it cannot be loaded or lacks weights, if they are quantized already, or if
     its config has absurd sizes.
@@ -131,10 +131,10 @@ def load_model(path: str | Path, quantized: Mapping[str, Any] | None = None) -> 
     with _loading(f"the model {text}"):
         refuse_absurd_sizes(path, local_files_only=_how(path)["local_files_only"])
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            path, dtype=torch.float32, output_loading_info=True, **_how(path), **(quantized or {})
+            path, dtype=torch.float32, output_loading_info=True, **_how(path)
         )
     quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None and quantizer.pre_quantized:
+    if quantizer is not None:
         raise UsageError(
             f"the weights of {text} are quantized already; name the model that they were made from"
         )

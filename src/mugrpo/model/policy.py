@@ -16,7 +16,6 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.attention import attending
-from mugrpo.model.blocks import compile_blocks, refuse_without_compiler, uncompiled
 from mugrpo.model.dtensors import fill, local, moved, tensors_of
 from mugrpo.model.files import (
     Weights,
@@ -38,7 +37,6 @@ from mugrpo.model.loading import (
 from mugrpo.model.memory import keep_freed_memory, out_of_memory_explained
 from mugrpo.model.norms import use_short_norms
 from mugrpo.model.pretrained import model_path
-from mugrpo.model.quantized import quantization_of
 from mugrpo.model.shaping import shaping_of
 from mugrpo.model.shared_prompts import can_share_prompts
 from mugrpo.model.varlen import Kernel
@@ -92,10 +90,6 @@ class Policy:
         self.asleep = False  # whether the weights are in host memory, to leave the GPU to engines
         self._half: HalfCopy | None = None
         self._changed = False  # since `_half` was made
-        self._compiles = options.compile
-        if self._compiles:
-            refuse_without_compiler(self.device.type)
-            compile_blocks(self.model)
 
     def working(self) -> Any:
         """Return the model of forward passes: `model`, or a copy of it in bf16 (see `HalfCopy`).
@@ -106,16 +100,10 @@ class Policy:
             return self.model
         if self._half is None:
             self._half = HalfCopy(self.model)
-            if self._compiles:
-                compile_blocks(self._half.working)
         elif self._changed:
             self._half.renew()
         self._changed = False
         return self._half.working
-
-    def uncompiled(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Within the block, let `model`, this policy's or its copy, run without compiled code."""
-        return uncompiled(model) if self._compiles else contextlib.nullcontext()
 
     def weights_changed(self) -> None:
         """Note that the weights in `model` are others now. Whoever changes them calls this."""
@@ -125,15 +113,13 @@ class Policy:
     def evaluating(self) -> Iterator[Any]:
         """Yield the model of forward passes, which is in evaluation mode within the block.
 
-        In training mode, gradient checkpointing rules out a cache. Compiled blocks are for updates:
-        an engine calls them in too many ways.
+        In training mode, gradient checkpointing rules out a cache.
         """
         model = self.working()
         was_training = model.training
         model.eval()
         try:
-            with self.uncompiled(model):
-                yield model
+            yield model
         finally:
             model.train(was_training)
 
@@ -266,11 +252,10 @@ def load_policy(
     router's loss that is left out. Under an adapter, a model in bf16 has its own weights only in
     bf16. With `share_prompts`, it is tried before whether it can share prompts, which takes fp32.
     Raises UsageError if model or tokenizer cannot be loaded, if the device is missing, and as
-    `put_adapter` and `quantization_of` do.
+    `put_adapter` does.
     """
     path, device = model_path(options), device_of(options)
-    quantized = quantization_of(lora, options.precision, device) if lora else None
-    model = load_model(path, quantized) if ranks.first else None
+    model = load_model(path) if ranks.first else None
     names = ranks.from_first(None if model is None else set(tensors_of(model)))
     if model is None:
         model = empty_model(path, names)
@@ -281,12 +266,11 @@ def load_policy(
             parameter.data = parameter.data.clone()
     if device == "cpu":
         keep_freed_memory()
-        if not options.compile:  # the compiler fuses the models' own norms
-            use_short_norms(model)
+        use_short_norms(model)
     else:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, for 0.4 s
     shares: bool | None = None
-    if adapter and not quantized and precision_of(options)[0] == "bf16":
+    if adapter and precision_of(options)[0] == "bf16":
         if share_prompts:
             shares = ranks.from_first(ranks.first and can_share_prompts(model))
         halve_frozen(model)

@@ -84,20 +84,15 @@ class TokenBudget:
         This splits the micro-batch. Raises RunStopped if the budget must not be lowered, or if a
         single response is too large.
         """
-        now, chunk = self.tokens, self.options.logprob_chunk_tokens
+        now = self.tokens
         if responses == 1:
             raise RunStopped(
                 f"memory ran out in a micro-batch of a single response ({tokens:,} tokens), which "
                 f"a lower --optimizer.micro_batch_tokens (now {now}) cannot split; lower "
-                f"--optimizer.logprob_chunk_tokens (now {chunk}) or --rollouts.max_new_tokens, or "
-                "turn on --model.gradient_checkpointing (with --force)"
+                "--rollouts.max_new_tokens, or turn on --model.gradient_checkpointing "
+                "(with --force)"
             )
         ran_out = f"memory ran out in a micro-batch of {responses} responses ({tokens:,} tokens)"
-        if not self.options.halve_on_out_of_memory:
-            raise RunStopped(
-                f"{ran_out}; lower --optimizer.micro_batch_tokens (now {now}, with --force), or "
-                "turn on --optimizer.halve_on_out_of_memory"
-            )
         if self._ask is not None:
             self._ask(min(now, tokens) // 2)
             raise RunStopped(

@@ -18,7 +18,6 @@ from torch.distributed.fsdp import (
 
 from mugrpo.config.distributed import DistributedOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.model.blocks import blocks_of
 from mugrpo.model.dtensors import fill, tensors_of
 from mugrpo.model.logprobs import response_logprobs
 from mugrpo.model.policy import Policy
@@ -39,16 +38,10 @@ class _Logprobs(nn.Module):
 def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bool = True) -> None:
     """Split the first rank's weights among all of the policy's ranks, see `cut_over`.
 
-    With several replicas, each group of consecutive ranks holds all weights. With `share_prompts`,
-    the model's ability to share prompts is tested first. Raises UsageError on all ranks if the
-    replicas do not divide them, or if one of them has built a different model from the same files.
+    With `share_prompts`, the model's ability to share prompts is tested first. Raises UsageError on
+    all ranks if one of them has built a different model from the same files.
     """
     ranks, model = policy.ranks, policy.model
-    shards, rest = divmod(ranks.size, options.replicas)
-    if rest:
-        raise UsageError(
-            f"distributed.replicas = {options.replicas} does not divide the {ranks.size} ranks"
-        )
     forms = ranks.all([(name, t.shape, t.dtype) for name, t in tensors_of(model).items()])
     if any(form != forms[0] for form in forms):
         raise UsageError(
@@ -56,22 +49,29 @@ def distribute(policy: Policy, options: DistributedOptions, *, share_prompts: bo
             "shared among processes; load it with transformers, save it, and name the new folder"
         )
     if policy.can_share_prompts is None:
-        with policy.uncompiled(model):
-            ability = share_prompts and ranks.first and can_share_prompts(model)
+        ability = share_prompts and ranks.first and can_share_prompts(model)
         policy.can_share_prompts = ranks.from_first(ability)
     source = tensors_of(model) if ranks.first else None
-    sizes = {"shards": shards}
-    if options.replicas > 1:
-        sizes = {"replicas": options.replicas, **sizes}
-    mesh = init_device_mesh(policy.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    mesh = init_device_mesh(policy.device.type, (ranks.size,), mesh_dim_names=("shards",))
     module = _Logprobs(model)
     cut_over(mesh, module, model, options, half=policy.precision == "bf16")
     fill(model, source, ranks)
     policy.compute = module
-    policy.shard = (ranks.rank, shards) if ranks.rank < shards else None
+    policy.shard = (ranks.rank, ranks.size)
     # If transformers saves other tensors than are in memory, it needs all of them at once.
     converts = bool(getattr(model, "_weight_conversions", None))
-    policy.files = ranks.from_first(1 if converts or policy.adapter else shards)
+    policy.files = ranks.from_first(1 if converts or policy.adapter else ranks.size)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the model's repeated blocks: the ModuleList with the most parameters.
+
+    Of a model that also reads images, it is one of the part that reads text.
+    """
+    decoder = getattr(model, "get_decoder", lambda: model)()
+    lists = [list(m) for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    assert lists, f"{type(model).__name__} has no list of blocks"
+    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
 
 
 def cut_over(
@@ -96,7 +96,7 @@ def cut_over(
         offload_policy=_kept_on_the_cpu() if options.cpu_offload else OffloadPolicy(),
     )
     for block in blocks_of(model):
-        cut(block, reshard_after_forward=options.reshard_after_forward)
+        cut(block)
     cut(whole)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
@@ -111,8 +111,7 @@ def _kept_on_the_cpu() -> OffloadPolicy:
 def release(policy: Policy) -> None:
     """Free the gathered parameters after a forward pass that no backward pass follows.
 
-    The next forward pass would not gather them again, even if the weights are others by then. With
-    `reshard_after_forward` off, that is true of the blocks, too.
+    The next forward pass would not gather them again, even if the weights are others by then.
     """
     for module in policy.compute.modules() if policy.compute else ():
         if isinstance(module, FSDPModule):

@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -112,12 +111,6 @@ def _commands(config: RunConfig) -> Iterator[Named]:
         if engine.arguments:  # some of them name classes, which vLLM imports
             text = json.dumps(engine.arguments, sort_keys=True, default=str)
             yield _of("engine.arguments", text, [])
-    elif isinstance(engine, VLLMServerOptions) and engine.hand_over:
-        program, *rest = (word.value for word in engine.hand_over)
-        words = [shutil.which(program) or program, *rest]
-        words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
-        files = [Path(word) for word in words if os.path.isfile(word)]
-        yield _of("engine.hand_over", shlex.join(words), files)
     environment = config.environment
     if environment.python:
         yield _interpreter("environment.python", environment.python)

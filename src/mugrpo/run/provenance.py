@@ -144,7 +144,6 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
     if template is not None and not Path(template).is_file():
         raise UsageError(f"prompt.chat_template = {template!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
-    packages += ["bitsandbytes"] * config.lora.quantized
     packages += [package for part in parts_of(config.task) for package in part.packages]
     return {
         "problems_sha256": problems_sha256(*problem_sets),

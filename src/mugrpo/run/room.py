@@ -28,8 +28,8 @@ from mugrpo.model.adapter import put_adapter
 from mugrpo.model.hardware import device_of
 from mugrpo.model.loading import model_config
 from mugrpo.model.memory import host_memory
-from mugrpo.model.quantized import BYTES, packed_weights
 from mugrpo.model.sizes import refuse_absurd_sizes
+from mugrpo.optimize.forward import LOGPROB_CHUNK
 
 GIB = 1 << 30
 _USABLE = 0.9  # of a GPU's memory
@@ -44,7 +44,6 @@ class Sizes:
 
     parameters: int  # in the whole model, without an adapter
     trained: int
-    quantized: int  # number of those that are in 4 bits
     ends: int  # parameters of embeddings and head, which FSDP gathers once
     layers: int
     hidden: int
@@ -76,7 +75,6 @@ class Sizes:
         return cls(
             parameters,
             trained,
-            packed_weights(model) if config.lora.quantized else 0,
             sum(weight.numel() for weight in ends),
             text.num_hidden_layers,
             text.hidden_size,
@@ -85,10 +83,6 @@ class Sizes:
             text.vocab_size,
         )
 
-    def copy(self, each: int = 4) -> float:
-        """Return the bytes of a copy of the model with `each` bytes for a weight in full."""
-        return each * (self.parameters - self.quantized) + BYTES * self.quantized
-
     def loaded(self, half: bool, *, working: bool = False) -> float:
         """Return the bytes of a loaded model, and if `working` of its copy in bf16, with `half`.
 
@@ -96,9 +90,9 @@ class Sizes:
         """
         adapter = self.trained < self.parameters
         of_adapter = (6 if half and working else 4) * self.trained if adapter else 0
-        if half and adapter and not self.quantized:
+        if half and adapter:
             return 2 * self.parameters + of_adapter
-        return self.copy(6 if half and working else 4) + of_adapter
+        return (6 if half and working else 4) * self.parameters + of_adapter
 
     def kept(self, half: bool) -> int:
         """Return the bytes that a layer keeps of a token for the backward pass."""
@@ -144,13 +138,13 @@ def update_memory(config: RunConfig, sizes: Sizes, prompt_tokens: int) -> Update
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
     longest = max(longest, config.optimizer.micro_batch_tokens // rows)
     half = _half(config)
-    shards = config.distributed.ranks // config.distributed.replicas
+    shards = config.distributed.ranks
     tokens, layer = rows * longest, sizes.kept(half)
     kept = tokens * sizes.layers * layer
     if config.model.gradient_checkpointing:  # a layer's input, and what one layer keeps
         kept = tokens * (sizes.layers * sizes.hidden * (2 if half else 4) + layer)
     # Logits, their softmax and their gradient, all in fp32.
-    logits = 12 * sizes.vocab * min(config.optimizer.logprob_chunk_tokens, tokens)
+    logits = 12 * sizes.vocab * min(LOGPROB_CHUNK, tokens)
     gathered = sizes.gathered(half) if shards > 1 else 0
     if shards > 1:  # gradients, and their sum in fp32; those of the ends come when no layer is kept
         each = 6 if half else 8
@@ -188,10 +182,11 @@ def on_this_cpu(config: RunConfig, sizes: Sizes) -> Host:
     activations = ranks * (update.parts["activations"] + update.parts["gathered"])
     others, cache = float(_PROCESS * ranks), 0.0
     if isinstance(engine, OwnEngineOptions):
-        slots = engine.slots if isinstance(engine, ContinuousOptions) else engine.batch_size
         of_token = config.rollouts.max_new_tokens * sizes.cache(half)
-        reordered = sizes.copy(2 if half else 4)  # weights, for the matrix kernels
-        cache = max(1, engine.processes) * (slots * (of_token + 16 * sizes.vocab) + reordered)
+        reordered = (2 if half else 4) * sizes.parameters  # weights, for the matrix kernels
+        cache = max(1, engine.processes) * (
+            engine.slots * (of_token + 16 * sizes.vocab) + reordered
+        )
         others += engine.processes * (sizes.loaded(half, working=True) + _PROCESS)
         if engine.processes:  # its process keeps the cache
             others, cache = others + cache, 0.0
@@ -289,9 +284,8 @@ def memory_table(
     host = _on_host(config, peak)
     part = sizes.trained / 1e6
     trained = "" if sizes.trained == sizes.parameters else f", an adapter of {part:.1f} million"
-    bits = f" ({sizes.quantized / 1e9:.2f} in 4 bits)" if sizes.quantized else ""
     lines = [
-        f"model       {sizes.parameters / 1e9:.2f} billion parameters{bits}{trained}",
+        f"model       {sizes.parameters / 1e9:.2f} billion parameters{trained}",
         f"optimize    {update / GIB:.1f} GiB of each of {ranks} GPUs, at the peak of a micro-batch "
         f"of {peak.rows} x {peak.longest} tokens",
         *(
@@ -355,11 +349,11 @@ def _beside_update(config: RunConfig, model: Sizes) -> dict[str, float]:
 def _on_host(config: RunConfig, peak: UpdateMemory) -> dict[str, float]:
     """Return name -> bytes in the host's memory."""
     options, model = config.distributed, peak.sizes
-    sizes = {"model": model.copy()}  # the first rank reads it
+    sizes = {"model": 4.0 * model.parameters}  # the first rank reads it
     if options.cpu_offload:
         sizes["offloaded"] = options.processes * sum(peak.parts[kind] for kind in _ON_THE_HOST)
     elif config.trainer_sleeps:
-        sizes["asleep"] = (model.loaded(_half(config)) + 8 * model.trained) * options.replicas
+        sizes["asleep"] = model.loaded(_half(config)) + 8 * model.trained
     engine = config.engine
     if config.lora.rank and isinstance(engine, VLLMOptions) and engine.rest == "sleep":
         weight = 2 if _half(config) else 4  # bytes
@@ -376,7 +370,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     weights in both precisions.
     """
     ranks = config.distributed.ranks
-    shards = ranks // config.distributed.replicas
+    shards = ranks
     model, local, half = peak.sizes, not config.backend.clustered, _half(config)
     if ranks > 1 and local:
         own = (model.loaded(half) / shards + model.gathered(half)) / GIB

@@ -16,6 +16,7 @@ from mugrpo.model.memory import out_of_memory_explained
 from mugrpo.rollouts.sampler import Draw, Sampler
 from mugrpo.stages.background import at_once
 
+_WARNING = 0.5  # of the tolerance
 _LONGEST = 16  # most tokens of a response that are compared: a refresh waits for them
 
 Logprobs = Callable[[Sequence[Rollout]], list[NDArray[np.float32]]]
@@ -50,13 +51,12 @@ def canary(
     *,
     precision: str,
     tolerance: float,
-    warning: float,
     say: Callable[[str], None],
 ) -> float | None:
     """Compare the engines' logprobs of `rollouts` with the trainer's, which `logprobs` returns.
 
     Returns the gap (see `logprob_gap`), or None if there are no rollouts. Warns through `say` if
-    the gap is above `warning` times the tolerance. Raises Mismatch if it is above the tolerance,
+    the gap is above half of the tolerance. Raises Mismatch if it is above the tolerance,
     because importance ratios would be wrong.
     """
     if not rollouts:
@@ -66,7 +66,7 @@ def canary(
     difference = f"engine and trainer differ by {gap:.3g} in logprob"
     if precision != "fp32":
         difference += " on average"
-    if warning * tolerance < gap <= tolerance:
+    if _WARNING * tolerance < gap <= tolerance:
         say(f"canary: {difference}; nothing is wrong yet, but above {tolerance:g} the run stops")
     if not gap <= tolerance:
         raise Mismatch(

@@ -23,6 +23,8 @@ from mugrpo.stages.training import Training
 
 Metrics = dict[str, Any]
 
+_NONFINITE_LIMIT = 3  # updates in a row that are not applied: one may be an overflow
+
 
 def optimize_stage(
     run: OpenRun,
@@ -175,7 +177,7 @@ def report_nonfinite(
         f"update {update} had loss {line['loss']}, gradient norm {line['grad_norm']} and learning "
         f"rate {line['lr']}, so it was not applied; its groups are in {path}"
     )
-    if in_a_row >= run.config.optimizer.nonfinite_limit:
+    if in_a_row >= _NONFINITE_LIMIT:
         raise RunStopped(
             f"{in_a_row} updates in a row had a non-finite loss or gradient; see {path.parent}; a "
             "lower --optimizer.lr (with --force) may help"

@@ -102,7 +102,6 @@ class Refresh:
             self._logprobs,
             precision=config.model.precision,
             tolerance=config.canary_tolerance,
-            warning=config.engine.canary_warning,
             say=self._run.progress.say,
         )
 

@@ -146,11 +146,10 @@ def test_an_engine_process_gives_the_responses_of_this_process(
     suite: Path, tmp_path: Path, command: Command
 ):
     one, other = tmp_path / "one", tmp_path / "other"
-    threads = ("--engine.threads", "1")
     assert command("benchmark", "chain", "--suite", suite, "--out", one).status == 0
     ended = command(
         *("benchmark", "chain", "--suite", suite, "--out", other),
-        *("--engine.processes", "1", *threads),
+        *("--engine.processes", "1"),
     )
     assert ended.status == 0, ended
     ids = [

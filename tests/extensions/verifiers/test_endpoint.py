@@ -23,7 +23,7 @@ ASKED = {"messages": [{"role": "user", "content": "5 6 7"}]}
 
 
 def completion(policy: Policy, ids: Any, seed: int) -> Completion:
-    engine = HFEngine(policy, HFOptions(batch_size=1))
+    engine = HFEngine(policy, HFOptions(slots=1))
     request = Request(np.array(ids, np.int32), seed)
     (decoded,) = engine.generate([request], temperature=1.0, max_new_tokens=6)
     return decoded.completions[0][1]

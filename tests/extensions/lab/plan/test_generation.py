@@ -9,11 +9,9 @@ import pytest
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.extensions.lab.plan import generation
-from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.extensions.lab.plan.generation import EnginePrices, Engines, generate, room
 from mugrpo.extensions.lab.plan.simulate import Requests, occupancy
-from mugrpo.extensions.lab.plan.text import size_lines
-from tests.extensions.lab.plan.cases import FAST, TINY, machine, setting
+from tests.extensions.lab.plan.cases import FAST, TINY, machine
 
 ALONE = Engines(count=1, slots=2, tensor_parallel=1, groups=100, streams=False, share=0.0)
 FIVE = Requests(
@@ -42,39 +40,6 @@ def test_reading_weights_and_cache_by_hand():
     slow = machine(fp32=FAST, memory=1000.0)
     seconds = EnginePrices(TINY, slow, "fp32").seconds(occupancy(FIVE, 2))
     assert seconds.sum() == pytest.approx(5 * 0.64 + 238 * 0.024 + 5 + 3.5 + 10)
-
-
-def test_weights_in_8_bits_are_read_faster_and_leave_room_by_hand():
-    """132 of the 160 weights are in layers: 132 + 28 x 2 bytes a step instead of 320 in bf16.
-
-    Keys have 12 bytes. Half of 1,760 bytes leave 692 beside the weights, instead of 560.
-    """
-    slow = machine(fp32=FAST, bf16=FAST, memory=1000.0, memory_gib=1760 / 2**30)
-    prices = EnginePrices(TINY, slow, "bf16", quantized=True)
-    seconds = prices.seconds(occupancy(FIVE, 2))
-    assert seconds.sum() == pytest.approx(5 * 0.188 + 238 * 0.012 + 5 + 3.5 + 10)
-    half = Engines(1, 3, 1, 100, True, 0.5)
-    assert room(half, prices, 8) == pytest.approx(692 / 12)
-    assert room(half, replace(prices, quantized=False), 8) == pytest.approx(560 / 12)
-
-
-@pytest.mark.parametrize(("quantization", "gib"), [(None, "2"), ("fp8", "1")])
-def test_the_plan_shows_the_size_of_weights_in_8_bits(quantization: str | None, gib: str):
-    """64 layers of 4 x 1024^2 + 3 x 1024 x 4096 weights: 2^30, with 2 bytes or one."""
-    shape = Shape(
-        hidden=1024,
-        layers=64,
-        heads=8,
-        kv_heads=8,
-        head_dim=128,
-        intermediate=4096,
-        vocab=1024,
-        tied=True,
-    )
-    engine = {"name": "vllm", "quantization": quantization}
-    planned = replace(setting(engine=engine, model={"precision": "bf16"}), shape=shape)
-    (line,) = [line for line in size_lines(planned) if "of weights on each device" in line]
-    assert f"an engine: {gib} GiB of weights" in line
 
 
 def test_a_key_and_an_adapter_have_prices_by_hand():

@@ -61,15 +61,10 @@ class EnginePrices:
     tensor_parallel: int = 1
     factor: float = 1.0  # measured seconds as a multiple of the counted ones
     adapter: int = 0  # parameters of an adapter beside the model
-    quantized: bool = False  # whether the layers' weights, not the head's, are read in 8 bits
 
     @property
     def each(self) -> int:
         return 2 if self.precision == "bf16" else 4
-
-    def size(self, weights: int) -> int:
-        """Return the bytes of so many weights, those of the layers among them."""
-        return self.each * weights - self.quantized * (self.each - 1) * self.shape.linear_parameters
 
     def seconds(self, occupied: Occupancy) -> Real:
         """Return the seconds of each interval, [K]."""
@@ -81,7 +76,7 @@ class EnginePrices:
         shape, overheads = self.shape, self.machine.overheads
         weights = shape.linear_parameters + shape.hidden * shape.vocab + self.adapter
         flop = 2.0 * weights * active + shape.attention_flop(1.0) * keys
-        size = self.size(weights) + shape.kv_bytes(1.0, self.each) * (keys + active)
+        size = self.each * weights + shape.kv_bytes(1.0, self.each) * (keys + active)
         seconds = np.maximum(flop / self._operations, size / self._bytes) + self._summed(active)
         seconds = seconds + overheads.step + overheads.sequence * active + overheads.key * keys
         return np.where(active > 0, seconds, 0.0)
@@ -122,7 +117,7 @@ def room(engines: Engines, prices: EnginePrices, longest: int) -> float:
     if not engines.share:
         return float("inf")
     memory = engines.share * prices.machine.memory_gib * 2**30 * engines.tensor_parallel
-    weights = prices.size(prices.shape.parameters)
+    weights = float(prices.each * prices.shape.parameters)
     tokens = (memory - weights) / prices.shape.kv_bytes(1.0, prices.each)
     if tokens < longest:
         raise UsageError(

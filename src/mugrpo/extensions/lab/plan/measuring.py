@@ -104,7 +104,7 @@ def _policy(config: RunConfig, form: Path | None) -> Policy:
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     model = AutoModelForCausalLM.from_config(described, dtype=torch.float32)
     model = model.to("cuda" if cuda else "cpu")
-    if not (cuda or config.model.compile):  # as `load_policy` does
+    if not cuda:  # as `load_policy` does
         use_short_norms(model)
     ids = {"eos_token_id": 0, "pad_token_id": 0}
     tokenizer = SimpleNamespace(**ids, save_pretrained=lambda folder: None)

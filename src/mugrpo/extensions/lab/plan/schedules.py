@@ -160,7 +160,7 @@ class Planner:
     def require_fit(self) -> None:
         """Raise UsageError if weights, gradients and moments fit on no part of the devices."""
         setting, options = self.setting, self.setting.config.distributed
-        shards = max(1, setting.ranks_on(setting.machine.devices) // options.replicas)
+        shards = max(1, setting.ranks_on(setting.machine.devices))
         state = setting.state_bytes() / shards
         if not options.cpu_offload and state > setting.machine.usable:
             raise UsageError(

@@ -53,16 +53,16 @@ class Setting:
         engine, schedule = self.config.engine, self.config.schedule
         groups = -(-self.config.rollouts.shard_rollouts // schedule.group_size)
         if isinstance(engine, VLLMOptions):
-            slots, parallel = engine.max_num_seqs, engine.tensor_parallel
+            slots, parallel = engine.slots, engine.tensor_parallel
             share = engine.gpu_memory_utilization
             return Engines(engine.processes, slots, parallel, groups, True, share)
         if isinstance(engine, VLLMServerOptions):
-            return Engines(len(engine.urls), engine.concurrency, 1, groups, True, 0.0)
+            return Engines(len(engine.urls), engine.slots, 1, groups, True, 0.0)
         count = max(1, engine.processes)
         if isinstance(engine, ContinuousOptions):
             return Engines(count, engine.slots, 1, groups, False, 0.0)
-        batch = max(1, engine.batch_size // schedule.group_size)  # groups decoded together
-        return Engines(count, engine.batch_size, 1, batch, False, 0.0, static=True)
+        batch = max(1, engine.slots // schedule.group_size)  # groups decoded together
+        return Engines(count, engine.slots, 1, batch, False, 0.0, static=True)
 
     def engines_on(self, devices: int) -> Engines:
         """Return as many engines as fit on GPUs; on a CPU, those that the config asks for."""
@@ -83,7 +83,6 @@ class Setting:
             engines.tensor_parallel,
             self.measured.generate,
             self.update_prices(1).adapter,
-            self.config.engine.quantizes,
         )
 
     def update_prices(self, ranks: int) -> UpdatePrices:
@@ -123,7 +122,7 @@ class Setting:
         """Return the bytes of weights, gradients and moments: a frozen model has only weights."""
         trained = self.update_prices(1).trained
         frozen = self.shape.parameters if self.config.lora.rank else 0
-        return 4 * FLOAT * trained + (0.5 if self.config.lora.quantized else FLOAT) * frozen
+        return 4 * FLOAT * trained + FLOAT * frozen
 
     def held_out(self) -> int:
         """Return the number of held-out problems; 256 if only the data can tell."""

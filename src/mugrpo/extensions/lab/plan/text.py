@@ -18,7 +18,7 @@ _LONG_TAIL = 0.2  # of generation
 
 _CHANGES = {
     "refresh": "make more updates after each refresh: raise --schedule.batches_per_stage",
-    "generate": "more --engine.slots or --engine.max_num_seqs if memory has room, a lower "
+    "generate": "more --engine.slots if memory has room, a lower "
     "--rollouts.max_new_tokens, or more devices for generation",
     "score": "score in more processes: raise --task.workers.count",
     "logprobs": "choose an objective that needs no other policy's logprobs, or turn the KL term "
@@ -94,7 +94,7 @@ def size_lines(setting: Setting) -> list[str]:
     kept = min(checkpoints, config.checkpoint.keep + 1) if config.checkpoint.keep else checkpoints
     saved = STATE * setting.update_prices(1).trained
     ranks = setting.ranks_on(machine.devices)
-    shards = max(1, ranks // config.distributed.replicas)
+    shards = max(1, ranks)
     return [
         f"lengths       {setting.lengths.described()}",
         f"tokens        {plain(tokens)} of responses, {plain(read)} of prompts (each once a group)",
@@ -115,7 +115,7 @@ def _cache(setting: Setting) -> str:
     seen = setting.lengths.at(0)
     longest = int(seen.prompts.max()) + setting.config.rollouts.max_new_tokens
     tokens = room(engines, prices, longest)
-    weights = prices.size(setting.shape.parameters) / engines.tensor_parallel / GIB
+    weights = prices.each * setting.shape.parameters / engines.tensor_parallel / GIB
     each = setting.shape.kv_bytes(1.0, prices.each)
     text = f"an engine: {plain(weights)} GiB of weights on each device, "
     full = engines.slots * longest * each / GIB

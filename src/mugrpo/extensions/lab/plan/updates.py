@@ -96,7 +96,7 @@ class UpdatePrices:
 
     @property
     def _shards(self) -> int:
-        return max(1, self.ranks // self.config.distributed.replicas)
+        return max(1, self.ranks)
 
     @property
     def _gathering(self) -> float:
@@ -105,8 +105,7 @@ class UpdatePrices:
         if self.ranks == 1:
             return 0.0
         each = 2 if self.config.model.precision == "bf16" else FLOAT
-        gathers = 2 if self.config.distributed.reshard_after_forward else 1
-        whole = gathers * each * self.shape.parameters + FLOAT * self.trained
+        whole = 2 * each * self.shape.parameters + FLOAT * self.trained
         size = whole * (shards - 1) / shards
         link = rates.link if shards <= self.machine.per_machine else rates.network
         return size / (link * self.machine.shares.link)
