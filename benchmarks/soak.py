@@ -76,7 +76,7 @@ def short(completions, **columns):
 """
 ROLES = {"engines/worker.py": "engine", "mugrpo.rewards.worker": "reward workers"}
 PER_ROLE = {"memory": "MiB resident", "descriptors": "descriptors", "threads": "threads"}
-PUBLISHED = ("stages", "evaluations", "metrics.jsonl", "journal.jsonl")
+PUBLISHED = ("stages", "evaluations", "metrics.jsonl")
 WARM_UP = 0.1  # share of the time that is left out of the slopes
 BLOCKS = 12  # whose means are nearly independent
 

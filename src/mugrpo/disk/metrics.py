@@ -1,15 +1,18 @@
 """metrics.jsonl: one flat JSON object per event. Every report and chart is derived from it.
 
 Every line has a `kind` ("refresh", "update", "stage_end", "evaluation") and `update`, the number of
-updates made so far, including the update that a line of kind "update" describes. Keys that begin
-with `time/` are in seconds. They are the only values that differ between an uninterrupted run and
-the same run killed and resumed.
+updates made so far, including the update that a line of kind "update" describes. Of several lines
+of a kind and an update, the last one counts. Keys that begin with `time/` are in seconds. They are
+the only values that differ between an uninterrupted run and the same run killed and resumed.
+
+The file only grows, so a checkpoint can seal what it has (see `seal`). Each line carries its own
+sha256, as nothing seals the lines after the newest checkpoint. Of these, a resumed run makes those
+of updates again, and computes those of refreshes and evaluations from their shards.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -18,11 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mugrpo.disk.errors import RunStopped
-from mugrpo.disk.full_disk import full_disk_explained
-from mugrpo.disk.journal import record_growth, recorded
-from mugrpo.disk.journal_lines import Mark
 from mugrpo.disk.places import passing
-from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.publishing import full_disk_explained, publish_file, with_sum, without_sum
 
 
 def _nowhere(kind: str, update: int, values: dict[str, Any]) -> None:
@@ -48,10 +48,18 @@ class MetricsLog:
 
     def reopen(self, update: int) -> None:
         """Reopen the file after others have written to it, and remove lines past `update`."""
-        self._keep(line for line in read_metrics(self._path) if line["update"] <= update)
+        kept = [line for line in read_metrics(self._path) if line["update"] <= update]
+        if self._path != Path(os.devnull):
+            data = encoded(kept)
+            if not (self._path.exists() and self._path.read_bytes() == data):
+                with publish_file(self._path) as file:
+                    file.write(data)
+        self._last = {_key(line): line for line in kept}
+        # Unbuffered, so that no line is left waiting to be written if the disk is full.
+        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def has(self, kind: str, update: int) -> bool:
-        return (kind, update) in self._seen
+        return (kind, update) in self._last
 
     def append(self, kind: str, update: int, **values: Any) -> None:
         """Append one line. A number that is not finite becomes null, as JSON cannot express it.
@@ -59,49 +67,28 @@ class MetricsLog:
         Raises RunStopped if the disk is full.
         """
         passing(f"before a line of {kind}", self._path)
-        self._seen.add((kind, update))
-        line = _encode({"kind": kind, "update": update, **values})
+        line = _finite({"kind": kind, "update": update, **values})
+        self._last[kind, update] = line
+        data = encoded([line])
         with full_disk_explained(self._path):
-            self._grown = True
-            if self._file.write(line) < len(line):
+            if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, "No space left on device")
         passing("metrics line")
         self._also(kind, update, values)
 
     def put(self, kind: str, update: int, **values: Any) -> bool:
-        """Write one line, replacing the line of this `kind` and `update` if there is one.
+        """Append one line, unless the last one of this `kind` and `update` says the same.
 
-        Return whether the file changed. It does not if the same line is there already.
+        Return whether it was appended. Seconds (`time/*`) do not count.
         """
-        if not self.has(kind, update):
-            self.append(kind, update, **values)
-            return True
-        fresh = json.loads(_encode({"kind": kind, "update": update, **values}))
-        lines = list(read_metrics(self._path))
-        if fresh in lines:
+        fresh = _finite({"kind": kind, "update": update, **values})
+        if _untimed(self._last.get((kind, update), {})) == _untimed(fresh):
             return False
-        self._file.close()
-        self._keep(fresh if _key(line) == (kind, update) else line for line in lines)
-        self._also(kind, update, values)
+        self.append(kind, update, **values)
         return True
 
     def close(self) -> None:
-        """Close the file. Its lines are recorded in the run's journal."""
         self._file.close()
-        if self._grown:
-            record_growth(self._path)
-            self._grown = False
-
-    def _keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Replace the file's content with `lines`, if it differs, and open it for appending."""
-        kept = list(lines)
-        keeps = self._path != Path(os.devnull)
-        if keeps and not (self._path.exists() and self._path.read_bytes() == _encoded(kept)):
-            write_metrics(self._path, kept)
-        self._seen = set(map(_key, kept))
-        self._grown = False
-        # Unbuffered, so that no line is left waiting to be written if the disk is full.
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
 
 def read_metrics(
@@ -109,62 +96,33 @@ def read_metrics(
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of a metrics file in order, except a last line that a kill cut short.
 
-    Those that `skips` is true of are not looked into.
-
-    Raises RunStopped, naming the line, if a line is not a metrics line.
+    Those that `skips` is true of are not looked into. Raises RunStopped, naming the line, if a line
+    is not as a run wrote it.
     """
     if not path.exists():
         return
     with open(path, "rb") as file:
-        for number, line in _decoded(file, skips):
-            if isinstance(line, str):
+        for number, text in enumerate(file, start=1):
+            if not text.endswith(b"\n"):
+                return
+            if skips(text):
+                continue
+            try:
+                line = without_sum(json.loads(text))
+                if not _is_event(line):
+                    raise ValueError("it has no kind or no update")
+            except (ValueError, RecursionError) as error:
                 raise RunStopped(
-                    f"{path}, line {number} is not a metrics line ({line}); `mugrpo repair "
+                    f"{path}, line {number} is not a metrics line ({error}); `mugrpo repair "
                     f"{path.parent}` keeps the lines that a checkpoint confirms"
-                )
+                ) from None
             yield line
 
 
-def confirmed_lines(path: Path, marks: Iterable[Mark]) -> tuple[list[dict[str, Any]], int, int]:
-    """Return the lines of the longest beginning of a metrics file that one of `marks` fits.
-
-    Also return the number of lines that cannot be read, which are skipped, and of all others.
-    """
-    texts = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    lines = {number - 1: line for number, line in _decoded(texts) if not isinstance(line, str)}
-    data = b"".join(texts[index] for index in lines)
-    end, done, digest = 0, 0, hashlib.sha256()
-    for size, sha256 in sorted((mark.size or 0, mark.sha256) for mark in marks):
-        if size <= len(data):
-            digest.update(data[done:size])
-            end, done = (size if digest.hexdigest() == sha256 else end), size
-    confirmed = data[:end].count(b"\n")
-    unreadable = sum(text.endswith(b"\n") for text in texts) - len(lines)
-    return list(lines.values())[:confirmed], unreadable, len(lines) - confirmed
-
-
-def write_metrics(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Publish a metrics file with `lines`."""
-    data = _encoded(lines)
-    with full_disk_explained(path), recorded({path: data}), publish_file(path) as file:
-        file.write(data)
-
-
-def _decoded(
-    texts: Iterable[bytes], skips: Callable[[bytes], bool] = lambda _: False
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the number of each line, and the line, or what is wrong with it."""
-    for number, text in enumerate(texts, start=1):
-        if not text.endswith(b"\n"):
-            return
-        if skips(text):
-            continue
-        try:
-            line = dict(json.loads(text))
-            fault = None if _is_event(line) else "no kind or update"
-        except (ValueError, TypeError, RecursionError) as error:
-            fault = str(error)
-        yield number, fault or line
+def encoded(lines: Iterable[dict[str, Any]]) -> bytes:
+    """Return the lines as a metrics file has them."""
+    texts = (json.dumps(with_sum(line), allow_nan=False).encode() + b"\n" for line in lines)
+    return b"".join(texts)
 
 
 def _is_event(line: dict[str, Any]) -> bool:
@@ -176,13 +134,14 @@ def _key(line: dict[str, Any]) -> tuple[str, int]:
     return line["kind"], line["update"]
 
 
-def _encoded(lines: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(map(_encode, lines))
+def _untimed(line: dict[str, Any]) -> str:
+    """Return what a line says, as JSON, which has no tuples."""
+    kept = {name: value for name, value in line.items() if not name.startswith("time/")}
+    return json.dumps(kept, sort_keys=True)
 
 
-def _encode(line: dict[str, Any]) -> bytes:
-    finite = {
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in line.items()
     }
-    return json.dumps(finite, allow_nan=False).encode() + b"\n"

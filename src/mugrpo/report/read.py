@@ -6,7 +6,6 @@ file that cannot be read becomes a sentence in `notes`.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -25,8 +24,10 @@ from pydantic import ValidationError
 from mugrpo.config.stages import ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.metrics import read_metrics
+from mugrpo.disk.publishing import read_summed
 from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import REPAIR
 from mugrpo.disk.shards import ShardSet
 from mugrpo.report.plan_file import RunPlan, read_plan
 from mugrpo.report.samples import (
@@ -216,6 +217,8 @@ def lines_by_kind(run_dir: RunDir, notes: list[str]) -> dict[str, list[Line]]:
         thinner = _Thinner(run_dir.metrics)
         for line in read_metrics(run_dir.metrics, thinner.skips):
             kind, update = line["kind"], line["update"]
+            if kind == REPAIR:
+                notes.append(f"lines were lost before update {update}, and a repair dropped them")
             if kind in KINDS or (kind.startswith(SUITE) and len(lines) < _KINDS_READ):
                 lines.setdefault(kind, {})[update] = thinner.with_skipped(line)
         notes += [
@@ -323,7 +326,14 @@ def sample_files(run_dir: RunDir, kind: str) -> list[Path]:
 def read_samples(file: Path, read: Callable[[Any], _File], notes: list[str]) -> _File | None:
     """Return what `read` makes of a file of samples, or None, with a note, if that fails."""
     try:
-        return read(json.loads(file.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return read(read_summed(file))
+    except (
+        RunStopped,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         notes.append(f"{file} has no samples that can be shown ({error})")
         return None

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.full_disk import full_disk_explained, unfinished
-from mugrpo.disk.links import refuse_links_out
-from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.publishing import full_disk_explained, publish_file, unfinished
+from mugrpo.disk.run_dir import refuse_links_out
 from mugrpo.processes.messages import printable
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # on Windows

@@ -25,6 +25,7 @@ from mugrpo.config.toml import is_absolute
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import require_metrics
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.report.read import RunData, lines_by_kind
 from mugrpo.run.opening import run_as_it_is
@@ -106,8 +107,8 @@ def _verified(
     if stored is None:
         raise UsageError(f"{run.root} is not a run; name a run's directory")
     config = build_config(stored["config"] | run.read_private(), str(run.config))
-    require_known(config, config, run.root, say, trust=wanted.trust)
-    run.journal.require()
+    require_known(stored, config, run.root, say, trust=wanted.trust)
+    require_metrics(run)
     updates = run.checkpoint_updates()
     update = max(updates, default=0) if wanted.update is None else wanted.update
     if update not in updates:

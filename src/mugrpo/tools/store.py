@@ -21,6 +21,7 @@ from typing import Any
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import require_metrics
 from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.objects import Store, refuse_odd
 from mugrpo.tools.push_lock import only_push
@@ -45,7 +46,7 @@ def push(run_dir: RunDir, url: str, say: Say = lambda _: None, check: Check = la
     config, store = run_dir.read_config(), Store(url)
     if config is None:
         raise UsageError(f"{run_dir.root} is not a run; name a run's directory")
-    run_dir.journal.require()
+    require_metrics(run_dir)
     with only_push(store) as renew:
         _require_same_run(config, store, run_dir)
 
@@ -252,7 +253,6 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
                 store.fetch(name, path)
             if not path.exists() or sums.get(name) not in (None, sha256_of(path)):
                 raise RunStopped(f"{url}/{name} is missing or does not match its checksum")
-        RunDir(unfinished).journal.begin()
     say(f"{root}: resume with `mugrpo train {root}`")
 
 

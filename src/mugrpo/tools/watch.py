@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
-from mugrpo.disk.links import refuse_links_out
+from mugrpo.disk.run_dir import refuse_links_out
 
 Say = Callable[[object], None]
 
