@@ -76,7 +76,7 @@ test-wheel: .venv/installed-test  ## the wheel alone, in an environment of its o
 build/trl_tests/packages: .venv/installed-test
 	$(BIN)/pip install --quiet --no-deps --target $@ dashscope jmespath tiktoken
 
-test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.trl (TRL_TESTS=.../test_grpo_trainer.py)
+test-trl: build/trl_tests/packages  ## TRL's own tests with mugrpo.extensions.trl (TRL_TESTS=.../test_grpo_trainer.py)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/trl_tests.py $(TRL_TESTS) build/trl_tests
 
 test-long: .venv/installed-test  ## ranks, benchmarks, notebooks, presets, 100 random faults (about an hour)

@@ -23,7 +23,16 @@ from typing import Any
 import torch
 
 from device import clocked
-from mugrpo.tools.plan.counts import Cost, Group, Linear, Shape, Work, decoded, passed, prefill
+from mugrpo.extensions.lab.plan.counts import (
+    Cost,
+    Group,
+    Linear,
+    Shape,
+    Work,
+    decoded,
+    passed,
+    prefill,
+)
 from side_by_side import machine, parser, relative
 
 COLD_BYTES = 192 * 2**20  # of all copies of a matrix together, more than caches hold

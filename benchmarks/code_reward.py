@@ -17,8 +17,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from mugrpo.config.rewards import CodeOptions, WorkerOptions
+from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem, Status
+from mugrpo.extensions.code import CodeOptions
 from mugrpo.rewards.grading import Grader
 
 HOSTILE = [

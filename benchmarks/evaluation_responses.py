@@ -30,16 +30,16 @@ from typing import Any
 
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import ModelOptions
-from mugrpo.config.suites import load_suites
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem
 from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
+from mugrpo.extensions.evals.options import load_suites
+from mugrpo.extensions.evals.stand_in import with_data
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.rollouts.intervals import interval
 from mugrpo.rollouts.score import response_text
 from mugrpo.tasks.dataset import Dataset
 from mugrpo.tasks.rows import is_local
-from mugrpo.tasks.stand_in import with_data
 
 Row = dict[str, Any]
 

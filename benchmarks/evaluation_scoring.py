@@ -21,15 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mugrpo.config.load import build_config
-from mugrpo.config.suites import load_suites
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet, read_rollouts, write_rollouts
 from mugrpo.engines.base import Engine
+from mugrpo.extensions.evals.options import load_suites
+from mugrpo.extensions.evals.stand_in import with_data
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.run.progress import Progress
-from mugrpo.stages.suites import measure_suite, suite_config, suite_run
-from mugrpo.tasks.stand_in import with_data
 
 
 def no_engines() -> Sequence[Engine]:

@@ -25,8 +25,8 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Request
+from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
-from mugrpo.tools.plan.counts import Group
 from side_by_side import Measured, Ratio, Row, alternate, parser, publish
 from workloads import (
     add_engine_options,

@@ -24,13 +24,13 @@ from gpu_work import (
     stand_in,
     update_flop,
 )
+from mugrpo.extensions.lab.plan.counts import Group, passed
 from mugrpo.model.policy import Policy
 from mugrpo.model.shared_prompts import Packing, packed_attention
 from mugrpo.model.varlen import Kernel, varlen_kernel
 from mugrpo.optimize.budget import TokenBudget
 from mugrpo.optimize.experience import Experience
 from mugrpo.optimize.trainer import Trainer
-from mugrpo.tools.plan.counts import Group, passed
 from side_by_side import Measured, Ratio, Row, alternate
 
 TimeLeft = Callable[[], bool]

@@ -17,11 +17,11 @@ from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.engines.base import Request
+from mugrpo.extensions.lab.plan.counts import Group, Shape, passed
 from mugrpo.model.adapter import Adapter
 from mugrpo.model.loading import load_tokenizer
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.experience import Experience
-from mugrpo.tools.plan.counts import Group, Shape, passed
 from side_by_side import ROOT
 
 FORMS = ROOT / "configs" / "recipes" / "forms"

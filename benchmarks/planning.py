@@ -28,12 +28,12 @@ import pyarrow.parquet as pq
 
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
+from mugrpo.extensions.evals.tables import markdown
+from mugrpo.extensions.lab.plan.calibrate import measured_by
+from mugrpo.extensions.lab.plan.lengths import Lengths, Seen, assumed
+from mugrpo.extensions.lab.plan.machine import load_machine
+from mugrpo.extensions.lab.plan.setting import Setting, as_configured, shape_of
 from mugrpo.report.read import RunData
-from mugrpo.tools.benchmark.tables import markdown
-from mugrpo.tools.plan.calibrate import measured_by
-from mugrpo.tools.plan.lengths import Lengths, Seen, assumed
-from mugrpo.tools.plan.machine import load_machine
-from mugrpo.tools.plan.setting import Setting, as_configured, shape_of
 from planning_live import planned, rows, stored
 from side_by_side import RESULTS, ROOT, machine
 

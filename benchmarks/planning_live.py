@@ -19,13 +19,13 @@ from typing import Any
 
 from mugrpo.config.load import load_config
 from mugrpo.config.toml import as_document
+from mugrpo.extensions.lab.plan.calibrate import measured_by
+from mugrpo.extensions.lab.plan.lengths import from_run
+from mugrpo.extensions.lab.plan.machine import load_machine
+from mugrpo.extensions.lab.plan.schedules import Planner
+from mugrpo.extensions.lab.plan.setting import Measured, Setting, as_configured, shape_of
 from mugrpo.report.costs import phase_seconds, spans
 from mugrpo.report.read import RunData, read_runs
-from mugrpo.tools.plan.calibrate import measured_by
-from mugrpo.tools.plan.lengths import from_run
-from mugrpo.tools.plan.machine import load_machine
-from mugrpo.tools.plan.schedules import Planner
-from mugrpo.tools.plan.setting import Measured, Setting, as_configured, shape_of
 from side_by_side import ROOT
 
 _SMOLLM2: dict[str, Any] = {

@@ -16,12 +16,12 @@ import numpy as np
 
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.run import RunConfig
-from mugrpo.tools.benchmark.tables import markdown
-from mugrpo.tools.plan.counts import Shape
-from mugrpo.tools.plan.lengths import Lengths, assumed
-from mugrpo.tools.plan.machine import load_machine
-from mugrpo.tools.plan.schedules import Planner
-from mugrpo.tools.plan.setting import Measured, Setting, with_updates
+from mugrpo.extensions.evals.tables import markdown
+from mugrpo.extensions.lab.plan.counts import Shape
+from mugrpo.extensions.lab.plan.lengths import Lengths, assumed
+from mugrpo.extensions.lab.plan.machine import load_machine
+from mugrpo.extensions.lab.plan.schedules import Planner
+from mugrpo.extensions.lab.plan.setting import Measured, Setting, with_updates
 from planning import put
 from side_by_side import ROOT
 

@@ -27,10 +27,10 @@ from device import clocked
 from mugrpo.config.run import RunConfig
 from mugrpo.config.tasks import ChainOptions
 from mugrpo.disk.records import Problem
+from mugrpo.extensions.lab.plan.counts import Group
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.optimize.trainer import Trainer
 from mugrpo.tasks.chain import Chain
-from mugrpo.tools.plan.counts import Group
 from side_by_side import Measured, Ratio, Row, Side, alternate, parser, publish
 from trl_peer import UpdatePeer
 from update_smollm2 import fastest_batch

@@ -20,13 +20,13 @@ import altair as alt
 
 from mugrpo.config.load import load_config
 from mugrpo.config.run import RunConfig
+from mugrpo.extensions.lab.plan.counts import Shape
+from mugrpo.extensions.lab.plan.lengths import assumed
+from mugrpo.extensions.lab.plan.machine import load_machine
+from mugrpo.extensions.lab.plan.schedules import Planned, Planner
+from mugrpo.extensions.lab.plan.setting import Setting, with_updates
 from mugrpo.report.charts import color, inline
 from mugrpo.report.embed import svg_file
-from mugrpo.tools.plan.counts import Shape
-from mugrpo.tools.plan.lengths import assumed
-from mugrpo.tools.plan.machine import load_machine
-from mugrpo.tools.plan.schedules import Planned, Planner
-from mugrpo.tools.plan.setting import Setting, with_updates
 from side_by_side import ROOT
 
 RECIPE = ROOT / "configs" / "recipes" / "mu_grpo.toml"

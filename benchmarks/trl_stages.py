@@ -45,10 +45,10 @@ def cell(task_name: str, arm: str, seed: int) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, set_seed
 
     from mugrpo.config.load import load_config
+    from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer
     from mugrpo.model.loading import load_tokenizer
     from mugrpo.model.pretrained import model_path
     from mugrpo.tasks import make_task
-    from mugrpo.trl import GRPOConfig, GRPOTrainer
     from outcomes import Outcome
     from trl_peer import grpo_config, plain_rows, quiet, reward_of
     from trl_run import Accuracy, problems_in_order

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
-from mugrpo.config.rewards import MathOptions, WorkerOptions
+from mugrpo.config.base import WorkerOptions
+from mugrpo.config.rewards import MathOptions
 from mugrpo.disk.records import Answer, FinishReason, Problem
 from mugrpo.rewards.grading import Grader
 

@@ -22,9 +22,9 @@ from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem, Rollout, Score, Status
 from mugrpo.engines import make_engine
 from mugrpo.engines.base import Completion, Request
+from mugrpo.extensions.lab.plan.counts import Group, Shape
 from mugrpo.model.policy import Policy
 from mugrpo.optimize.trainer import Experience
-from mugrpo.tools.plan.counts import Group, Shape
 from side_by_side import ROOT
 
 if TYPE_CHECKING:

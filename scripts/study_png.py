@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mugrpo.extensions.lab.study.figures import draw
+from mugrpo.extensions.lab.study.outcome import Results
+from mugrpo.extensions.lab.study.page import RESULTS, folder_of
+from mugrpo.extensions.lab.study.spec import load_study
 from mugrpo.report.embed import png
-from mugrpo.study.figures import draw
-from mugrpo.study.outcome import Results
-from mugrpo.study.page import RESULTS, folder_of
-from mugrpo.study.spec import load_study
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Run TRL's own tests of GRPOTrainer with TRL's classes and with `mugrpo.trl`'s, and compare.
+"""Run TRL's own tests of GRPOTrainer with TRL's classes and with ours, and compare.
 
     python scripts/trl_tests.py TRL/tests/test_grpo_trainer.py build/trl_tests [pytest's options]
 
@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 
 ORGANIZATION = "trl-internal-testing"
 IMPORT = "from trl import GRPOConfig, GRPOTrainer"
-OURS = "from mugrpo.trl import GRPOConfig, GRPOTrainer"
+OURS = "from mugrpo.extensions.trl import GRPOConfig, GRPOTrainer"
 _SIZES = {
     **{"hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2},

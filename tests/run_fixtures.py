@@ -11,8 +11,8 @@ import pytest
 
 from mugrpo.cli import main
 from mugrpo.disk.records import Answer, Score, Status
+from mugrpo.extensions.lab import bakeoff
 from mugrpo.tasks.chain import Chain
-from mugrpo.tools import bakeoff
 from tests.runs import EARLY, MODEL, Command, Ended, State, finished, killed, state
 
 

@@ -19,7 +19,7 @@ import torch
 import mugrpo
 from mugrpo import report
 from mugrpo.disk.shards import ShardSet, read_rollouts
-from mugrpo.tools import bakeoff
+from mugrpo.extensions.lab import bakeoff
 from tests.blocks import blocks
 from tests.runs import ROOT, final_weights, read_metrics, write_config
 

@@ -10,11 +10,11 @@ import pytest
 
 from mugrpo.arguments import FIRST, completion, options_text, parser, resume_command
 from mugrpo.cli import main
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import describe, tables
 from mugrpo.config.load import leaves, load_config
 from mugrpo.config.preset import PRESETS
-from mugrpo.config.rewards import WorkerOptions
 from mugrpo.config.run import RunConfig
 
 TAKE_OPTIONS = [

@@ -18,8 +18,8 @@ from mugrpo.cli import main
 from mugrpo.config.describe import describe
 from mugrpo.config.load import build_config, load_config
 from mugrpo.config.preset import PRESETS
-from mugrpo.config.suites import load_suites
-from mugrpo.study.spec import load_study
+from mugrpo.extensions.evals.options import load_suites
+from mugrpo.extensions.lab.study.spec import load_study
 from tests.blocks import ELSEWHERE, PAGES, Block, blocks, commands
 from tests.runs import ROOT
 from tests.test_extras import PROJECT

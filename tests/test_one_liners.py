@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mugrpo.config.load import load_config
-from mugrpo.config.rewards import CodeOptions
 from mugrpo.config.tasks import DatasetOptions
-from mugrpo.rewards.code.cases import Returned, read_tests
+from mugrpo.extensions.code import CodeOptions
+from mugrpo.extensions.code.cases import Returned, read_tests
 from mugrpo.tasks.dataset import Dataset
 from tests.runs import ROOT
 

@@ -29,14 +29,12 @@ if TYPE_CHECKING:
     from mugrpo.optimize.objectives.grpo import loss as grpo_loss
     from mugrpo.optimize.objectives.topr import loss as topr_loss
     from mugrpo.optimize.reduction import denominator, reduced_loss
-    from mugrpo.pipeline import evaluate, generate, score
+    from mugrpo.pipeline import evaluate, generate, score, train
     from mugrpo.pipeline import optimize as make_updates
     from mugrpo.report import write_report
     from mugrpo.rollouts.schedule import Schedule, rollout_seed
     from mugrpo.run.opening import open_run, prompt_encoder
     from mugrpo.tasks import make_task
-    from mugrpo.tools.bakeoff import bakeoff
-    from mugrpo.tools.plan.kept import train
 
 bound_spinning()  # here, because it must come before torch is imported
 
@@ -52,7 +50,6 @@ __all__ = [
     "Schedule",
     "ShardSet",
     "UsageError",
-    "bakeoff",
     "batch_logprobs",
     "denominator",
     "evaluate",
@@ -93,7 +90,6 @@ _PLACES = {
     "Schedule": "rollouts.schedule.Schedule",
     "ShardSet": "disk.shards.ShardSet",
     "UsageError": "disk.errors.UsageError",
-    "bakeoff": "tools.bakeoff.bakeoff",
     "batch_logprobs": "optimize.forward.batch_logprobs",
     "denominator": "optimize.reduction.denominator",
     "evaluate": "pipeline.evaluate",
@@ -116,7 +112,7 @@ _PLACES = {
     "rollout_seed": "rollouts.schedule.rollout_seed",
     "score": "pipeline.score",
     "topr_loss": "optimize.objectives.topr.loss",
-    "train": "tools.plan.kept.train",
+    "train": "pipeline.train",
     "write_report": "report.write_report",
     "write_rollouts": "disk.shards.write_rollouts",
 }

@@ -6,24 +6,22 @@ import argparse
 import inspect
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.base import imported
 from mugrpo.config.by_preset import other_defaults
 from mugrpo.config.describe import Option, Table, describe, tables
+from mugrpo.config.extensions import installed
 from mugrpo.config.load import leaves
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.private import HIDDEN
 from mugrpo.config.run import RunConfig
 from mugrpo.tools import vllm_env
-from mugrpo.tools.benchmark.command import add_benchmark
-from mugrpo.tools.exchange import add_exchange
-from mugrpo.tools.plan.command import add_plan
-from mugrpo.tools.problems import add_problems
-from mugrpo.tools.watch import add_watch
 
 DEMO = Path(__file__).with_name("config") / "demo.toml"
 
@@ -33,7 +31,7 @@ PHASES = {
     "optimize": "make a stage's missing updates",
 }
 
-_TRUST = "approve the code and commands that a run begun elsewhere names"
+TRUST = "approve the code and commands that a run begun elsewhere names"
 _PRIVATE = "__environment.kwargs"  # with the dashes replaced
 _NOT_REPEATED = ("force", "trust", "follow")  # approvals are kept
 
@@ -64,6 +62,34 @@ class _Help(argparse.Action):
         parser.exit()
 
 
+class Commands:
+    """What adds commands to the parser: the core's own first, then those of extensions."""
+
+    def __init__(self, root: argparse.ArgumentParser) -> None:
+        self._named = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        self.overriding = _takes_overrides()  # a parent: the options of a run
+        self.opening = _opens(self.overriding)  # a parent: what opens a run, too
+
+    def add(
+        self, name: str, text: str, *, run: str, parents: Sequence[argparse.ArgumentParser] = ()
+    ) -> argparse.ArgumentParser:
+        """Add a command that calls `run`, "module:function", with its parsed arguments.
+
+        The arguments also have `say` and `stop`; the function returns an exit status, or None for
+        success.
+        """
+        added: argparse.ArgumentParser = self._named.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            allow_abbrev=False,
+            add_help=not parents,  # they have it
+            parents=parents,
+        )
+        added.set_defaults(run=run)
+        return added
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser for all commands."""
     root = argparse.ArgumentParser(
@@ -72,25 +98,12 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"mugrpo {version('mugrpo')}")
     root.set_defaults(takes_overrides=False, again=False, until=None)
-    named = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, text: str, **options: Any) -> argparse.ArgumentParser:
-        description = f"{text[0].upper()}{text[1:]}."
-        added: argparse.ArgumentParser = named.add_parser(
-            name,
-            help=text,
-            description=description,
-            allow_abbrev=False,
-            add_help="parents" not in options,  # they have it
-            **options,
-        )
-        return added
-
-    _add_phases(add)
-    add_benchmark(add, _takes_overrides(), _TRUST)
-    add_exchange(add, _takes_overrides(), _TRUST)
-    add_plan(add, _takes_overrides())
-    _add_others(add)
+    commands = Commands(root)
+    _add_phases(commands)
+    _add_others(commands)
+    _add_publish(commands)
+    for place in (place for one in installed().values() for place in one.commands):
+        imported(place)(commands)
     return root
 
 
@@ -109,68 +122,71 @@ def _takes_overrides() -> argparse.ArgumentParser:
     return parent
 
 
-def _add_phases(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands that open a run."""
-    common = _takes_overrides()
+def _opens(overriding: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Return a parent for commands that open a run."""
+    parent = argparse.ArgumentParser(add_help=False, parents=[overriding])
     home = "the run's directory (default: runs/NAME for a config NAME.toml)"
-    common.add_argument("--run-dir", type=Path, help=home)
+    parent.add_argument("--run-dir", type=Path, help=home)
     force = "resume even if config, data, model or code changed"
-    common.add_argument("--force", action="store_true", help=force)
-    common.add_argument("--trust", action="store_true", help=_TRUST)
-    demo = add(
-        "demo", "train the default method on an embedded task, in runs/demo", parents=[common]
+    parent.add_argument("--force", action="store_true", help=force)
+    parent.add_argument("--trust", action="store_true", help=TRUST)
+    return parent
+
+
+def add_target(command: argparse.ArgumentParser) -> None:
+    """Add the argument of a command that opens a run."""
+    text = "a config file (TOML) or the directory of a run"
+    command.add_argument("target", type=Path, help=text)
+
+
+def _add_phases(commands: Commands) -> None:
+    """Add the commands that open a run."""
+    opening = [commands.opening]
+    demo = "train the default method on an embedded task, in runs/demo"
+    commands.add("demo", demo, run="mugrpo.cli:run_train", parents=opening).set_defaults(
+        target=DEMO
     )
-    demo.set_defaults(target=DEMO)
-    opens = argparse.ArgumentParser(add_help=False, parents=[common])
-    target = "a config file (TOML) or the directory of a run"
-    opens.add_argument("target", type=Path, help=target)
-    add("train", "run all stages, or those that remain", parents=[opens])
-    add("check", "try data, rewards, engines, sinks and disk, as `train` does", parents=[opens])
     stage = "the stage, from 0 (default: the current one)"
-    phases = {name: add(name, text, parents=[opens]) for name, text in PHASES.items()}
-    for phase in phases.values():
-        phase.add_argument("--stage", type=int, help=stage)
-    again = "rescore all shards (with --force if the rewards changed)"
-    phases["score"].add_argument("--again", action="store_true", help=again)
-    phases["optimize"].add_argument("--until", type=int, help="stop after this update")
-    follow = "with torchrun: obey the orders of `mugrpo train`, which runs on another machine"
-    phases["optimize"].add_argument("--follow", action="store_true", help=follow)
-    evaluate = add("evaluate", "measure accuracy on the held-out problems", parents=[opens])
-    evaluate.add_argument(
-        "--update", type=int, help="the update to evaluate (default: the newest checkpoint)"
-    )
-    bakeoff = add("bakeoff", "train several methods on a stage's rollouts", parents=[opens])
-    aligned = "compare gradients on a stage's rollouts with the on-policy gradient"
-    alignment = add("alignment", aligned, parents=[opens])
-    methods = 'presets or TOML files, separated by commas; "all" for every preset'
-    for compared in (bakeoff, alignment):
-        compared.add_argument("--stage", type=int, default=0, help="the stage, from 0 (default: 0)")
-    bakeoff.add_argument("--objectives", required=True, metavar="A,B,...", help=methods)
-    methods += " (default: the run's own)"
-    alignment.add_argument("--objectives", metavar="A,B,...", help=methods)
-    groups = "most groups of unused rollouts to compare (default: 128)"
-    alignment.add_argument("--groups", type=int, default=128, help=groups)
-    export = add("export", "write rollouts as a data set in the hub's layout", parents=[opens])
-    export.add_argument("out", type=Path, help="the folder, which must not exist yet")
-    export.add_argument("--stage", type=int, help="the stage, from 0 (default: all stages)")
+    for name, text, run in (
+        ("train", "run all stages, or those that remain", "run_train"),
+        ("check", "try data, rewards, engines, sinks and disk, as `train` does", "run_check"),
+        *((name, text, "run_phase") for name, text in PHASES.items()),
+        ("evaluate", "measure accuracy on the held-out problems", "run_evaluate"),
+    ):
+        command = commands.add(name, text, run=f"mugrpo.cli:{run}", parents=opening)
+        add_target(command)
+        if name in PHASES:
+            command.add_argument("--stage", type=int, help=stage)
+        if name == "score":
+            again = "rescore all shards (with --force if the rewards changed)"
+            command.add_argument("--again", action="store_true", help=again)
+        if name == "optimize":
+            command.add_argument("--until", type=int, help="stop after this update")
+            follow = "with torchrun: obey the orders of `mugrpo train` on another machine"
+            command.add_argument("--follow", action="store_true", help=follow)
+        if name == "evaluate":
+            update = "the update to evaluate (default: the newest checkpoint)"
+            command.add_argument("--update", type=int, help=update)
 
 
-def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
+def _add_others(commands: Commands) -> None:
     """Add the commands that open no run."""
-    repair = "verify checksums; restore damaged files, or set them aside for `train` to replace"
-    view = "list, filter, read and compare rollouts in the terminal"
-    for name, text in (("repair", repair), ("view", view)):
-        add(name, text).add_argument("target", type=Path, help="a run's directory")
-    add_watch(add)
-    add_problems(add)
-    study = add("study", "run every combination of options and seeds, or show the results")
-    action = "run the missing cells, or show the table"
-    study.add_argument("action", choices=("run", "show"), help=action)
-    study.add_argument("target", type=Path, metavar="FILE", help="the study (TOML)")
-    work = "the directory of the study's runs (default: runs/studies/NAME)"
-    study.add_argument("--work", type=Path, help=work)
-    study.add_argument("--jobs", type=int, help="cells at once (default: as many as cores allow)")
-    study.add_argument("--keep", action="store_true", help="keep rollouts and checkpoints")
+    add = partial(_of_cli, commands)
+    repair = "verify checksums; set damaged files aside for `train` to replace"
+    add("repair", repair).add_argument("target", type=Path, help="a run's directory")
+    text, watching = "show a run that another process trains, until it ends", "mugrpo.tools.watch"
+    watch = commands.add("watch", text, run=f"{watching}:run_watch")
+    watch.add_argument("target", type=Path, help="a run's directory")
+    once = "print its state once, as text, and exit (as without a terminal)"
+    watch.add_argument("--once", action="store_true", help=once)
+    text = "write an HTML report on one or more runs"
+    report = commands.add("report", text, run=f"{watching}:run_report")
+    several = "directories of runs; several runs share each chart"
+    report.add_argument("targets", type=Path, nargs="+", help=several)
+    out = "the file (default: report.html, in the run's directory if there is only one)"
+    report.add_argument("--out", type=Path, help=out)
+    every = "write it again every N seconds until the runs end; the open page follows"
+    report.add_argument("--every", type=int, metavar="N", help=every)
     add("objectives", "list presets, objectives and their parts")
     complete = add("completion", "print a script that completes commands and options in a shell")
     complete.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
@@ -188,13 +204,34 @@ def _add_others(add: Callable[..., argparse.ArgumentParser]) -> None:
     merge.add_argument("out", type=Path, help="the model's directory, which must not exist yet")
     merge.add_argument("--base", help="the model without it (default: the one it was trained on)")
     merge.add_argument("--force", action="store_true", help="accept a model with other files")
-    url = "an object store or a folder, such as s3://bucket/run (any URL that fsspec knows)"
-    push = add("push", "copy a run's published files to an object store")
-    push.add_argument("target", type=Path, help="a run's directory")
-    push.add_argument("url", help=url)
-    pull = add("pull", "restore a run from its copy in an object store")
-    pull.add_argument("url", help=url)
-    pull.add_argument("target", type=Path, help="the run's directory, which must not exist yet")
+
+
+def _add_publish(commands: Commands) -> None:
+    text = "send a run's model, with a card, to the Hugging Face Hub"
+    command = commands.add("publish", text, run="mugrpo.cli:run_publish")
+    command.add_argument("target", type=Path, help="a run's directory")
+    command.add_argument("name", metavar="OWNER/NAME", help="the model's repository")
+    at = "the update to publish (default: the newest checkpoint)"
+    command.add_argument("--update", type=int, help=at)
+    merged = "send the whole model instead of the adapter (lora.rank)"
+    command.add_argument("--merged", action="store_true", help=merged)
+    base = "the model before the first update, on the hub (default: model.path, if it is there)"
+    command.add_argument("--base-model", metavar="OWNER/NAME", help=base)
+    command.add_argument("--license", metavar="ID", help="the license, such as apache-2.0")
+    rollouts = "send the rollouts, too, to this data set's repository"
+    command.add_argument("--rollouts", metavar="OWNER/DATASET", help=rollouts)
+    seen = command.add_mutually_exclusive_group()
+    seen.add_argument("--private", action="store_true", help="for you alone (the default)")
+    seen.add_argument("--public", action="store_true", help="for everybody")
+    force = "replace what the repository holds of another run, or of something else"
+    command.add_argument("--force", dest="replace", action="store_true", help=force)
+    command.add_argument("--trust", action="store_true", help=TRUST)
+    dry_run = "write what would be sent to this new folder, and contact nobody"
+    command.add_argument("--dry-run", type=Path, metavar="FOLDER", help=dry_run)
+
+
+def _of_cli(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    return commands.add(name, text, run=f"mugrpo.cli:run_{name.replace('-', '_')}")
 
 
 def resume_command(options: argparse.Namespace, overrides: Sequence[str], reason: str) -> str:

@@ -6,22 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mugrpo.arguments import PHASES, completion, parser, resume_command
+from mugrpo.arguments import completion, parser, resume_command
+from mugrpo.config.base import imported
 from mugrpo.disk.errors import RunStopped, Unapproved, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.processes.messages import visible
 from mugrpo.processes.shown import shown
 from mugrpo.processes.stopping import stop_on_signals
-from mugrpo.tools.benchmark.command import run_benchmark
-from mugrpo.tools.exchange import run_import, run_publish
-from mugrpo.tools.plan.command import run_plan
-from mugrpo.tools.problems import run_problems
-from mugrpo.tools.watch import run_report, run_watch
 
 if TYPE_CHECKING:
     from mugrpo.run.opened import OpenRun
@@ -39,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides = overrides
         rank = "TORCHELASTIC_RUN_ID" in os.environ
         with stop_on_signals(patient=rank) as stop:
-            options.stop = stop
-            return _COMMANDS[options.command](options) or 0
+            options.stop, options.say = stop, _say
+            return imported(options.run)(options) or 0
     except Unapproved as error:
         print(visible(f"mugrpo: {error}"), file=sys.stderr)
         return 2
@@ -68,19 +63,16 @@ def _complain(error: object) -> None:
     print(shown(f"mugrpo: {error}"), file=sys.stderr)
 
 
-def _train(options: argparse.Namespace) -> int:
-    with _opened(options) as run:
+def run_train(options: argparse.Namespace) -> int:
+    with opened(options) as run:
         from mugrpo.disk.metrics import read_metrics
-        from mugrpo.report.planned import in_words
-        from mugrpo.tools.plan.kept import train
+        from mugrpo.pipeline import train
         from mugrpo.tools.summary import LEARNED_NOTHING, standstill, summarize, whereabouts
 
         with run.progress.watching(run.folder.root):
             train(run)
         lines = list(read_metrics(run.folder.metrics))
         run.progress.say(summarize(lines, run.config.preset))
-        if told := in_words(run.folder):
-            run.progress.say(told)
         run.progress.say(whereabouts(run.folder, run.config.schedule.total_updates))
     if sentence := standstill(lines, run.config.rollouts.max_new_tokens):
         _complain(sentence)
@@ -88,13 +80,17 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _phase(options: argparse.Namespace) -> None:
-    with _opened(options) as run:
+def run_check(options: argparse.Namespace) -> None:
+    with opened(options) as run:
         from mugrpo import pipeline
 
-        if options.command == "check":
-            pipeline.check(run)
-            return
+        pipeline.check(run)
+
+
+def run_phase(options: argparse.Namespace) -> None:
+    with opened(options) as run:
+        from mugrpo import pipeline
+
         if vars(options).get("follow"):
             pipeline.follow(run)
             return
@@ -102,7 +98,7 @@ def _phase(options: argparse.Namespace) -> None:
         if stage is None:
             schedule = run.schedule()
             stage = min(schedule.stage_of(run.folder.newest_update()), schedule.stages - 1)
-        _check_stage(run, stage)
+        check_stage(run, stage)
         with run.progress.watching(run.folder.root):
             if options.command == "generate":
                 pipeline.generate(run, stage)
@@ -112,8 +108,8 @@ def _phase(options: argparse.Namespace) -> None:
                 pipeline.optimize(run, stage, until=options.until)
 
 
-def _evaluate(options: argparse.Namespace) -> None:
-    with _opened(options) as run:
+def run_evaluate(options: argparse.Namespace) -> None:
+    with opened(options) as run:
         from mugrpo.pipeline import evaluate
 
         update = run.folder.newest_update() if options.update is None else options.update
@@ -125,60 +121,13 @@ def _evaluate(options: argparse.Namespace) -> None:
             run.progress.say(f"{name}: {text}")
 
 
-def _bakeoff(options: argparse.Namespace) -> None:
-    with _opened(options) as run:
-        from mugrpo.tools.bakeoff import bakeoff
-
-        _check_stage(run, options.stage)
-        methods = options.objectives.split(",")
-        table = bakeoff(run, options.stage, methods, force=options.force)
-        run.progress.say(f"{table.read_text()}{table.with_name('report.html')}")
-
-
-def _alignment(options: argparse.Namespace) -> None:
-    with _opened(options) as run:
-        from mugrpo.tools.alignment import alignment, table
-
-        _check_stage(run, options.stage)
-        methods = options.objectives.split(",") if options.objectives else []
-        rows = alignment(run, options.stage, methods, options.groups)
-        run.progress.say(table(rows))
-
-
-def _export(options: argparse.Namespace) -> None:
-    with _opened(options) as run:
-        from mugrpo.tools.exporting import export_rollouts
-
-        _check_stage(run, options.stage)
-        run.progress.say(export_rollouts(run, options.out, options.stage))
-
-
-def _study(options: argparse.Namespace) -> int:
-    from mugrpo.study.spec import load_study
-
-    load_study(options.target)  # refuse a bad file before PyTorch is imported
-    from mugrpo.study.command import run_study, show_study
-
-    if options.action == "show":
-        _say(show_study(options.target))
-        return 0
-    work = options.work or Path("runs") / "studies" / options.target.stem
-    page, failed = run_study(
-        options.target, work, options.jobs, keep=options.keep, say=_say, stop=options.stop
-    )
-    _say(page)
-    for sentence in failed:
-        _complain(sentence)
-    return 3 if failed else 0
-
-
-def _check_stage(run: OpenRun, stage: int | None) -> None:
+def check_stage(run: OpenRun, stage: int | None) -> None:
     stages = run.schedule().stages
     if stage is not None and not 0 <= stage < stages:
         raise UsageError(f"--stage {stage}: the run has stages 0 to {stages - 1}")
 
 
-def _repair(options: argparse.Namespace) -> None:
+def run_repair(options: argparse.Namespace) -> None:
     from mugrpo.tools.repair import repair
 
     damaged = repair(RunDir(options.target), _say)
@@ -195,50 +144,68 @@ def _copy(options: argparse.Namespace) -> None:
         pull(options.url, RunDir(options.target), _say, options.stop.check)
 
 
-def _merge(options: argparse.Namespace) -> None:
+def run_publish(options: argparse.Namespace) -> None:
+    """Do what the arguments of `mugrpo publish` ask for."""
+    _say(f"{options.target}: loading PyTorch, then verifying what will be sent")
+    from mugrpo.tools.publish import Publication, publish
+
+    wanted = Publication(
+        options.target,
+        options.name,
+        update=options.update,
+        merged=options.merged,
+        base_model=options.base_model,
+        license=options.license,
+        rollouts=options.rollouts,
+        public=options.public,
+        replace=options.replace,
+        trust=options.trust,
+    )
+    publish(wanted, options.dry_run, say=_say, stop=options.stop)
+
+
+def run_merge(options: argparse.Namespace) -> None:
     from mugrpo.tools.merge import merge
 
     _say(merge(options.target, options.out, options.base, force=options.force, say=_say))
 
 
-def _view(options: argparse.Namespace) -> None:
-    from mugrpo.tools.view import view
-
-    view(options.target)
-
-
-def _objectives(options: argparse.Namespace) -> None:
+def run_objectives(options: argparse.Namespace) -> None:
     from mugrpo.tools.catalog import catalog
 
     _say("\n".join(catalog()))
 
 
-def _schema(_: argparse.Namespace) -> None:
+def run_schema(_: argparse.Namespace) -> None:
     from mugrpo.tools.schema import schema
 
     _say(json.dumps(schema(), indent=2))
 
 
-def _convert(options: argparse.Namespace) -> None:
+def run_convert(options: argparse.Namespace) -> None:
     from mugrpo.model.pretrained import convert
 
     _say(convert(options.name, _say))
 
 
-def _vllm_env(options: argparse.Namespace) -> None:
+def run_vllm_env(options: argparse.Namespace) -> None:
     from mugrpo.tools.vllm_env import make_environment
 
     make_environment(options.target, _say, options.stop.check)
 
 
-def _doctor(_options: argparse.Namespace) -> None:
+def run_doctor(_options: argparse.Namespace) -> None:
     from mugrpo.tools.doctor import examine
 
     examine(_say)
 
 
+def run_completion(options: argparse.Namespace) -> None:
+    _say(completion(options.shell))
+
+
 @contextmanager
-def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
+def opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     """Open the run that the arguments name, as a rank if torchrun started this process."""
     from mugrpo.run.progress import Progress
     from mugrpo.run.target import read_target
@@ -268,32 +235,3 @@ def _opened(options: argparse.Namespace) -> Iterator[OpenRun]:
     ):
         options.stop.check()
         yield run
-
-
-# A command returns an exit status, or None for success.
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    **dict.fromkeys(("demo", "train"), _train),
-    **dict.fromkeys(("check", *PHASES), _phase),
-    "evaluate": _evaluate,
-    "bakeoff": _bakeoff,
-    "alignment": _alignment,
-    "benchmark": lambda options: run_benchmark(options, _say),
-    "plan": lambda options: run_plan(options, _say),
-    "repair": _repair,
-    "import": lambda options: run_import(options, _say),
-    "publish": lambda options: run_publish(options, _say),
-    "export": _export,
-    **dict.fromkeys(("push", "pull"), _copy),
-    "merge": _merge,
-    "problems": lambda options: run_problems(options, _say),
-    "report": lambda options: run_report(options, _say),
-    "watch": lambda options: run_watch(options, _say),
-    "view": _view,
-    "study": _study,
-    "objectives": _objectives,
-    "completion": lambda options: _say(completion(options.shell)),
-    "schema": _schema,
-    "convert": _convert,
-    "doctor": _doctor,
-    "vllm-env": _vllm_env,
-}

@@ -15,7 +15,6 @@ there, and any step can run alone, elsewhere or again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -38,17 +37,12 @@ from mugrpo.stages.trial import try_out
 from mugrpo.stages.work import OnMetrics, Work, weights_of
 
 
-def train(
-    run: OpenRun,
-    on_metrics: OnMetrics | None = None,
-    before_stage: Callable[[int], None] = lambda _: None,
-) -> None:
+def train(run: OpenRun, on_metrics: OnMetrics | None = None) -> None:
     """Do everything in the run that is not done yet.
 
-    `on_metrics` is called with the kind, the update and the values of each metrics line,
-    `before_stage` with the number of each stage before it begins or continues. Raises RunStopped if
-    the run cannot go on now or was asked to stop, and UsageError if its config does not fit the
-    machine, the data or the rewards.
+    `on_metrics` is called with the kind, the update and the values of each metrics line. Raises
+    RunStopped if the run cannot go on now or was asked to stop, and UsageError if its config does
+    not fit the machine, the data or the rewards.
     """
     config = run.config
     run.progress.say(
@@ -66,7 +60,7 @@ def train(
         _prepare(run)
         if update < run.config.schedule.total_updates:
             require_room(config)
-            try_out(run, work.suites)
+            try_out(run, work.measures)
         if work.ranks is None:
             run.progress.say(f"loading the model {run.config.model.path}")
             work.weights.load()  # the canary uses the model that trains
@@ -79,7 +73,6 @@ def train(
             stage = work.stage(number)
             if stage.first_update == run.config.schedule.total_updates:
                 break
-            before_stage(number)
             if run.config.overlap:
                 with generated_beside(run, stage, work.sampling, work.metrics):
                     work.optimize(stage)
@@ -103,7 +96,7 @@ def check(run: OpenRun) -> None:
     """Try what `train` tries before its first rollout, and say what came of it."""
     with Work(run) as work:
         _prepare(run)
-        try_out(run, work.suites, tell=True)
+        try_out(run, work.measures, tell=True)
 
 
 def generate(run: OpenRun, number: int) -> None:
@@ -197,7 +190,7 @@ def _obey(run: OpenRun, training: Training, order: Order) -> None:
             training.save(temporary=True, rests=True)  # one that is due is saved already
         if hands_over := training.hands_over:
             training.hand_over()
-    if run.config.backend.name == "ray":  # it may start ranks again, from a published checkpoint
+    if run.config.backend.clustered:  # it may start ranks again, from a published checkpoint
         run.folder.settle()
     elif run.folder.pending and not hands_over:
         run.folder.pending.ready()  # engines may read the model then

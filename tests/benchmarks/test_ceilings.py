@@ -7,7 +7,7 @@ import torch
 
 import ceilings as ceilings_of_machine
 from ceilings import Ceilings, generation_floor, update_floor
-from mugrpo.tools.plan.counts import Group, Shape, decoded, passed, prefill
+from mugrpo.extensions.lab.plan.counts import Group, Shape, decoded, passed, prefill
 
 SHAPE = Shape(
     hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32, tied=True

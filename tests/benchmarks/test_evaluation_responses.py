@@ -13,8 +13,8 @@ from mugrpo.config.run import ModelOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import FinishReason, Rollout, Score, Status
 from mugrpo.disk.shards import ShardSet, write_rollouts, write_scores
+from mugrpo.extensions.evals.comparing import compare, stored
 from mugrpo.model.loading import load_tokenizer
-from mugrpo.tools.benchmark.comparing import compare, stored
 
 PROMPTS = {"a": "1+1=", "b": "2+1="}  # with references 2 and 3
 SUITE = """

@@ -30,7 +30,7 @@ from gpu_work import (
     stand_in,
     update_flop,
 )
-from mugrpo.tools.plan.counts import Group, Shape
+from mugrpo.extensions.lab.plan.counts import Group, Shape
 from side_by_side import Measured, Row, machine
 from tests.model.test_varlen import reference
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import staging_map
-from mugrpo.tools.plan.schedules import PARTS, Planned
+from mugrpo.extensions.lab.plan.schedules import PARTS, Planned
 
 
 def plan(stages: int, generate: float) -> Planned:

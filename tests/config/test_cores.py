@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from mugrpo.config import cores
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.environment import EnvironmentOptions
-from mugrpo.config.rewards import WorkerOptions
 from mugrpo.engines.devices import exclusive_part
 from mugrpo.tools import doctor
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from mugrpo.config.base import WorkerOptions
 from mugrpo.config.describe import as_toml, describe, tables
 from mugrpo.config.kept import SuiteUse
 from mugrpo.config.load import build_config
 from mugrpo.config.mixture import Source
 from mugrpo.config.options import choices
-from mugrpo.config.rewards import Reward, WorkerOptions
+from mugrpo.config.rewards import Reward
 from mugrpo.config.run import RunConfig
 
 CHOICES = RunConfig.choices()

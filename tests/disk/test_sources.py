@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.config.rewards import FunctionOptions, WorkerOptions
+from mugrpo.config.base import WorkerOptions
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk import sources
 from mugrpo.disk.records import Answer, FinishReason, Problem
 from mugrpo.rewards.grading import Grader

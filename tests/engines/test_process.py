@@ -19,10 +19,10 @@ from mugrpo.config.engines import ContinuousOptions, VLLMOptions
 from mugrpo.config.run import ModelOptions, RunConfig
 from mugrpo.disk.errors import Interrupted, RunStopped, UsageError
 from mugrpo.engines import host, make_engines
-from mugrpo.engines.actor import Relay
 from mugrpo.engines.base import Completion, Request
 from mugrpo.engines.continuous import ContinuousEngine
 from mugrpo.engines.process import RemoteEngine
+from mugrpo.extensions.ray.actor import Relay
 from mugrpo.model.policy import Policy, load_policy
 from mugrpo.model.pretrained import EMBEDDED
 from mugrpo.processes.messages import to_json

@@ -10,11 +10,11 @@ import pytest
 
 from mugrpo.config.run import ModelOptions
 from mugrpo.disk.records import Rollout
+from mugrpo.extensions.lab.plan.counts import Shape
 from mugrpo.model.policy import load_policy
 from mugrpo.optimize.balance import Price, rounds, work
 from mugrpo.optimize.cut import cut, layout
 from mugrpo.processes.ranks import Ranks
-from mugrpo.tools.plan.counts import Shape
 from tests.optimize.test_cut import row, rows_of
 
 TOKENS_ONLY = Price()

@@ -272,26 +272,3 @@ def _plausible_samples(rng: np.random.Generator) -> list[dict[str, Any]]:
             )
         )
     return samples
-
-
-def write_plan(root: Path, *, begins: int) -> None:
-    """Write the plan of two stages of four updates: in the second, all takes longer."""
-    counts = {"update": 4, "rollout": 512, "refresh": 1}
-    first = {"refresh": 1.0, "generate": 20.0, "score": 2.0, "logprobs": 9.0, "optimize": 6.0}
-    second = {"refresh": 2.0, "generate": 84.0, "score": 4.0, "logprobs": 9.0, "optimize": 12.0}
-    stages = [
-        {
-            "first": 0,
-            "counts": {**counts, "evaluation": 2},
-            "seconds": {**first, "checkpoint": 2.0, "evaluate": 8.0},
-            "ends": [0.5, 1.0],
-        },
-        {
-            "first": 4,
-            "counts": {**counts, "evaluation": 1},
-            "seconds": {**second, "checkpoint": 4.0, "evaluate": 4.0},
-            "ends": [0.5, 1.0],
-        },
-    ]
-    document = {"source": "what stage 0 took", "begins": begins, "stages": stages}
-    RunDir(root).plan.write_text(json.dumps(document))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mugrpo.config.base import RewardOption, WorkerOptions
 from mugrpo.config.load import build_config
 from mugrpo.config.rewards import (
     EnvironmentReward,
@@ -24,8 +25,6 @@ from mugrpo.config.rewards import (
     NumericOptions,
     PlainOptions,
     RegexOptions,
-    RewardOption,
-    WorkerOptions,
 )
 from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status, TrainerState

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.config.rewards import FunctionOptions, WorkerOptions
+from mugrpo.config.base import WorkerOptions
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.disk.errors import BrokenReward
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, TrainerState
 from mugrpo.rewards.grading import Grader

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mugrpo.config.rewards import ExactOptions, FunctionOptions, WorkerOptions
+from mugrpo.config.base import WorkerOptions
+from mugrpo.config.rewards import ExactOptions, FunctionOptions
 from mugrpo.disk.errors import RunStopped
 from mugrpo.processes.messages import to_json
 from mugrpo.processes.warden import LONGEST_LOG

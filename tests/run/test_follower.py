@@ -22,7 +22,6 @@ from tests.report.synthetic import (
     update,
     write_config,
     write_metrics,
-    write_plan,
 )
 from tests.runs import start_train
 from tests.waiting import until
@@ -100,30 +99,6 @@ def test_the_time_left_is_unknown_before_everything_was_done_once(root: Path):
         assert Follower(root).state().left is None
     write_metrics(root, STAGE_0[:3])  # 7 updates, the other stage with its refresh, 2 evaluations
     assert Follower(root).state().left == 7 * 3 + 11 + 2 + 512 / 512 * 11 + 2 * 5
-
-
-def test_the_time_left_is_the_plans_as_a_multiple_of_what_was_measured(root: Path):
-    """The second stage has twice the seconds of an update, four times those of a rollout.
-
-    Measured against planned: updates 12 of 8 s, rollouts 11 of 22, a refresh 2 of 1, evaluations 10
-    of 8 s. Left, as planned: 4 updates 16 s, half of the rollouts 44 s, an evaluation 4 s.
-    """
-    write_plan(root, begins=4)
-    publish(root, 1, rollouts=256)
-    assert Follower(root).state().left == 16 * 12 / 8 + 44 * 11 / 22 + 4 * 10 / 8
-
-
-def test_a_plan_tells_the_time_left_before_anything_was_measured(root: Path):
-    write_plan(root, begins=0)
-    write_metrics(root, [])
-    assert Follower(root).state().left == 8 + 16 + 22 + 88 + 2 + 2 * 4
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": "", "begins": 0, "stages": [{}]}'])
-def test_a_plan_that_cannot_be_read_counts_as_none(root: Path, text: str):
-    (root / "plan.json").write_text(text)
-    publish(root, 1, rollouts=256)
-    assert Follower(root).state().left == 4 * 3 + 5.5 + 5
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mugrpo.config.load import build_config
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.lab.plan.machine import MACHINES
 from mugrpo.run.opening import _for_this_machine
 from mugrpo.run.progress import Progress
 from mugrpo.run.room import (
@@ -29,7 +30,6 @@ from mugrpo.run.room import (
     update_memory,
     with_room,
 )
-from mugrpo.tools.plan.machine import MACHINES
 from tests.builders import tiny_config
 
 pytest_plugins = ["tests.run_fixtures"]

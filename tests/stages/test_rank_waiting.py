@@ -18,9 +18,10 @@ from mugrpo.disk import patience
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.publishing import publish_json
 from mugrpo.disk.run_dir import RunDir, Unsaved
+from mugrpo.extensions.ray import ranks as ray_ranks
 from mugrpo.optimize.checkpoint import Writing
 from mugrpo.run.weights import hand_over
-from mugrpo.stages import orders, ranks, ray_ranks
+from mugrpo.stages import orders, ranks
 from mugrpo.stages.orders import Answer
 from mugrpo.stages.ranks import RankProcesses, _WrittenByRanks
 from tests.waiting import until

@@ -16,7 +16,7 @@ from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.shards import ShardSet, read_rollouts
 from mugrpo.environments.base import Reply
-from mugrpo.environments.verifiers.pool import VerifiersEnvironments
+from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
 from tests.builders import chain_tokenizer
 
 pytestmark = pytest.mark.verifiers

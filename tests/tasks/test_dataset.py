@@ -19,7 +19,7 @@ from mugrpo.config.rewards import ExactOptions, NumericOptions, PlainOptions
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Problem
-from mugrpo.rewards.code.cases import read_tests
+from mugrpo.extensions.code.cases import read_tests
 from mugrpo.tasks import patterns
 from mugrpo.tasks.references import sentences
 from tests.tasks.builders import all_problems, chat, refusal, row, task

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.extensions.exchange.imports import CONFIG, Row, config_in, lines
 from tests.runs import Command, Ended
-from tests.tools.imports import CONFIG, Row, config_in, lines
 
 
 @pytest.fixture

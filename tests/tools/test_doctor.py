@@ -16,8 +16,8 @@ from mugrpo.cli import main
 from mugrpo.config.cores import cores
 from mugrpo.disk.errors import UsageError
 from mugrpo.engines.vllm import OLDEST
+from mugrpo.extensions.code import choosing
 from mugrpo.model import pretrained
-from mugrpo.rewards.code import choosing
 from mugrpo.tools import doctor, installed
 
 REQUIRED = ["torch>=2", "absent-one>=1; extra == 'hub'", "torch>=99; extra == 'math'"]

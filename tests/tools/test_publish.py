@@ -173,7 +173,7 @@ def test_rollouts_are_those_of_the_updates_that_are_published(
 ):
     """The second stage was sampled after update 3. What errors said is never among them."""
     table = pa.table({"status": ["none"]})
-    monkeypatch.setattr("mugrpo.tools.exporting._without_reasons", lambda _: table)
+    monkeypatch.setattr("mugrpo.extensions.exchange.exporting._without_reasons", lambda _: table)
     options = ("--rollouts", "alice/rollouts", "--base-model", "alice/base", "--update", 3)
     published(command, reference, *options, "--dry-run", tmp_path / "dry")
     files = files_in(tmp_path / "dry" / "dataset")

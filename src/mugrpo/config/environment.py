@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from mugrpo.config.base import EnvironmentKind
 from mugrpo.config.cores import cores
+from mugrpo.config.extensions import environment_kinds
 from mugrpo.config.options import HARMLESS, PLACE, PRIVATE, PROCESSES, Code, Options, PathOrName
 from mugrpo.config.private import PrivateTable
 
@@ -17,14 +19,13 @@ class EnvironmentOptions(Options):
     name: Code | None = Field(None, json_schema_extra=PLACE)
     """Where to find it, "module:name" or "path/to/file.py:name": a class with TRL's contract
     (`reset`, methods as tools, `get_reward`), or a function that is called with the messages
-    (docs/environments.md). "verifiers:NAME" is an environment of the package verifiers
-    (docs/verifiers.md)."""
+    (docs/environments.md). "KIND:NAME" is an environment of another package, such as
+    "verifiers:NAME" (docs/verifiers.md)."""
     python: PathOrName | None = Field(None, json_schema_extra=PRIVATE)
-    """The interpreter of another environment, in which verifiers and its environment are
-    installed."""
+    """The interpreter of another environment, in which the package of "KIND:NAME" is installed."""
     kwargs: PrivateTable = Field(PrivateTable({}), json_schema_extra=PRIVATE)
-    """Keyword arguments of the class, of the function beside the messages, or of verifiers'
-    config of its environment. Text in them is hidden in whatever is written or printed."""
+    """Keyword arguments of the class, of the function beside the messages, or of another package's
+    environment. Text in them is hidden in whatever is written or printed."""
     tools: tuple[Code, ...] = Field((), json_schema_extra=PLACE)
     """Functions that the model may call, named as the environment is. Their signatures and
     docstrings are what the chat template tells the model."""
@@ -44,15 +45,14 @@ class EnvironmentOptions(Options):
         return self.name is not None or bool(self.tools)
 
     @property
-    def verifiers(self) -> str | None:
-        """Return the name of an environment of verifiers, or None if it is another one."""
-        place, _, name = (self.name or "").rpartition(":")
-        return name if place == "verifiers" else None
+    def kind(self) -> EnvironmentKind | None:
+        """Return the kind of an environment of another package, or None if it is the user's."""
+        return environment_kinds().get((self.name or "").rpartition(":")[0])
 
     @property
     def code(self) -> list[str]:
         """Return all code that the options name and this interpreter imports."""
-        here = self.name is not None and self.verifiers is None
+        here = self.name is not None and self.kind is None
         return [*([self.name] if here and self.name else []), *self.tools]
 
     @property
@@ -76,7 +76,10 @@ class EnvironmentOptions(Options):
                 "environment.tools needs prompt.form = 'chat', as a chat template tells the model "
                 "about tools"
             )
-        yield from self._faults_with_verifiers(form)
+        if self.kind is not None:
+            yield from self.kind.faults(self, form)
+        elif self.python is not None:
+            yield "environment.python has no effect: environments of your own run in mugrpo's"
         names = [tool.rpartition(":")[2] for tool in self.tools]
         if twice := {name for name in names if names.count(name) > 1}:
             yield f"environment.tools has {min(twice)} twice; a model calls tools by their names"
@@ -84,25 +87,4 @@ class EnvironmentOptions(Options):
             yield (
                 "environment.max_turns has no effect without environment.name or "
                 "environment.tools; name one of them"
-            )
-
-    def _faults_with_verifiers(self, form: str) -> Iterator[str]:
-        if self.verifiers is None:
-            if self.python is not None:
-                yield (
-                    "environment.python is the interpreter of environment.name = "
-                    "'verifiers:NAME'; other environments run in mugrpo's own"
-                )
-            return
-        if self.python is None:
-            yield (
-                f"environment.name = {self.name!r} needs environment.python, an interpreter that "
-                "has verifiers installed (docs/verifiers.md)"
-            )
-        if form != "chat":
-            yield f"environment.name = {self.name!r} needs prompt.form = 'chat'"
-        if self.tools:
-            yield (
-                f"environment.tools does not go with environment.name = {self.name!r}, which has "
-                "tools of its own"
             )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from mugrpo.config.options import ByStage, NamedOptions, Options, at_stage, choices
+from mugrpo.config.base import TaskOptions
+from mugrpo.config.extensions import one_of
+from mugrpo.config.options import ByStage, Options, at_stage, choices
 from mugrpo.config.rewards import EnvironmentReward, MathOptions, Rewards
-from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions, ReasoningGymOptions
+from mugrpo.config.tasks import ChainOptions, DatasetOptions, LettersOptions
 
 
 class SourceOptions(Options):
@@ -29,22 +31,6 @@ class SourceOptions(Options):
         return weights
 
 
-class ChainSource(ChainOptions, SourceOptions):
-    __doc__ = ChainOptions.__doc__
-
-
-class LettersSource(LettersOptions, SourceOptions):
-    __doc__ = LettersOptions.__doc__
-
-
-class DatasetSource(DatasetOptions, SourceOptions):
-    __doc__ = DatasetOptions.__doc__
-
-
-class ReasoningGymSource(ReasoningGymOptions, SourceOptions):
-    __doc__ = ReasoningGymOptions.__doc__
-
-
 def _table(value: Any) -> Any:
     """Return a source as a table with the name of its task, which is "dataset" if unset."""
     if not isinstance(value, dict):
@@ -56,19 +42,34 @@ def _table(value: Any) -> Any:
     return table
 
 
-_SourceTable = Annotated[
-    ChainSource | LettersSource | DatasetSource | ReasoningGymSource, Field(discriminator="name")
-]
-Source = Annotated[_SourceTable, BeforeValidator(_table, json_schema_input_type=_SourceTable)]
+def _source(task: type[TaskOptions]) -> type[TaskOptions]:
+    """Return the options of a task together with those of a source."""
+    bases: Any = (task, SourceOptions)
+    return create_model(f"{task.__name__}OfSource", __base__=bases, __doc__=task.__doc__)  # type: ignore[no-any-return]
 
 
-class MixtureOptions(NamedOptions):
+_TASKS = choices(one_of("tasks", ChainOptions, LettersOptions, DatasetOptions))
+if TYPE_CHECKING:
+
+    class Source(TaskOptions, SourceOptions):
+        """A source of a mixture: the options of a task with those of a source."""
+
+else:
+    _SourceTable = Annotated[
+        Union[tuple(map(_source, _TASKS.values()))],  # noqa: UP007
+        Field(discriminator="name"),
+    ]
+    Source = Annotated[_SourceTable, BeforeValidator(_table, json_schema_input_type=_SourceTable)]
+
+
+class MixtureOptions(TaskOptions):
     """Problems from several sources, each with a weight and data of its own.
 
     `rewards` judge the data sets among the sources that name none.
     """
 
     name: Literal["mixture"] = "mixture"
+    factory: ClassVar[str] = "mugrpo.tasks.mixture:Mixture"
     sources: tuple[Source, ...] = Field(min_length=1)
     """The sources. Each is a table with the options of a task, a name (`source`) and a weight."""
     rewards: Rewards = (MathOptions(),)
@@ -107,23 +108,23 @@ class MixtureOptions(NamedOptions):
         return self
 
 
-Task = Annotated[
-    ChainOptions | LettersOptions | DatasetOptions | ReasoningGymOptions | MixtureOptions,
-    Field(discriminator="name"),
-]
+if TYPE_CHECKING:
+    Task = TaskOptions
+else:
+    Task = one_of("tasks", ChainOptions, LettersOptions, DatasetOptions, MixtureOptions)
 
 
-def parts_of(task: NamedOptions) -> tuple[NamedOptions, ...]:
+def parts_of(task: TaskOptions) -> tuple[TaskOptions, ...]:
     """Return the sources of a mixture, or `task` itself."""
     return task.sources if isinstance(task, MixtureOptions) else (task,)
 
 
-def datasets_in(task: NamedOptions) -> list[DatasetOptions]:
+def datasets_in(task: TaskOptions) -> list[DatasetOptions]:
     """Return the options of each data set that `task` has problems of."""
     return [part for part in parts_of(task) if isinstance(part, DatasetOptions)]
 
 
-def asks_environment(task: NamedOptions) -> bool:
+def asks_environment(task: TaskOptions) -> bool:
     """Return whether the environment's own reward judges responses to problems of `task`."""
     rewards = (reward for one in datasets_in(task) for reward in one.rewards)
     return any(isinstance(reward, EnvironmentReward) for reward in rewards)

@@ -6,11 +6,13 @@ Each part is chosen by its name and has only the options that apply to it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mugrpo.config.options import PLACE, NamedOptions, PathOrName
+from mugrpo.config.base import ObjectiveOptions, Part
+from mugrpo.config.extensions import one_of
+from mugrpo.config.options import PLACE, PathOrName
 
 
 def _ordered(interval: tuple[float, float]) -> tuple[float, float]:
@@ -29,23 +31,6 @@ ZeroVarianceMask = Annotated[
     bool,
     Field(description="Exclude groups of equal rewards from the gradient, including a KL term's."),
 ]
-
-
-class Part(NamedOptions):
-    """A part of the objective."""
-
-    # options that the part's function does not take
-    no_knobs: ClassVar[tuple[str, ...]] = ("name",)
-
-    @property
-    def knobs(self) -> dict[str, Any]:
-        """Return the options that are keyword arguments of the part's function."""
-        return self.model_dump(exclude=set(self.no_knobs))
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Return the names of the logprobs that this part needs stored beside the rollouts."""
-        return ()
 
 
 class AdvantageOptions(Part):
@@ -98,10 +83,6 @@ Advantage = Annotated[
     GroupAdvantage | ShiftedAdvantage | AsymREAdvantage | SoftAdvantage,
     Field(discriminator="name"),
 ]
-
-
-class ObjectiveOptions(Part):
-    """A loss computed from ratios and advantages."""
 
 
 class ProximalOptions(ObjectiveOptions):
@@ -253,20 +234,23 @@ class FileOptions(ObjectiveOptions):
         return dict(self.options)
 
 
-Objective = Annotated[
-    GRPOOptions
-    | KLSurrogateOptions
-    | CISPOOptions
-    | M2POOptions
-    | M2POReleasedOptions
-    | DecoupledPPOOptions
-    | TOPROptions
-    | MinPROOptions
-    | PNPOOptions
-    | ReinforceOptions
-    | OAPLOptions
-    | TPOOptions
-    | VESPOOptions
-    | FileOptions,
-    Field(discriminator="name"),
-]
+if TYPE_CHECKING:
+    Objective = ObjectiveOptions
+else:
+    Objective = one_of(
+        "objectives",
+        GRPOOptions,
+        KLSurrogateOptions,
+        CISPOOptions,
+        M2POOptions,
+        M2POReleasedOptions,
+        DecoupledPPOOptions,
+        TOPROptions,
+        MinPROOptions,
+        PNPOOptions,
+        ReinforceOptions,
+        OAPLOptions,
+        TPOOptions,
+        VESPOOptions,
+        FileOptions,
+    )

@@ -72,7 +72,7 @@ def choices(union: Any) -> dict[str, type[NamedOptions]]:
 
     Any other annotation has no choices.
     """
-    members = get_args(union)
+    members = get_args(union) or (union,)
     if get_origin(union) in (Annotated, tuple):
         return choices(members[0])
     if all(isinstance(member, type) and issubclass(member, NamedOptions) for member in members):

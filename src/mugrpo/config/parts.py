@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mugrpo.config.objectives import Part, RatioInterval
+from mugrpo.config.base import Part
+from mugrpo.config.objectives import RatioInterval
 
 
 class VetoOptions(Part):

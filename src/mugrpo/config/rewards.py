@@ -6,24 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mugrpo.config.cores import cores
-from mugrpo.config.options import (
-    HARMLESS,
-    LISTED,
-    PLACE,
-    PRIVATE,
-    PROCESSES,
-    Code,
-    NamedOptions,
-    Options,
-    PathOrName,
-    choices,
-)
-from mugrpo.config.private import PrivateText
+from mugrpo.config.base import BoxReader, RewardOption
+from mugrpo.config.extensions import one_of
+from mugrpo.config.options import HARMLESS, PLACE, Code, Options, choices
 from mugrpo.disk.records import Status
 
 
@@ -38,43 +27,11 @@ def _compiles(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
-class RewardOption(NamedOptions):
-    """One of the rewards whose weighted sum an answer gets."""
-
-    weight: float = Field(1.0, ge=-1e6, le=1e6)
-    """This reward's factor in the sum."""
-
-    @property
-    def label(self) -> str:
-        """Return this reward's name in a score's parts; no two rewards share one."""
-        return self.name
-
-    @property
-    def file(self) -> Path | None:
-        """Return the file that this reward's function is in, or None."""
-        return None
-
-    @property
-    def verifies(self) -> bool:
-        """Return whether it compares the text of an answer with the reference."""
-        return True
-
-    def written(self, reference: str) -> str:
-        """Return a response whose answer is the reference."""
-        return reference
-
-
-class BoxReader(RewardOption):
-    """A reward that reads the answer in the last box."""
-
-    def written(self, reference: str) -> str:
-        return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
-
-
 class MathOptions(BoxReader):
     """1 if math-verify finds the answer equal to the reference, else 0."""
 
     name: Literal["math"] = "math"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:math"
     strict: bool = True
     """Compare boxes, words, units and intervals by rule (docs/verification.md), and reject loose
     matches of math-verify: x=7=12 for 12, {1,2} for (1,2), act for cat."""
@@ -84,12 +41,14 @@ class PlainOptions(BoxReader):
     """1 if the answer equals the reference as normalized text or as an exact number, else 0."""
 
     name: Literal["plain"] = "plain"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:plainly"
 
 
 class ExactOptions(RewardOption):
     """1 if the text is the reference answer, apart from white space around it, else 0."""
 
     name: Literal["exact"] = "exact"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:exactly"
     ignore_case: bool = False
     """Ignore the difference between upper and lower case."""
 
@@ -98,6 +57,7 @@ class NumericOptions(RewardOption):
     """1 if the last number in the text is near the reference answer, else 0."""
 
     name: Literal["numeric"] = "numeric"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:numerically"
     tolerance: float = Field(1e-6, ge=0)
     """Largest difference that counts as right, times |reference| if that is above 1."""
 
@@ -106,35 +66,9 @@ class RegexOptions(RewardOption):
     """1 if a pattern's last match is the reference answer, else 0."""
 
     name: Literal["regex"] = "regex"
+    factory: ClassVar[str] = "mugrpo.rewards.verifiers:matching"
     pattern: Pattern
     """A Python regular expression. Its first group, or all of it, holds the answer."""
-
-
-class CodeOptions(RewardOption):
-    """1 if a response's program passes the tests that the reference answer holds, else 0.
-
-    The program is the last fenced code block. It runs in a sandbox (docs/code_rewards.md); without
-    one, the run does not begin.
-    """
-
-    name: Literal["code"] = "code"
-    partial: bool = False
-    """Give the share of the tests that pass. Otherwise, the first failure ends the judgment."""
-    tolerance: float = Field(1e-6, ge=0)
-    """Largest difference of two floats that count as equal, times the larger one if that is above
-    1. Asserts compare as they are written."""
-    timeout: int = Field(5, ge=1)
-    """CPU time in seconds that a program may take for a test."""
-    patience: float = Field(20.0, gt=0)
-    """Seconds by the clock for all tests of a program. One that takes longer is unfinished."""
-    memory_mb: int = Field(512, ge=64)
-    """Memory in MiB that a program may take."""
-    sandbox: Literal["auto", "bubblewrap", "wasm", "sandboxfusion"] = "auto"
-    """Where programs run. "auto" takes the first of these that works here."""
-    wasm: PathOrName | None = Field(None, json_schema_extra=PLACE)
-    """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
-    url: PrivateText | None = Field(None, json_schema_extra=PRIVATE)
-    """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
 
 
 class EnvironmentReward(RewardOption):
@@ -177,28 +111,6 @@ class FunctionOptions(RewardOption):
         return self.function.rpartition(":")[2]
 
 
-class WorkerOptions(Options):
-    """The worker processes that judge answers. The run kills one that takes too long."""
-
-    count: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
-    """Worker processes. 0 starts one per core."""
-    timeout: float = Field(5.0, ge=0)
-    """Kill a worker process that computes for this many seconds on a call, summed over its threads.
-    Waiting for anything, a core too, does not count. 0 sets no limit."""
-    patience: float = Field(60.0, ge=0)
-    """Kill a worker process that has not finished a call of reward functions this many seconds
-    after its dispatch, whatever it waits for. 0 sets no limit, nor one for loading functions."""
-    memory_mb: int = Field(2048, ge=0)
-    """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
-    no limit, as CUDA needs it."""
-    batch_size: int = Field(1, ge=1, le=LISTED)
-    """Completions per call. If a call with several fails, each of them is tried alone."""
-
-    @property
-    def processes(self) -> int:
-        return self.count or len(cores())
-
-
 def _table(value: Any) -> Any:
     """Return a reward as a table, given a table, a name, or "module:function"."""
     if isinstance(value, str):
@@ -231,23 +143,28 @@ def _sensible(rewards: tuple[RewardOption, ...]) -> tuple[RewardOption, ...]:
     return rewards
 
 
-_RewardTable = Annotated[
-    MathOptions
-    | PlainOptions
-    | ExactOptions
-    | NumericOptions
-    | RegexOptions
-    | CodeOptions
-    | EnvironmentReward
-    | FunctionOptions,
-    Field(discriminator="name"),
-]
-Reward = Annotated[_RewardTable, BeforeValidator(_table, json_schema_input_type=_RewardTable | str)]
-Rewards = Annotated[
-    tuple[Reward, ...],
-    BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
-    AfterValidator(_sensible),
-]
+if TYPE_CHECKING:
+    Reward = RewardOption
+    Rewards = tuple[RewardOption, ...]
+else:
+    _RewardTable = one_of(
+        "rewards",
+        MathOptions,
+        PlainOptions,
+        ExactOptions,
+        NumericOptions,
+        RegexOptions,
+        EnvironmentReward,
+        FunctionOptions,
+    )
+    Reward = Annotated[
+        _RewardTable, BeforeValidator(_table, json_schema_input_type=_RewardTable | str)
+    ]
+    Rewards = Annotated[
+        tuple[Reward, ...],
+        BeforeValidator(_several, json_schema_input_type=tuple[Reward, ...] | Reward),
+        AfterValidator(_sensible),
+    ]
 
 
 def deciding(rewards: Sequence[RewardOption]) -> list[RewardOption]:

@@ -146,10 +146,6 @@ class RunConfig(Options):
     """Train on a stage's first shards while its later ones are generated. The weights are the same,
     but the run is faster if the engine has a machine, GPUs or cores of its own. A stage needs
     several shards for this (rollouts.shard_rollouts)."""
-    machine: PathOrName | None = Field(None, json_schema_extra={**HARMLESS, **PLACE})
-    """The machine that the run is planned for when it begins: a name such as 8xH100, or a file that
-    `mugrpo plan --measure` has written. Without one, the run is planned after its first stage, from
-    what that has taken. Nothing else depends on it."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     samples: SampleOptions = SampleOptions()
@@ -244,8 +240,8 @@ class RunConfig(Options):
             )
 
     def _faults_with_ranks(self) -> Iterator[str]:
-        if self.distributed.machines > 1 and self.backend.name == "ray":
-            yield "distributed.machines needs backend.name = 'local': Ray chooses its machines"
+        if self.distributed.machines > 1 and self.backend.clustered:
+            yield "distributed.machines needs backend.name = 'local': clusters choose machines"
         if self.proximal_period > 1 and self.distributed.ranks > 1:
             yield "objective.proximal_period > 1 needs distributed.processes = 1"
         if self.lora.quantized and self.distributed.ranks > 1:
@@ -273,7 +269,7 @@ class RunConfig(Options):
     def engine_in_process(self) -> bool:
         """Return whether the engine runs in the trainer's process, with the trainer's model."""
         own = isinstance(self.engine, engines.OwnEngineOptions) and self.engine.processes == 0
-        return own and not isinstance(self.backend, backends.RayBackend)
+        return own and not self.backend.clustered
 
     @property
     def shares_gpus(self) -> bool:
@@ -281,7 +277,7 @@ class RunConfig(Options):
 
         An engine in the run's own process shares its GPU with a rank, if there are ranks.
         """
-        elsewhere = self.overlap or self.backend.name == "ray" or self.engine.name == "vllm_server"
+        elsewhere = self.overlap or self.backend.clustered or self.engine.name == "vllm_server"
         one_process = self.engine_in_process and self.distributed.ranks == 1
         return not elsewhere and not one_process
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mugrpo.config.options import LISTED, PLACE, NamedOptions, PathOrName
-from mugrpo.config.rewards import MathOptions, Pattern, Rewards, WorkerOptions
-
-
-def _has_a_place(template: str) -> str:
-    if "{prompt}" not in template:
-        raise ValueError("it has no {prompt}, so every problem would read the same")
-    return template
+from mugrpo.config.base import TaskOptions, Template, WorkerOptions
+from mugrpo.config.options import LISTED, PLACE, PathOrName
+from mugrpo.config.rewards import MathOptions, Pattern, Rewards
 
 
-Template = Annotated[str, AfterValidator(_has_a_place)]
-
-
-class EmbeddedOptions(NamedOptions):
+class EmbeddedOptions(TaskOptions):
     """The options that every embedded task has."""
 
     train_problems: int = Field(4096, ge=1, le=LISTED)
@@ -35,6 +27,7 @@ class ChainOptions(EmbeddedOptions):
     """Chains of small sums, answered by running sums modulo 10 (embedded, needs no data)."""
 
     name: Literal["chain"] = "chain"
+    factory: ClassVar[str] = "mugrpo.tasks.chain:Chain"
     terms: int = Field(8, ge=2, le=128)
     """Terms in a chain. A response has 6 x (terms - 1) - 1 characters."""
     max_digit: int = Field(3, ge=1, le=9)
@@ -47,6 +40,7 @@ class LettersOptions(EmbeddedOptions):
     """Letters to be put in alphabetical order (embedded, needs no data)."""
 
     name: Literal["letters"] = "letters"
+    factory: ClassVar[str] = "mugrpo.tasks.letters:Letters"
     shortest: int = Field(8, ge=2, le=64)
     """Letters in the shortest prompt."""
     longest: int = Field(16, ge=2, le=64)
@@ -61,10 +55,11 @@ class LettersOptions(EmbeddedOptions):
         return self
 
 
-class DatasetOptions(NamedOptions):
+class DatasetOptions(TaskOptions):
     """Your own problems, from a file or the hub, with rewards of your choice."""
 
     name: Literal["dataset"] = "dataset"
+    factory: ClassVar[str] = "mugrpo.tasks.dataset:Dataset"
     data: PathOrName = Field(json_schema_extra=PLACE)
     """A JSONL (.jsonl), parquet or CSV file, or the id of a data set on the hub."""
     split: str | None = None
@@ -121,37 +116,3 @@ class DatasetOptions(NamedOptions):
         if verifiers and self.answer_column is None:
             raise ValueError(f"the reward {verifiers[0]} needs an answer_column to compare with")
         return self
-
-
-class ReasoningGymOptions(NamedOptions):
-    """Problems that reasoning-gym generates, judged by its own score_answer."""
-
-    name: Literal["reasoning-gym"] = "reasoning-gym"
-    dataset: str
-    """A data set of reasoning-gym, such as "chain_sum"."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """The data set's own parameters, such as {min_terms = 2}, which decide how hard it is."""
-    train_problems: int = Field(4096, ge=1, le=LISTED)
-    """Distinct problems to train on."""
-    eval_problems: int = Field(256, ge=1, le=LISTED)
-    """Distinct held-out problems: one in eight prompts, by a hash."""
-    seed: int = Field(0, ge=0)
-    """Chooses the problems, independently of the run's seed."""
-    answer: Literal["tags", "last_line", "last_word", "all"] = "tags"
-    """What of a response is judged: the text in its last <answer></answer>, its last line, its last
-    word without a period, or all of it."""
-    system_prompt: str | None = None
-    """A system message for every conversation without one. It needs prompt.form = "chat"."""
-    prompt_template: Template = "{prompt}"
-    """The text of the last user message. {prompt} stands for the text in the data."""
-    right_at: float = 1.0
-    """If only functions judge, a response with at least this reward counts as right."""
-    workers: WorkerOptions = WorkerOptions()
-
-    @field_validator("config")
-    @classmethod
-    def _has_own_options(cls, config: dict[str, Any]) -> dict[str, Any]:
-        if named := [name for name in ("seed", "size") if name in config]:
-            other = {"seed": "task.seed", "size": "task.train_problems and task.eval_problems"}
-            raise ValueError(f"{named[0]} is set by {other[named[0]]}")
-        return config

@@ -5,7 +5,6 @@
       private.json                        groups of options with private values, for this user alone
       origin.json                         only if the run trains on another run's rollouts
       lock                                the process that holds the run
-      plan.json                           what the run was planned to take (see `report.plan_file`)
       metrics.jsonl                       one flat object per event (see `metrics`)
       stages/000/rollouts/shard-00000.parquet, manifest.json
       stages/000/scores/shard-00000.parquet, manifest.json
@@ -101,7 +100,6 @@ class RunDir:
         self.config = root / "config.json"
         self.private = root / "private.json"
         self.metrics = root / "metrics.jsonl"
-        self.plan = root / "plan.json"  # of the run's seconds
         self.checkpoints = root / "checkpoints"
         self.benchmarks = root / "benchmarks"  # results of suites
         self.ranks = root / "ranks"  # where the run and its ranks exchange orders and answers

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from mugrpo.config.backends import BackendOptions, RayBackend
 from mugrpo.config.engines import (
     ContinuousOptions,
     EngineOptions,
@@ -30,7 +29,7 @@ from mugrpo.engines.server import ServerEngine
 from mugrpo.engines.vllm import adapters_of, require_vllm, vllm_host
 from mugrpo.model.policy import Policy
 from mugrpo.model.vocabulary import Vocabulary
-from mugrpo.processes.cluster import connected, require_room
+from mugrpo.processes.cluster import cluster_of
 
 
 def make_engine(
@@ -53,7 +52,7 @@ def make_engine(
 
 def require_engines(config: RunConfig) -> None:
     """Raise UsageError if an engine process cannot be started, as far as this machine can tell."""
-    if isinstance(config.engine, VLLMOptions) and not isinstance(config.backend, RayBackend):
+    if isinstance(config.engine, VLLMOptions) and not config.backend.clustered:
         require_vllm(config.engine)
 
 
@@ -87,8 +86,8 @@ def make_engines(
     for number in range(len(reserved_gpus(config))):
         host = _host(vocabulary, config, log(f"engine-{number}").absolute())
         engines.append(RemoteEngine(host, _starts(host, number, config), options, notify, check))
-    if isinstance(config.backend, RayBackend):
-        require_room(config.backend, 0, reserved_gpus(config))
+    if cluster := cluster_of(config.backend):
+        cluster.require_room(0, reserved_gpus(config))
     return list(engines)
 
 
@@ -108,7 +107,7 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
         adapters = adapters_of(config.model, config.lora)
         return vllm_host(vocabulary, config.model, options, log, adapters)
     assert isinstance(options, OwnEngineOptions)
-    threads = options.threads or _threads(config.backend, options)
+    threads = options.threads or _threads(config, options)
     setup = {
         "backend": "own",
         "model": config.model.model_dump(mode="json"),
@@ -128,20 +127,18 @@ def _host(vocabulary: Vocabulary, config: RunConfig, log: Path) -> Host:
     )
 
 
-def _threads(backend: BackendOptions, options: OwnEngineOptions) -> int:
-    if isinstance(backend, RayBackend):
-        return max(1, round(backend.engine_cpus))
+def _threads(config: RunConfig, options: OwnEngineOptions) -> int:
+    if cluster := cluster_of(config.backend):
+        return cluster.engine_threads
     return max(1, torch.get_num_threads() // options.processes)
 
 
 def _starts(host: Host, number: int, config: RunConfig) -> Callable[[], Started]:
     """Return a function that starts engine process `number`, here or on the cluster."""
     options = config.engine
-    if isinstance(config.backend, RayBackend):
-        from mugrpo.engines.actor import ActorPeer  # imported here: only runs on Ray need it
-
-        connected(config.backend)  # in this thread: a Ray started by the run ends with its thread
-        return partial(ActorPeer, host, config.backend)
+    if cluster := cluster_of(config.backend):
+        cluster.connect()
+        return partial(cluster.start_engine, host)
     update_gpus = config.distributed.processes if config.overlap else 0
     if isinstance(options, VLLMOptions):
         part = exclusive_part(number, options.processes, options.tensor_parallel, update_gpus)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mugrpo.config.base import imported
 from mugrpo.config.environment import EnvironmentOptions
 from mugrpo.config.mixture import asks_environment
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.records import Problem
 from mugrpo.environments.base import Environments
 from mugrpo.environments.pool import EnvironmentPool
-from mugrpo.environments.verifiers.pool import VerifiersEnvironments
 
 
 def environments_for(
@@ -25,9 +25,9 @@ def environments_for(
     limit, or to stderr.
     """
     assert options.given, "no environment is named"
-    if options.verifiers is not None:
-        return VerifiersEnvironments(options, own_reward=own_reward, log=log)
-    return EnvironmentPool(options, own_reward=own_reward, log=log)
+    make = imported(options.kind.factory) if options.kind else EnvironmentPool
+    environments: Environments = make(options, own_reward=own_reward, log=log)
+    return environments
 
 
 def environments_of(config: RunConfig, *, log: Path | None = None) -> Environments:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from mugrpo.config.objectives import FileOptions, ObjectiveOptions
+from mugrpo.config.base import ObjectiveOptions
+from mugrpo.config.objectives import FileOptions
 from mugrpo.config.parts import CorrectionOptions, KLReference, SequenceMaskOptions, VetoOptions
 from mugrpo.config.run import RunConfig
 from mugrpo.disk.errors import UsageError
@@ -168,7 +169,7 @@ class UpdateLoss:
 
 def _objective(options: ObjectiveOptions) -> Objective:
     if not isinstance(options, FileOptions):
-        return load_objective(options.name, needs=options.needs)
+        return load_objective(options.module or options.name, needs=options.needs)
     try:
         file = Path(options.path)
         return load_objective(options.name, load_file(f"objective_in_{file.stem}", file))

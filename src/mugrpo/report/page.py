@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from mugrpo.report import breakdown, headline, planned, success
+from mugrpo.config.base import imported
+from mugrpo.config.extensions import installed
+from mugrpo.report import breakdown, headline, success
 from mugrpo.report.embed import script, sheet
 from mugrpo.report.figures import (
     accuracy_figures,
@@ -20,7 +22,6 @@ from mugrpo.report.markup import Content, Markup, fold, join, section, tag
 from mugrpo.report.panels import BOUND, GROUPS, OPTIMIZATION, POLICY, fraction_panels, ratio_panel
 from mugrpo.report.read import RunData
 from mugrpo.report.sources import source_figures
-from mugrpo.report.suites import suite_figures
 from mugrpo.report.tokens import sampled_rollouts
 
 _TOKENS_SHOWN = 9000  # of sampled rollouts in a whole page: about 100 bytes each
@@ -72,7 +73,7 @@ def _sections(runs: Sequence[RunData]) -> list[Markup | None]:
         _notes(runs),
         headline.tiles(runs[0]) if alone else None,
         section("Accuracy", _grid(accuracy_figures(runs), "grid pair")),
-        section("Benchmarks", _grid(list(suite_figures(runs)))),
+        *(section(title, _grid(list(figures))) for title, figures in _added(runs)),
         section("Results and options", _tables(runs)),
         section("Rewards", _grid(logged_figures(runs))),
         section("Sources and difficulty", _grid(source_figures(runs))),
@@ -116,6 +117,12 @@ def _policy(runs: Sequence[RunData]) -> Figures:
     ]
 
 
+def _added(runs: Sequence[RunData]) -> Iterator[tuple[str, Figures]]:
+    """Yield title and figures of the sections that extensions add."""
+    for place in (place for one in installed().values() for place in one.sections):
+        yield imported(place)(runs)
+
+
 def _tables(runs: Sequence[RunData]) -> Markup:
     return join(
         [
@@ -132,8 +139,7 @@ def _tables(runs: Sequence[RunData]) -> Markup:
 
 def _time(run: RunData) -> Markup | None:
     timeline = breakdown.timeline_figure(run)
-    remarks = [breakdown.grpo_words(run), planned.words(run)]
-    return join([timeline, *remarks]) if timeline else None
+    return join([timeline, breakdown.grpo_words(run)]) if timeline else None
 
 
 def _rollouts(run: RunData) -> Markup | None:

@@ -29,7 +29,6 @@ from mugrpo.disk.records import FinishReason
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import REPAIR
 from mugrpo.disk.shards import ShardSet
-from mugrpo.report.plan_file import RunPlan, read_plan
 from mugrpo.report.samples import (
     EvaluationFile,
     SampleFile,
@@ -74,7 +73,6 @@ class RunData:
     samples: list[SampleFile] = field(default_factory=list)
     evaluated: list[EvaluationFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    plan: RunPlan | None = None
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -206,7 +204,6 @@ def _read_run(root: Path, name: str, document: dict[str, Any]) -> RunData:
         samples=_samples(run_dir, "update", _SAMPLE_FILES_READ, read_sample_file, notes),
         evaluated=_samples(run_dir, "evaluation", _EVALUATIONS_READ, read_evaluation_file, notes),
         notes=notes,
-        plan=read_plan(run_dir),
     )
 
 

@@ -10,15 +10,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
-from mugrpo.config.rewards import (
-    BoxReader,
-    FunctionOptions,
-    MathOptions,
-    RegexOptions,
-    RewardOption,
-    WorkerOptions,
-    deciding,
-)
+from mugrpo.config.base import BoxReader, RewardOption, WorkerOptions
+from mugrpo.config.rewards import FunctionOptions, MathOptions, RegexOptions, deciding
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Score, Status
 from mugrpo.processes.messages import to_json

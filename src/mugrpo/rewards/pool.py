@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.rewards import WorkerOptions
+from mugrpo.config.base import WorkerOptions
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.processes.messages import printable
 from mugrpo.processes.peer import TICK, PeerLost, audible

@@ -30,4 +30,5 @@ class Verdict:
         return float(self.right) if self.credit is None else self.credit
 
 
-Verifier = Callable[[str, str], Verdict]  # (text, reference answer)
+# A function of (text, reference answer). If it has an attribute `said`, the user is told that.
+Verifier = Callable[[str, str], Verdict]

@@ -11,18 +11,15 @@ from fractions import Fraction
 from functools import lru_cache, partial
 
 from mugrpo.config.rewards import (
-    CodeOptions,
     ExactOptions,
     MathOptions,
     NumericOptions,
     PlainOptions,
     RegexOptions,
-    RewardOption,
 )
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Status
 from mugrpo.rewards.answers import Answer, read, read_number
-from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.forms import exact_number
 from mugrpo.rewards.plain import agree, plain
 from mugrpo.rewards.response import answer_part, find, last_number, reference_part
@@ -34,29 +31,35 @@ _APART = re.compile(r"([-+]?[0-9][0-9,.]*)\s+([msghlLNJWV])")
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 
 
-def make_verifier(options: RewardOption) -> Verifier:
-    """Return the verifier that `options` describes. Raises UsageError if math-verify is missing,
-    or a sandbox for code."""
-    match options:
-        case MathOptions():
-            try:
-                from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
-            except ModuleNotFoundError as error:
-                raise UsageError(
-                    f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
-                ) from None
-            return Mathematics(strict=options.strict)
-        case PlainOptions():
-            return plain
-        case ExactOptions():
-            return partial(exact, ignore_case=options.ignore_case)
-        case NumericOptions():
-            return partial(numeric, tolerance=options.tolerance)
-        case RegexOptions():
-            return partial(matched, pattern=re.compile(options.pattern))
-        case CodeOptions():
-            return Code(options)
-    raise AssertionError(f"no verifier for {type(options).__name__}")
+def math(options: MathOptions) -> Verifier:
+    """Return the verifier "math". Raises UsageError if math-verify is missing."""
+    try:
+        from mugrpo.rewards.mathematics import Mathematics  # math-verify is an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the reward math needs math-verify ({error}): pip install 'mugrpo[math]'"
+        ) from None
+    return Mathematics(strict=options.strict)
+
+
+def plainly(_: PlainOptions) -> Verifier:
+    """Return the verifier "plain"."""
+    return plain
+
+
+def exactly(options: ExactOptions) -> Verifier:
+    """Return the verifier "exact"."""
+    return partial(exact, ignore_case=options.ignore_case)
+
+
+def numerically(options: NumericOptions) -> Verifier:
+    """Return the verifier "numeric"."""
+    return partial(numeric, tolerance=options.tolerance)
+
+
+def matching(options: RegexOptions) -> Verifier:
+    """Return the verifier "regex"."""
+    return partial(matched, pattern=re.compile(options.pattern))
 
 
 def exact(text: str, reference: str, *, ignore_case: bool) -> Verdict:

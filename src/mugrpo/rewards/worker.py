@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, RewardOption, Rewards
+from mugrpo.config.base import RewardOption
+from mugrpo.config.rewards import EnvironmentReward, FunctionOptions, Rewards
 from mugrpo.processes.messages import printable
 from mugrpo.processes.workers import Answer, failure, serve
-from mugrpo.rewards.code.judging import Code
 from mugrpo.rewards.functions import (
     BrokenContractError,
     CallLog,
@@ -22,7 +22,6 @@ from mugrpo.rewards.functions import (
     load_function,
 )
 from mugrpo.rewards.verdict import Unfinished, Verdict, Verifier
-from mugrpo.rewards.verifiers import make_verifier
 
 
 def _load(setup: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
@@ -43,9 +42,8 @@ class Judge:
             elif isinstance(option, EnvironmentReward):
                 judges[option.label] = option
             else:
-                judges[option.label] = make_verifier(option)
-        made = judges.values()  # what the user is told
-        self.said = [f"programs run in {one.sandbox.name}" for one in made if isinstance(one, Code)]
+                judges[option.label] = option.made()
+        self.said = [one.said for one in judges.values() if hasattr(one, "said")]
         self._judges = [(option.label, judges[option.label]) for option in options]
         verifiers = [option for option in options if option.verifies]
         # Neither the status nor the reward depends on these.

@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,6 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.driver import began
-from mugrpo.report.plan_file import read_plan
 from mugrpo.report.read import KINDS, Line, accuracy_text, flattened, number
 from mugrpo.report.readable import duration
 from mugrpo.rollouts.schedule import Schedule
@@ -143,31 +142,26 @@ class Follower:
     def _left(self, stage: int, rollouts: int) -> float | None:
         """Return the seconds left, or None if they are unknown. The stage lacks `rollouts`.
 
-        They are the plan's, times what such work took so far as a multiple of its plan. Without a
-        plan, every update, rollout, refresh and evaluation counts alike.
+        Every update, rollout, refresh and evaluation counts as the mean of those so far.
         """
-        lines, schedule, plan = self._lines, self._lines.schedule, read_plan(self._folder)
+        lines, schedule = self._lines, self._lines.schedule
         total, later = schedule.options.total_updates, range(stage + 1, schedule.stages)
         per_update = schedule.options.rollouts_per_update
         every = max(int(number(self._options, "evaluation.every") or 0), 0) or math.inf
         newest = number(lines.last.get("evaluation", {}), "update") or 0
         in_stage = min(schedule.first_update(stage + 1), total) - lines.update
-        units: dict[str, dict[int, float]] = {  # kind -> stage -> what is left of it there
-            "update": {stage: in_stage, **{s: schedule.planned_updates(s) for s in later}},
-            "rollout": {stage: rollouts, **{s: schedule.batches(s) * per_update for s in later}},
-            "refresh": dict.fromkeys(later, 1),
-            "evaluation": {0: math.ceil(total / every) - math.ceil(newest / every)},
+        remaining = {
+            "update": in_stage + sum(schedule.planned_updates(s) for s in later),
+            "rollout": rollouts + per_update * sum(map(schedule.batches, later)),
+            "refresh": len(later),
+            "evaluation": math.ceil(total / every) - math.ceil(newest / every),
         }
-
-        def planned(kind: str, counts: Mapping[int, float]) -> float:
-            return sum(n * (plan.each(kind, s) if plan else 1.0) for s, n in counts.items())
-
         seconds = 0.0
-        for kind, counts in units.items():
-            left, done = planned(kind, counts), planned(kind, lines.made[kind])
-            if left > 0 and not done and not plan:
+        for kind, left in remaining.items():
+            done = lines.made[kind]
+            if left > 0 and not done:
                 return None
-            seconds += left * (lines.spent[kind] / done if done else 1.0)
+            seconds += left * lines.spent[kind] / done if left > 0 else 0.0
         return seconds
 
     def _signs(self) -> Iterator[Sign]:
@@ -205,7 +199,7 @@ class _Lines:
         self.last: dict[str, Line] = {}  # kind -> its newest line
         self.unreadable = self.update = self.skipped = 0
         self.spent = defaultdict[str, float](float)  # of _SECONDS
-        self.made = defaultdict[str, Counter[int]](Counter)  # the same -> stage -> how many
+        self.made = Counter[str]()  # of _SECONDS
         self.entropy: float | None = None  # of the first update that has one
         self.largest_ratio: float | None = None  # of the stage
         self.best = 0.0  # accuracy
@@ -247,8 +241,7 @@ class _Lines:
             self.best = max(self.best, number(line, "accuracy") or 0.0)
         for work in ("refresh", "rollout") if kind == "refresh" else (kind,):
             self.spent[work] += sum(number(line, key) or 0.0 for key in _SECONDS.get(work, ()))
-            stage = int(number(line, "stage") or 0)  # evaluations have none
-            self.made[work][stage] += int(number(line, "rollouts") or 0) if work == "rollout" else 1
+            self.made[work] += int(number(line, "rollouts") or 0) if work == "rollout" else 1
         self.last[kind] = line
 
     def shown(self) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,6 @@ from mugrpo.environments.make import environments_of
 from mugrpo.model.vocabulary import Vocabulary
 from mugrpo.processes.ranks import ALONE, Ranks
 from mugrpo.processes.stopping import StopFlag
-from mugrpo.report.plan_file import read_plan
 from mugrpo.rollouts.prompts import PromptEncoder
 from mugrpo.rollouts.schedule import Schedule, schedule_of
 from mugrpo.rollouts.score import Scorer
@@ -46,14 +45,6 @@ class OpenRun:
         """Return the schedule as of the newest checkpoint, with the stages that ended early."""
         starts = self.folder.stage_starts(self.folder.newest_update())
         return schedule_of(self.config, self.problems, starts)
-
-    def planned_ends(self, stage: int) -> Sequence[float]:
-        """Return when a stage's rollouts end, as planned (see `PlannedStage.ends`); () if unknown.
-
-        Only times that are told depend on it.
-        """
-        plan = read_plan(self.folder)
-        return plan.stages[stage].ends if plan and stage < len(plan.stages) else ()
 
     def state(self, update: int, stage: int | None) -> TrainerState:
         """Return what reward functions learn about responses of the policy after `update`."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
@@ -44,7 +43,6 @@ class Progress:
         self._screen: Screen | None = None
         self._run: Follower | None = None
         self._heading, self._unit = "", ""
-        self._ends: Sequence[float] = ()
         self._total = self._done = self._before = self._tokens = 0
         self._began = self._printed = time.monotonic()
 
@@ -62,15 +60,9 @@ class Progress:
             self._run = None
             self.stop()
 
-    def begin(
-        self, heading: str, unit: str, total: int, done: int = 0, ends: Sequence[float] = ()
-    ) -> None:
-        """Start a phase of `total` units. `done` of them exist already.
-
-        `ends` are the shares of the phase's time after which each of as many equal shares of the
-        units is done. Without them, every unit takes as long.
-        """
-        self._heading, self._unit, self._total, self._ends = heading, unit, total, ends
+    def begin(self, heading: str, unit: str, total: int, done: int = 0) -> None:
+        """Start a phase of `total` units. `done` of them exist already."""
+        self._heading, self._unit, self._total = heading, unit, total
         self._done = self._before = done
         self._tokens = 0
         self._began = self._printed = time.monotonic()
@@ -98,11 +90,11 @@ class Progress:
 
         This phase's clock stops during the block.
         """
-        phase, ends = (self._heading, self._unit, self._total), self._ends
+        phase = (self._heading, self._unit, self._total)
         counts = (self._done, self._before, self._tokens)
         began, paused = self._began, time.monotonic()
         yield
-        (self._heading, self._unit, self._total), self._ends = phase, ends
+        self._heading, self._unit, self._total = phase
         self._done, self._before, self._tokens = counts
         self._began = began + time.monotonic() - paused
         self._printed = time.monotonic()
@@ -157,20 +149,8 @@ class Progress:
         fresh, left = self._done - self._before, self._total - self._done
         few = _FEW if self._unit == "rollouts" else 1
         told = left and fresh > few and fresh >= _TELLING * (fresh + left)
-        before, now = (self._share(units) if told else 0.0 for units in (self._before, self._done))
-        if now > before:
-            parts.append(f"{clock(seconds / (now - before) * (1 - now))} left")
-        else:
-            parts.append(clock(seconds))
+        parts.append(f"{clock(seconds / fresh * left)} left" if told else clock(seconds))
         return "  ".join(parts)
-
-    def _share(self, units: int) -> float:
-        """Return the share of the phase's time after which so many units are done."""
-        share = units / self._total
-        if not self._ends:
-            return share
-        marks = [place / len(self._ends) for place in range(len(self._ends) + 1)]
-        return float(np.interp(share, marks, [0.0, *self._ends]))
 
     def _show(self) -> None:
         if not self._screen and on_terminal(self.console) and (self._run or self._total):

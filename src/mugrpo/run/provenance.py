@@ -19,12 +19,12 @@ from uuid import uuid4
 
 import torch
 
+from mugrpo.config.extensions import used_by
 from mugrpo.config.load import changes, on_resume, with_newer_options
 from mugrpo.config.mixture import MixtureOptions, datasets_in, parts_of
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.tasks import ReasoningGymOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.publishing import regular, sha256_of
 from mugrpo.disk.records import Problem
@@ -157,8 +157,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
             raise UsageError(f"{option} = {str(file)!r}: there is no such file")
     packages = ["mugrpo", "torch", "transformers", "numpy"] + ["peft"] * bool(config.lora.rank)
     packages += ["bitsandbytes"] * config.lora.quantized
-    gym = any(isinstance(part, ReasoningGymOptions) for part in parts_of(config.task))
-    packages += ["reasoning-gym"] * gym
+    packages += [package for part in parts_of(config.task) for package in part.packages]
     return {
         "problems_sha256": problems_sha256(*problem_sets),
         "model_sha256": model_fingerprint(config.model),
@@ -166,7 +165,7 @@ def provenance_of(config: RunConfig, *problem_sets: Sequence[Problem]) -> dict[s
         "rewards_sha256": _sums(config, "task.rewards"),
         "environment_sha256": _sums(config, "environment") or None,
         "objective_sha256": objective and _sum(with_imports(objective, [objective.parent])),
-        "code_sha256": code_sha256(HOME),
+        "code_sha256": code_sha256(HOME, *used_by(config)),
         **{name: metadata.version(name) for name in packages},
         "threads": torch.get_num_threads(),
         "arithmetic": arithmetic(config.model),
@@ -184,20 +183,24 @@ def problems_sha256(*problem_sets: Sequence[Problem]) -> str:
 
 
 @cache
-def code_sha256(home: Path) -> str:
-    """Return a hash of the code below `home` that decides a run's numbers.
+def code_sha256(home: Path, *extensions: Path) -> str:
+    """Return a hash of the code that decides a run's numbers: below `home`, and of extensions.
 
     Comments, docstrings and layout do not count, and neither does code that only shows numbers.
     """
     files = [file for place in _DECIDES for file in (home / place).rglob("*.py")]
     files += [home / place for place in _DECIDES if place.endswith(".py")]
+    named = {file.relative_to(home).as_posix(): file for file in files}
+    for place in extensions:
+        for file in place.rglob("*.py") if place.is_dir() else [place]:
+            named[f"{place.stem}/{file.relative_to(place).as_posix()}"] = file
     code = hashlib.sha256()
-    for file in sorted(files):
+    for name, file in sorted(named.items()):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(body := getattr(node, "body", None), list):
                 body[:] = [child for child in body if not _is_text(child)]
-        code.update(f"{file.relative_to(home).as_posix()}\0{ast.dump(tree)}\0".encode())
+        code.update(f"{name}\0{ast.dump(tree)}\0".encode())
     return code.hexdigest()
 
 

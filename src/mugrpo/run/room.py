@@ -241,7 +241,7 @@ def with_room(config: RunConfig) -> tuple[RunConfig, str]:
 
 def require_room(config: RunConfig) -> None:
     """Raise UsageError if the run cannot fit the memory of this machine, whatever is halved."""
-    if config.backend.name == "ray":
+    if config.backend.clustered:
         return  # its machines are others
     sizes = Sizes.of(config)
     if device_of(config.model) == "cpu":
@@ -343,7 +343,7 @@ def _model_config(config: RunConfig, form: Path | None) -> Any:
 def _beside_update(config: RunConfig, model: Sizes) -> dict[str, float]:
     """Return name -> bytes of other models on the GPU, if the run itself makes its updates."""
     sizes, working = {}, model.loaded(_half(config), working=True)
-    if config.distributed.ranks == 1 and config.backend.name == "local":
+    if config.distributed.ranks == 1 and not config.backend.clustered:
         engine = config.engine
         if isinstance(engine, OwnEngineOptions) and engine.processes and not config.overlap:
             sizes["engine"] = working
@@ -377,7 +377,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     """
     ranks = config.distributed.ranks
     shards = ranks // config.distributed.replicas
-    model, local, half = peak.sizes, config.backend.name == "local", _half(config)
+    model, local, half = peak.sizes, not config.backend.clustered, _half(config)
     if ranks > 1 and local:
         own = (model.loaded(half) / shards + model.gathered(half)) / GIB
         text = f"a rank's share of the model, {own:.1f}"
@@ -390,7 +390,7 @@ def _generation(config: RunConfig, peak: UpdateMemory, gpu_gib: float) -> tuple[
     engine = config.engine
     if config.engine_in_process and ranks == 1:  # the engine uses the trainer's model
         return own, f"{text}; the KV cache comes on top"
-    if config.overlap or config.backend.name == "ray" or isinstance(engine, VLLMServerOptions):
+    if config.overlap or config.backend.clustered or isinstance(engine, VLLMServerOptions):
         return own, f"{text}; the engine is elsewhere"
     if isinstance(engine, VLLMOptions):
         share = engine.gpu_memory_utilization * gpu_gib

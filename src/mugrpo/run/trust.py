@@ -20,13 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mugrpo.config.backends import RayBackend
 from mugrpo.config.engines import VLLMOptions, VLLMServerOptions
 from mugrpo.config.mixture import datasets_in
 from mugrpo.config.private import Private
-from mugrpo.config.rewards import CodeOptions, FunctionOptions
+from mugrpo.config.rewards import FunctionOptions
 from mugrpo.config.run import RunConfig
-from mugrpo.config.suites import load_suites
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import Unapproved, UsageError
 
@@ -91,19 +89,15 @@ def _code(config: RunConfig) -> Iterator[Named]:
     for data_set in datasets_in(config.task):
         yield from _rewards(data_set)
     for use in config.evaluation.suites:
-        with suppress(UsageError):  # one that cannot be read is refused later
-            for suite in load_suites(use.name):
-                if suite.options.prompt.chat_template:
-                    yield "prompt.chat_template", suite.options.prompt.chat_template
-                yield from _rewards(suite.options.task)
+        if use.name.endswith(".toml"):  # it may name rewards of its own
+            yield "evaluation.suites", use.name
 
 
 def _rewards(options: DatasetOptions) -> Iterator[Named]:
     for reward in options.rewards:
         if isinstance(reward, FunctionOptions) and not reward.function.startswith("<"):
             yield "task.rewards", reward.function
-        if isinstance(reward, CodeOptions) and reward.url:
-            yield "task.rewards.url", _whole(reward.url)
+        yield from ((f"task.rewards.{name}", _whole(a)) for name, a in reward.addresses.items())
 
 
 def _programs(config: RunConfig) -> Iterator[Named]:
@@ -117,7 +111,7 @@ def _programs(config: RunConfig) -> Iterator[Named]:
         yield "engine.hand_over", shlex.join(_whole(word) for word in engine.hand_over)
     if environment.python:
         yield "environment.python", environment.python
-    if environment.verifiers:
+    if environment.kind:
         yield "environment.name", f"{environment.name}"
     if environment.kwargs:  # an environment may do anything with them
         yield "environment.kwargs", _whole(environment.kwargs)
@@ -125,9 +119,8 @@ def _programs(config: RunConfig) -> Iterator[Named]:
 
 def _addresses(config: RunConfig) -> Iterator[Named]:
     """Yield whom a run sends something. Ray and torchrun also execute what they get."""
-    backend, engine = config.backend, config.engine
-    if isinstance(backend, RayBackend) and backend.address:
-        yield "backend.address", _whole(backend.address)
+    engine = config.engine
+    yield from ((f"backend.{name}", _whole(a)) for name, a in config.backend.addresses.items())
     if config.distributed.address:
         yield "distributed.address", config.distributed.address
     if isinstance(engine, VLLMServerOptions):

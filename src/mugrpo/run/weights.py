@@ -229,7 +229,7 @@ def place_for_engines(folder: RunDir, config: RunConfig, policy: Policy) -> Path
 
     All that write and read it must be on this machine, and it must have room.
     """
-    elsewhere = config.engine.name == "vllm_server" or config.backend.name == "ray"
+    elsewhere = config.engine.name == "vllm_server" or config.backend.clustered
     if elsewhere or config.distributed.machines > 1:
         return None
     room = with_room(folder.root, policy.size(dtype_for_engines(config)))

@@ -175,13 +175,8 @@ def _generate(run: OpenRun, stage: Stage, sampling: Sampling) -> None:
     if generation is None:
         return
     run.progress.begin(
-        stage.heading("generate"),
-        "rollouts",
-        generation.total,
-        generation.published,
-        run.planned_ends(stage.number),
+        stage.heading("generate"), "rollouts", generation.total, generation.published
     )
-
     for _ in generation.shards(counted(run)):
         pass
     run.progress.end()

@@ -41,7 +41,7 @@ def require_gpus(options: DistributedOptions) -> None:
 def idle_while_generating(config: RunConfig) -> str | None:
     """Return a sentence if machines that make updates have no engine, and what to do about it."""
     others = config.distributed.machines - 1
-    if not others or config.engine.name == "vllm_server" or config.backend.name == "ray":
+    if not others or config.engine.name == "vllm_server" or config.backend.clustered:
         return None
     idle, ranks = others * config.distributed.processes, config.distributed.ranks
     return (

@@ -16,9 +16,9 @@ from mugrpo.optimize.samples import SampleCollector
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.logprobs import Compute
+from mugrpo.stages.measures import best_may_change
 from mugrpo.stages.reader import StageReader
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import best_may_change
 from mugrpo.stages.training import Training
 
 Metrics = dict[str, Any]

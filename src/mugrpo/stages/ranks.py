@@ -13,42 +13,27 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mugrpo.config.backends import RayBackend
 from mugrpo.disk.errors import RunStopped
 from mugrpo.disk.patience import Patience
 from mugrpo.disk.records import Rollout
 from mugrpo.disk.run_dir import RunDir, Unsaved
 from mugrpo.engines import reserved_gpus
-from mugrpo.processes.cluster import has_room
+from mugrpo.processes.cluster import Job, cluster_of
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import asked_for_less
 from mugrpo.stages.local_ranks import LocalJob
+from mugrpo.stages.measures import measuring_due
 from mugrpo.stages.orders import TICK, Answer, Order, alive, answer_to, answered_logprobs, give
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import measuring_due
 
 _PATIENCE = 600.0  # seconds to wait until the ranks have saved their updates and end
-
-
-class Job(Protocol):
-    """Processes of ranks that have been started together."""
-
-    def running(self) -> bool:
-        """Return whether any of them runs."""
-        ...
-
-    def fault(self) -> str | None:
-        """Return what went wrong, once the processes have ended."""
-
-    def end(self, patience: float) -> None:
-        """Wait up to `patience` seconds until the processes have ended, then end them."""
 
 
 class RankProcesses:
@@ -64,11 +49,11 @@ class RankProcesses:
 
     @cached_property
     def beside_engines(self) -> bool:
-        """Whether ranks and engines can run at once. On Ray, each reserve what they need."""
+        """Whether ranks and engines can run at once. On a cluster, each reserve what they need."""
         config = self._run.config
-        if not isinstance(config.backend, RayBackend):
+        if (cluster := cluster_of(config.backend)) is None:
             return True
-        return has_room(config.backend, config.distributed.processes, reserved_gpus(config))
+        return cluster.has_room(config.distributed.processes, reserved_gpus(config))
 
     def start(self) -> None:
         """Start the ranks, unless they run. They load the newest checkpoint at once."""
@@ -81,12 +66,10 @@ class RankProcesses:
             old.mkdir(parents=True)
         words = ["optimize", str(folder.root.absolute()), "--follow"]
         options = run.config.distributed
-        if isinstance(run.config.backend, RayBackend):
-            from mugrpo.stages.ray_ranks import RayJob  # Ray is off the default path
-
+        if cluster := cluster_of(run.config.backend):
             beside = self.beside_engines or (self.sampling is not None and self.sampling.busy())
             engines = reserved_gpus(run.config) if beside else ()
-            self._job = RayJob(run.config.backend, words, logs, options.processes, engines)
+            self._job = cluster.start_ranks(words, logs, options.processes, engines)
         else:
             self._job = LocalJob(words, logs, options)
 
@@ -153,11 +136,11 @@ class RankProcesses:
         give(folder, order, rollouts)
         self._obeying = True
         patience = Patience(folder.ranks, "the ranks", run.progress.say)
-        ray = isinstance(run.config.backend, RayBackend)
+        clustered = run.config.backend.clustered
         while (answer := answer_to(folder, order)) is None and job.running():
             self._look_after()
-            # On Ray, ranks that have not begun may be waiting for resources.
-            patience.look(endless=ray and not alive(folder))
+            # On a cluster, ranks that have not begun may be waiting for resources.
+            patience.look(endless=clustered and not alive(folder))
             time.sleep(TICK)
         self._obeying = False
         if answer := answer or answer_to(folder, order):
@@ -186,7 +169,7 @@ class RankProcesses:
     def _can_begin_again(self, order: Order) -> bool:
         """Return whether new ranks can do what `order` says, from what is published."""
         options, saved = self._run.config.distributed, self._run.folder.checkpoint_updates()
-        if isinstance(self._run.config.backend, RayBackend) or options.machines > 1:
+        if self._run.config.backend.clustered or options.machines > 1:
             return False  # nobody starts those of other machines again
         if order.task == "optimize":
             first = self._run.schedule().first_update(order.stage)
@@ -212,7 +195,7 @@ class RankProcesses:
         background = sampling.background if sampling else None
         if run.stop.signal_name or (background is not None and background.failed()):
             run.folder.stop_request.touch()
-        if not isinstance(run.config.backend, RayBackend) or sampling is None:
+        if not run.config.backend.clustered or sampling is None:
             return
         if run.folder.stop_request.exists():
             if not any(run.folder.rank_logs().glob("rank-*.log")):  # no rank can read the request

@@ -15,8 +15,8 @@ from mugrpo.optimize.trainer import Trainer
 from mugrpo.rollouts.schedule import Schedule
 from mugrpo.run.opened import OpenRun
 from mugrpo.run.weights import Weights, dtype_for_engines, place_for_engines
+from mugrpo.stages.measures import best_update
 from mugrpo.stages.stage import reference_update
-from mugrpo.stages.suites_in_training import best_update
 
 
 class Training:
@@ -105,7 +105,7 @@ class Training:
     @property
     def _ends(self) -> bool:
         config = self._run.config
-        return config.distributed.rest == "end" or config.backend.name == "ray"
+        return config.distributed.rest == "end" or config.backend.clustered
 
     def save(self, *, temporary: bool = False, rests: bool = False) -> None:
         """Begin to write a checkpoint, unless all updates are saved. It seals what led to it.

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from mugrpo.config.base import RewardOption
 from mugrpo.config.mixture import asks_environment, datasets_in
-from mugrpo.config.rewards import RewardOption, deciding
+from mugrpo.config.rewards import deciding
 from mugrpo.disk.errors import BrokenReward, RunStopped, UsageError
 from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
 from mugrpo.engines import require_engines
@@ -27,9 +28,9 @@ from mugrpo.rollouts.preflight import notices
 from mugrpo.run.opened import OpenRun
 from mugrpo.stages.evaluate import evaluation_due
 from mugrpo.stages.local_ranks import require_gpus
+from mugrpo.stages.measures import Measures
 from mugrpo.stages.plan import shards_made
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import Suites
 
 _SHOWN = 3  # problems to train on, and as many held-out ones, that `mugrpo check` shows
 _IDS = 40  # of a prompt's beginning, and as many of its end
@@ -38,7 +39,7 @@ _TOKEN = 8  # bytes of a token in a shard of rollouts: its id and its logprob
 _LOGPROB = 4  # bytes of a token in a shard of another policy's logprobs
 
 
-def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
+def try_out(run: OpenRun, measures: Measures, *, tell: bool = False) -> None:
     """Try what the rest of the run needs. Say what may go wrong, and with `tell` what was tried.
 
     Raises UsageError for an engine that cannot be started, more ranks than GPUs, a file without an
@@ -48,11 +49,13 @@ def try_out(run: OpenRun, suites: Suites, *, tell: bool = False) -> None:
     """
     _try_prompts(run, tell)
     require_engines(run.config)
-    if run.config.distributed.ranks > 1 and run.config.backend.name != "ray":
+    if run.config.distributed.ranks > 1 and not run.config.backend.clustered:
         require_gpus(run.config.distributed)
     UpdateLoss.of(run.config)  # a file of the user's own may not be one
     _try_rewards(run, tell)
-    _try_suites(run, suites, tell)
+    for sentence in measures.preflight():
+        if tell:
+            run.progress.say(sentence)
     _try_disk(run, tell)
 
 
@@ -116,15 +119,6 @@ def _first(problems: Sequence[Problem], count: int) -> list[Problem]:
     for problem in problems:
         by_source.setdefault(problem.source, []).append(problem)
     return [problem for some in by_source.values() for problem in some[:count]]
-
-
-def _try_suites(run: OpenRun, suites: Suites, tell: bool) -> None:
-    """Open the suites that are measured during training: their problems and references are read."""
-    for use in run.config.evaluation.suites:
-        suite, suited = suites.open(use)
-        if tell:
-            k, problems = suite.options.samples, len(suited.eval_problems)
-            run.progress.say(f"suite       {suite.name}: {problems} problems x {k}")
 
 
 def _scores(run: OpenRun, problems: Sequence[Problem]) -> Iterator[Score]:

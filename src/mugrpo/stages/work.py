@@ -14,12 +14,12 @@ from mugrpo.run.sinks import Sinks
 from mugrpo.run.weights import Weights
 from mugrpo.stages.evaluate import evaluate_once, evaluation_due
 from mugrpo.stages.logprobs import Compute
+from mugrpo.stages.measures import measures_of
 from mugrpo.stages.optimize import optimize_stage
 from mugrpo.stages.overlap import Arrivals
 from mugrpo.stages.ranks import RankProcesses, optimize_in_ranks
 from mugrpo.stages.sampling import Sampling
 from mugrpo.stages.stage import Stage
-from mugrpo.stages.suites_in_training import Suites
 from mugrpo.stages.training import Training
 
 OnMetrics = Callable[[str, int, dict[str, Any]], None]
@@ -59,7 +59,7 @@ class Work:
         path = run.folder.metrics if run.ranks.first else None
         self._sinks = self._open_sinks(update, required=not run.ranks.driven)
         self.metrics = MetricsLog(path, update, self._tell)  # never replaced: others hold it
-        self.suites = Suites(run, self.sampling, self.metrics)
+        self.measures = measures_of(run, self.sampling, self.metrics)
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class Work:
             if self.ranks:
                 self.ranks.close()
             self.sampling.close()
-            self.suites.close()
+            self.measures.close()
             self._close_metrics()
 
     def stage(self, number: int) -> Stage:
@@ -97,7 +97,7 @@ class Work:
             return
         if evaluation_due(self.run.config, update):
             evaluate_once(self.run, self.sampling, self.metrics, update)
-        self.suites.measure(update)
+        self.measures.measure(update)
 
     def optimize(self, stage: Stage, until: int | None = None) -> None:
         """Make the stage's updates up to `until`, here or in ranks, and evaluate in between."""
@@ -132,7 +132,7 @@ class Work:
     def _trains_elsewhere(self) -> bool:
         """Return whether the updates are made by ranks that this process starts."""
         config = self.run.config
-        several = config.distributed.ranks > 1 or config.backend.name == "ray"
+        several = config.distributed.ranks > 1 or config.backend.clustered
         return self.run.ranks.alone and several
 
     @contextmanager

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from mugrpo.config.mixture import MixtureOptions
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.records import Answer, Problem, Score
 from mugrpo.tasks.base import Task
 
 
 class Mixture:
-    """The tasks in `sources`, by name, as one. A problem's id begins with its source's name.
+    """The tasks of a mixture's sources as one. A problem's id begins with its source's name.
 
     Problems are in the order of the sources. A faulty source raises UsageError with its name.
     """
 
-    def __init__(self, sources: Mapping[str, Task]) -> None:
-        self._sources = sources
+    def __init__(self, options: MixtureOptions) -> None:
+        self._sources: dict[str, Task] = {one.source: one.made() for one in options.sources}
 
     def train_problems(self) -> Sequence[Problem]:
         """Return the problems of all sources to train on.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 
+from mugrpo.config.base import RewardOption
 from mugrpo.config.rewards import (
-    CodeOptions,
     ExactOptions,
     MathOptions,
     NumericOptions,
     PlainOptions,
-    RewardOption,
     deciding,
 )
 from mugrpo.config.tasks import DatasetOptions
 from mugrpo.disk.errors import UsageError
-from mugrpo.rewards.code.cases import read_tests, with_function
 from mugrpo.rewards.verifiers import has_number
 from mugrpo.tasks.cells import cell, literal, shown, text_of
 from mugrpo.tasks.patterns import found_by
@@ -54,12 +51,11 @@ def references_of(rows: Sequence[Row], options: DatasetOptions) -> list[str]:
     column, pattern = options.answer_column, options.answer_pattern
     if column is None:
         return [""] * len(rows)
-    code = any(isinstance(reward, CodeOptions) for reward in options.rewards)
     texts = []
     for place, row in rows:
         value = cell(place, row, column, "answer_column")
-        if code and isinstance(value := with_function(value, row.get("metadata")), list | dict):
-            value = json.dumps(value)
+        for reward in options.rewards:
+            value = reward.reference(value, row)
         texts.append(text_of(value, place, column, "answer_column"))
     if pattern is not None:
         found = found_by(pattern, sorted(set(texts)))
@@ -92,11 +88,7 @@ def _faults(text: str, column: str, options: DatasetOptions) -> Iterator[str]:
             f"is {shown(text)}, which the reward numeric cannot compare with; choose another "
             "reward, or set task.answer_pattern"
         )
-    if any(isinstance(one, CodeOptions) for one in options.rewards):
-        try:
-            read_tests(text)
-        except ValueError as error:
-            yield f"has no tests for the reward code: {error}"
+    yield from filter(None, (one.fault(text) for one in options.rewards))
     if named := next((r.name for r in deciding(options.rewards) if _unmatched(text, r)), None):
         yield (
             f"is {shown(text)}, which no response can match by the reward {named}; take the answer "

@@ -7,8 +7,8 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
+from mugrpo.config.base import ObjectiveOptions, Part, imported
 from mugrpo.config.describe import describe
-from mugrpo.config.objectives import Part
 from mugrpo.config.options import NamedOptions
 from mugrpo.config.preset import PRESETS, described, in_four_stages
 from mugrpo.config.run import RunConfig
@@ -64,9 +64,10 @@ def _needs(options: type[NamedOptions]) -> tuple[str, ...]:
 def equation_of(group: str, name: str) -> str | None:
     """Return the docstring of the function behind a part, or None if it has none."""
     if group == "objective":
-        if name == "file":
-            return None
-        return inspect.getdoc(importlib.import_module(f"mugrpo.optimize.objectives.{name}").loss)
+        options = RunConfig.choices()["objective"][name]
+        assert issubclass(options, ObjectiveOptions)
+        own = f"mugrpo.optimize.objectives.{name}"
+        return None if name == "file" else inspect.getdoc(imported(f"{options.module or own}:loss"))
     if group not in _FUNCTIONS:
         return None
     functions = importlib.import_module(_FUNCTIONS[group])

@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
+from mugrpo.config.base import imported
 from mugrpo.config.cores import cores
+from mugrpo.config.extensions import installed
 from mugrpo.disk.errors import UsageError
 from mugrpo.tools.installed import extras, unmet, vllm_build
 
@@ -21,7 +23,9 @@ Finding = tuple[str, str]  # what is so, and the way out if something will not w
 def examine(say: Callable[[str], None]) -> None:
     """Say what works and what does not. Raises UsageError, at last, if `mugrpo demo` does not."""
     able = True
-    for subject, check in _CHECKS.items():
+    extensions = (one.checks for one in installed().values())
+    added = {subject: imported(place) for checks in extensions for subject, place in checks.items()}
+    for subject, check in {**_CHECKS, **added}.items():
         try:
             text, way_out = check()
         except Exception as error:  # it hides no other line
@@ -78,6 +82,10 @@ def _extras() -> Finding:
     return here, way_out
 
 
+def _extensions() -> Finding:
+    return ", ".join(installed()) or "none", ""
+
+
 def _vllm() -> Finding:
     from mugrpo.engines.vllm import OLDEST, new_enough
 
@@ -96,16 +104,6 @@ def _models() -> Finding:
     return text, way_out or ", ".join(f"`mugrpo convert {name}` adds it" for name in missing)
 
 
-def _sandbox() -> Finding:
-    from mugrpo.config.rewards import CodeOptions
-    from mugrpo.rewards.code.choosing import WAY_OUT, tried
-
-    found = tried(CodeOptions())
-    if isinstance(found, list):
-        return f"none ({'; '.join(found)})", f"for the reward code, {WAY_OUT}"
-    return f"{found.name}, for the reward code", ""
-
-
 def _folder(folder: Path, text: str, way_out: str) -> Finding:
     """Return `text`. If `folder` cannot be made or written to, add that and the way out."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
@@ -119,7 +117,7 @@ _CHECKS = {
     "CPU": _cpu,
     "disk": _disk,
     "extras": _extras,
+    "extensions": _extensions,
     "vLLM": _vllm,
     "models": _models,
-    "sandbox": _sandbox,
 }

@@ -26,6 +26,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sealed_folder_fault
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import require_metrics
+from mugrpo.extensions.exchange.exporting import export_rollouts
 from mugrpo.processes.stopping import StopFlag
 from mugrpo.report.read import RunData, lines_by_kind
 from mugrpo.run.opening import run_as_it_is
@@ -33,7 +34,6 @@ from mugrpo.run.progress import Progress
 from mugrpo.run.trust import require_known
 from mugrpo.run.weights import NOT_THE_MODEL
 from mugrpo.tools.card import CURVE, Subject, hub_base, learning_curve, model_card
-from mugrpo.tools.exporting import export_rollouts
 from mugrpo.tools.merge import merge
 from mugrpo.tools.repository import STAMP, Files, look, require_name, send
 

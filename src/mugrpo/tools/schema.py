@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mugrpo.config.mixture import DatasetSource, Source
+from mugrpo.config.mixture import Source
 from mugrpo.config.options import NamedOptions, Options, choices
 from mugrpo.config.preset import PRESETS
 from mugrpo.config.rewards import FunctionOptions, Reward
@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
 def _named() -> list[type[NamedOptions]]:
     """Return the choices that a table gets only if it has their name."""
     members = [*RunConfig.choices().values(), choices(Reward), choices(Source)]
-    unnamed = {FunctionOptions, DatasetSource} | {
+    unnamed = {FunctionOptions, choices(Source)["dataset"]} | {
         named[RunConfig.over_preset({"preset": preset})[group]["name"]]
         for preset in PRESETS
         for group, named in RunConfig.choices().items()

@@ -22,7 +22,7 @@ from mugrpo.disk.errors import RunStopped, UsageError
 from mugrpo.disk.publishing import SUMS, publish_folder, sha256_of
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.seal import require_metrics
-from mugrpo.tools.foreign import HELD_OUT, PROBLEMS
+from mugrpo.extensions.exchange.foreign import HELD_OUT, PROBLEMS
 from mugrpo.tools.objects import Store, refuse_odd
 from mugrpo.tools.push_lock import only_push
 
@@ -95,7 +95,7 @@ class _Push:
         """Make the copy match the run, in the order that keeps it complete."""
         self.remove_outdated()
         imported = (self._root / name for name in (PROBLEMS, HELD_OUT))
-        for path in (self._run_dir.config, self._run_dir.origin, self._run_dir.plan, *imported):
+        for path in (self._run_dir.config, self._run_dir.origin, *imported):
             self.renew(path)
         for manifest, text in self.manifests.items():
             self.put_shards(manifest, text)
@@ -223,7 +223,7 @@ def pull(url: str, run_dir: RunDir, say: Say = lambda _: None, check: Check = la
     refuse_odd(sizes, url)
     if run_dir.config.name not in sizes:
         raise UsageError(f"{url} holds no run (it has no {run_dir.config.name})")
-    files = (run_dir.config, run_dir.origin, run_dir.plan, run_dir.metrics)
+    files = (run_dir.config, run_dir.origin, run_dir.metrics)
     top_level = {*(path.name for path in files), PROBLEMS, HELD_OUT}
     plain = [n for n in sizes if n in top_level or n.startswith(tuple(f"{f}/" for f in _LOOSE))]
     lists = [n for n in sizes if n.rpartition("/")[2] in (_MANIFEST, SUMS)]

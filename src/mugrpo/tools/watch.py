@@ -5,33 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mugrpo.disk.errors import UsageError
 from mugrpo.disk.run_dir import refuse_links_out
 
-Say = Callable[[object], None]
-
 _TICK = 0.1  # seconds between looks at whether to stop
 
 
-def add_watch(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the commands."""
-    watch = add("watch", "show a run that another process trains, until it ends")
-    watch.add_argument("target", type=Path, help="a run's directory")
-    once = "print its state once, as text, and exit (as without a terminal)"
-    watch.add_argument("--once", action="store_true", help=once)
-    report = add("report", "write an HTML report on one or more runs")
-    several = "directories of runs; several runs share each chart"
-    report.add_argument("targets", type=Path, nargs="+", help=several)
-    out = "the file (default: report.html, in the run's directory if there is only one)"
-    report.add_argument("--out", type=Path, help=out)
-    every = "write it again every N seconds until the runs end; the open page follows"
-    report.add_argument("--every", type=int, metavar="N", help=every)
-
-
-def run_watch(options: argparse.Namespace, say: Say) -> None:
+def run_watch(options: argparse.Namespace) -> None:
     """Show the run on a terminal until it ends or a signal comes, then print its state."""
     from rich.console import Console
 
@@ -51,10 +34,10 @@ def run_watch(options: argparse.Namespace, say: Say) -> None:
                 time.sleep(_TICK * 5)
         finally:
             screen.stop()
-    say(plain(state, console.width))
+    options.say(plain(state, console.width))
 
 
-def run_report(options: argparse.Namespace, say: Say) -> None:
+def run_report(options: argparse.Namespace) -> None:
     """Write the report, again and again if `--every` asks for it.
 
     The last page, after the runs' end or a signal, no longer asks to be loaded again.
@@ -66,7 +49,7 @@ def run_report(options: argparse.Namespace, say: Say) -> None:
         raise UsageError(f"--every {every}: name at least one second")
     going = every is not None and _any_runs(options.targets)
     path = write_report(options.targets, options.out, every if going else None)
-    say(path)
+    options.say(path)
     while going:
         end = time.monotonic() + every
         while time.monotonic() < end and not stop.signal_name:

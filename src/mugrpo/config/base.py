@@ -1,0 +1,184 @@
+"""The bases of options that extensions add, and what those may be made of.
+
+An extension imports its bases from here and from `config.options` alone: the other files of config
+put the options of all extensions together, so they import the extensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import AfterValidator, Field
+
+from mugrpo.config.cores import cores
+from mugrpo.config.options import HARMLESS, LISTED, PROCESSES, NamedOptions, Options
+from mugrpo.config.private import PrivateText
+
+
+def _has_a_place(template: str) -> str:
+    if "{prompt}" not in template:
+        raise ValueError("it has no {prompt}, so every problem would read the same")
+    return template
+
+
+Template = Annotated[str, AfterValidator(_has_a_place)]
+
+
+class MadeOptions(NamedOptions):
+    """Options that say what is made of them.
+
+    `factory` names a function of the options, "module:function". It is imported when it is first
+    called, so that options load nothing heavy.
+    """
+
+    factory: ClassVar[str]
+
+    def made(self, *arguments: Any, **named: Any) -> Any:
+        """Return what `factory` makes of these options and further arguments."""
+        return imported(self.factory)(self, *arguments, **named)
+
+
+def imported(place: str) -> Any:
+    """Return what "module:name" names."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+class TaskOptions(MadeOptions):
+    """A task. Its factory returns a `tasks.base.Task`."""
+
+    packages: ClassVar[tuple[str, ...]] = ()  # whose versions decide its problems
+
+
+class RewardOption(MadeOptions):
+    """One of the rewards whose weighted sum an answer gets.
+
+    Its factory returns a `rewards.verdict.Verifier`, a function of (text, reference).
+    """
+
+    weight: float = Field(1.0, ge=-1e6, le=1e6)
+    """This reward's factor in the sum."""
+
+    @property
+    def label(self) -> str:
+        """Return this reward's name in a score's parts; no two rewards share one."""
+        return self.name
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file that this reward's function is in, or None."""
+        return None
+
+    @property
+    def verifies(self) -> bool:
+        """Return whether it compares the text of an answer with the reference."""
+        return True
+
+    @property
+    def addresses(self) -> Mapping[str, PrivateText]:
+        """Return option -> the address that judging sends answers to."""
+        return {}
+
+    def written(self, reference: str) -> str:
+        """Return a response whose answer is the reference."""
+        return reference
+
+    def reference(self, value: Any, row: Mapping[str, Any]) -> Any:
+        """Return the value of a row's answer column as this reward reads it."""
+        return value
+
+    def fault(self, reference: str) -> str | None:
+        """Return why a reference cannot be used ("has no tests: ..."), or None."""
+        return None
+
+
+class BoxReader(RewardOption):
+    """A reward that reads the answer in the last box."""
+
+    def written(self, reference: str) -> str:
+        return reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
+
+
+class WorkerOptions(Options):
+    """The worker processes that judge answers. The run kills one that takes too long."""
+
+    count: int = Field(0, ge=0, le=PROCESSES, json_schema_extra=HARMLESS)
+    """Worker processes. 0 starts one per core."""
+    timeout: float = Field(5.0, ge=0)
+    """Kill a worker process that computes for this many seconds on a call, summed over its threads.
+    Waiting for anything, a core too, does not count. 0 sets no limit."""
+    patience: float = Field(60.0, ge=0)
+    """Kill a worker process that has not finished a call of reward functions this many seconds
+    after its dispatch, whatever it waits for. 0 sets no limit, nor one for loading functions."""
+    memory_mb: int = Field(2048, ge=0)
+    """Memory in MiB that a process may take with all that it starts, shared memory included. 0 sets
+    no limit, as CUDA needs it."""
+    batch_size: int = Field(1, ge=1, le=LISTED)
+    """Completions per call. If a call with several fails, each of them is tried alone."""
+
+    @property
+    def processes(self) -> int:
+        return self.count or len(cores())
+
+
+class Part(NamedOptions):
+    """A part of the objective."""
+
+    # options that the part's function does not take
+    no_knobs: ClassVar[tuple[str, ...]] = ("name",)
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Return the options that are keyword arguments of the part's function."""
+        return self.model_dump(exclude=set(self.no_knobs))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Return the names of the logprobs that this part needs stored beside the rollouts."""
+        return ()
+
+
+class ObjectiveOptions(Part):
+    """A loss computed from ratios and advantages.
+
+    `module` has its `loss` (see `mugrpo.optimize.objectives`); the core's own are named as they are
+    chosen.
+    """
+
+    module: ClassVar[str] = ""
+
+
+class BackendOptions(MadeOptions):
+    """What starts engines and ranks that have processes of their own.
+
+    The factory of a cluster returns a `processes.cluster.Cluster`. Without one, this machine starts
+    them.
+    """
+
+    factory: ClassVar[str] = ""
+
+    @property
+    def clustered(self) -> bool:
+        """Return whether a cluster chooses the machines and GPUs of engines and ranks."""
+        return bool(self.factory)
+
+    @property
+    def addresses(self) -> Mapping[str, PrivateText]:
+        """Return option -> the address of the cluster."""
+        return {}
+
+
+class EnvironmentKind(Protocol):
+    """Environments of another package, which environment.name names as "KIND:NAME"."""
+
+    factory: str  # "module:function" of the options, which returns `environments.base.Environments`
+
+    def faults(self, options: Any, form: str) -> Iterator[str]:
+        """Yield a message for each combination of EnvironmentOptions that does not work.
+
+        `form` is prompt.form.
+        """
+        ...

@@ -1,0 +1,111 @@
+"""What extensions add to mugrpo. The core finds them here and imports none of them by name.
+
+A package of your own adds to mugrpo by an entry point (examples/extension):
+
+    [project.entry-points."mugrpo.extensions"]
+    mine = "my_package:extension"
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Union
+
+from pydantic import Field
+
+from mugrpo.config.base import (
+    BackendOptions,
+    EnvironmentKind,
+    ObjectiveOptions,
+    RewardOption,
+    TaskOptions,
+    imported,
+)
+from mugrpo.config.options import Options
+from mugrpo.disk.errors import UsageError
+
+_GROUP = "mugrpo.extensions"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What an extension adds. Options are classes; a "module:name" is imported when it is used."""
+
+    rewards: tuple[type[RewardOption], ...] = ()
+    objectives: tuple[type[ObjectiveOptions], ...] = ()
+    tasks: tuple[type[TaskOptions], ...] = ()
+    backends: tuple[type[BackendOptions], ...] = ()
+    environments: Mapping[str, EnvironmentKind] = field(default_factory=dict)
+    measures: str = ""  # what measures evaluation.suites (`stages.measures.Measures`)
+    sections: tuple[str, ...] = ()  # of the report: functions of runs -> (title, figures)
+    commands: tuple[str, ...] = ()  # functions of `arguments.Commands`, in light modules
+    checks: Mapping[str, str] = field(default_factory=dict)  # subject -> a check of `doctor`
+
+
+@cache
+def installed() -> dict[str, Extension]:
+    """Return name -> extension: those in mugrpo/extensions, then those of other packages.
+
+    Raises UsageError if another package's entry point cannot be imported.
+    """
+    found = {}
+    for module in pkgutil.iter_modules(import_module(_GROUP).__path__ if find_spec(_GROUP) else ()):
+        adds = module.ispkg  # a lone module is imported by its users
+        found[module.name] = imported(f"{_GROUP}.{module.name}:extension") if adds else Extension()
+    for entry in entry_points(group=_GROUP):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:
+            raise UsageError(
+                f"the extension {entry.name} ({entry.value}) cannot be imported "
+                f"({type(error).__name__}: {error}); fix it, or uninstall its package"
+            ) from None
+    return found
+
+
+def used_by(options: Options) -> list[Path]:
+    """Return the files or folders of the extensions that `options` and tables in them are from."""
+    values = [value for _, value in options]
+    tables = [entry for value in values for entry in (value if type(value) is tuple else [value])]
+    below = [used_by(table) for table in tables if isinstance(table, Options)]
+    modules = {type(options).__module__, type(getattr(options, "kind", options)).__module__}
+    own = [_home(import_module(module)) for module in modules if not _is_core(module)]
+    return sorted({*own, *(place for places in below for place in places)})
+
+
+def _is_core(module: str) -> bool:
+    ours = module == "builtins" or f"{module}.".startswith("mugrpo.")
+    return ours and not module.startswith(f"{_GROUP}.")
+
+
+def _home(module: ModuleType) -> Path:
+    """Return the folder of a module's package, or the module's file if it has none."""
+    file = Path(module.__file__ or "")
+    return file if module.__package__ in ("", _GROUP) else file.parent
+
+
+def one_of(kind: str, *own: type[Any]) -> Any:
+    """Return the union of the core's options and those that extensions add, chosen by name.
+
+    `kind` is a field of `Extension`. Raises UsageError if two have the same name.
+    """
+    added = [options for one in installed().values() for options in getattr(one, kind)]
+    names = [options.model_fields["name"].default for options in (*own, *added)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"two of the installed {kind} are called {min(twice)!r}; uninstall one")
+    if len(names) == 1:
+        return own[0]
+    return Annotated[Union[(*own, *added)], Field(discriminator="name")]
+
+
+def environment_kinds() -> dict[str, EnvironmentKind]:
+    """Return kind -> environments of other packages, which extensions run."""
+    return {kind: one for each in installed().values() for kind, one in each.environments.items()}

@@ -1,1 +1,0 @@
-"""Environments of the package verifiers, in an interpreter of their own (docs/verifiers.md)."""

@@ -1,0 +1,69 @@
+"""The reward "code": a response's program, run against tests in a sandbox (docs/code_rewards.md).
+
+Expected results never enter a sandbox. What comes out of one is a claim, which is compared outside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from mugrpo.config.base import RewardOption
+from mugrpo.config.extensions import Extension
+from mugrpo.config.options import PLACE, PRIVATE, PathOrName
+from mugrpo.config.private import PrivateText
+
+
+class CodeOptions(RewardOption):
+    """1 if a response's program passes the tests that the reference answer holds, else 0.
+
+    The program is the last fenced code block. It runs in a sandbox (docs/code_rewards.md); without
+    one, the run does not begin.
+    """
+
+    name: Literal["code"] = "code"
+    factory: ClassVar[str] = "mugrpo.extensions.code.judging:Code"
+    partial: bool = False
+    """Give the share of the tests that pass. Otherwise, the first failure ends the judgment."""
+    tolerance: float = Field(1e-6, ge=0)
+    """Largest difference of two floats that count as equal, times the larger one if that is above
+    1. Asserts compare as they are written."""
+    timeout: int = Field(5, ge=1)
+    """CPU time in seconds that a program may take for a test."""
+    patience: float = Field(20.0, gt=0)
+    """Seconds by the clock for all tests of a program. One that takes longer is unfinished."""
+    memory_mb: int = Field(512, ge=64)
+    """Memory in MiB that a program may take."""
+    sandbox: Literal["auto", "bubblewrap", "wasm", "sandboxfusion"] = "auto"
+    """Where programs run. "auto" takes the first of these that works here."""
+    wasm: PathOrName | None = Field(None, json_schema_extra=PLACE)
+    """A CPython compiled to WebAssembly (WASI). If unset, that of mugrpo[wasm]."""
+    url: PrivateText | None = Field(None, json_schema_extra=PRIVATE)
+    """The URL of a SandboxFusion server. A user with a password in it is hidden elsewhere."""
+
+    @property
+    def addresses(self) -> Mapping[str, PrivateText]:
+        return {"url": self.url} if self.url else {}
+
+    def reference(self, value: Any, row: Mapping[str, Any]) -> Any:
+        from mugrpo.extensions.code.cases import with_function
+
+        tests = with_function(value, row.get("metadata"))
+        return json.dumps(tests) if isinstance(tests, list | dict) else tests
+
+    def fault(self, reference: str) -> str | None:
+        from mugrpo.extensions.code.cases import read_tests
+
+        try:
+            read_tests(reference)
+        except ValueError as error:
+            return f"has no tests for the reward code: {error}"
+        return None
+
+
+extension = Extension(
+    rewards=(CodeOptions,), checks={"sandbox": "mugrpo.extensions.code.choosing:check"}
+)

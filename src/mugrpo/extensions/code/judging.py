@@ -1,0 +1,150 @@
+"""The verifier "code": the program of a response, judged by tests."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from functools import lru_cache
+from typing import Any
+
+from mugrpo.disk.records import Status
+from mugrpo.extensions.code import CodeOptions
+from mugrpo.extensions.code.asserts import Assertion
+from mugrpo.extensions.code.cases import Case, Tests, read_tests
+from mugrpo.extensions.code.choosing import choose
+from mugrpo.extensions.code.sandbox import TRAPPED, Outcome, Request
+from mugrpo.rewards.response import final_part
+from mugrpo.rewards.verdict import Verdict
+
+LONGEST_PROGRAM = 100_000  # characters; something longer is not taken for a program
+
+# The mark may be an attribute, as in {.python}. In a list, a fence has any indentation.
+_FENCE = re.compile(r"([ \t]*)(`{3,}+(?!.*`)|~{3,})[ \t]*([{.]*[\w+#.-]*)")
+_PYTHON = re.compile(r"[{.]*py(?:thon)?[0-9.]*", re.IGNORECASE)
+_RAN_OUT = {-signal.SIGXCPU: "out of CPU time", TRAPPED: "out of fuel, memory or stack"}
+
+Check = tuple[int, Mapping[str, Any]]  # a test's index, and a job for the second sandbox
+
+
+class Code:
+    """The verifier that runs a text's program against tests, in the sandbox `sandbox`.
+
+    Calling it raises ValueError if the reference has no tests, Unfinished if the program takes too
+    long by the clock, and SandboxError if the sandbox fails. Making it raises UsageError if no
+    sandbox works here.
+    """
+
+    def __init__(self, options: CodeOptions) -> None:
+        self._options = options
+        self.sandbox = choose(options)
+        self.said = f"programs run in {self.sandbox.name}"  # the user should know
+        self._tests = lru_cache(maxsize=16)(read_tests)  # a group's responses have the same ones
+
+    def __call__(self, text: str, reference: str) -> Verdict:
+        tests = self._tests(reference)
+        program = read_program(final_part(text))
+        if program is None:
+            return Verdict(Status.NO_ANSWER)
+        passed, failure = self._judged(program, tests)
+        right = passed == len(tests.cases)
+        share = passed / len(tests.cases) if self._options.partial else float(right)
+        return Verdict(Status.RIGHT if right else Status.WRONG, program, share, failure)
+
+    def _judged(self, program: str, tests: Tests) -> tuple[int, str | None]:
+        """Return how many tests a program passes, and what the first failure is.
+
+        Without partial credit, the first failure ends it.
+        """
+        cases, checks = tests.cases, list[Check]()
+        failures = dict[int, str]()
+        request = Request(program, [case.job for case in cases], tests.setup)
+        with closing(self.sandbox.run(request, self._options.patience)) as outcomes:
+            for number, case in enumerate(cases):
+                outcome = next(outcomes, None)
+                if failure := self._failure(case, outcome):
+                    failures[number] = failure
+                    if not self._options.partial:
+                        return number, _named(failures, len(cases))
+                elif isinstance(case, Assertion) and case.check is not None:
+                    assert outcome is not None
+                    checks.append((number, case.checking(outcome)))
+        failures |= self._checked(tests.setup, checks)
+        return len(cases) - len(failures), _named(failures, len(cases))
+
+    def _failure(self, case: Case, outcome: Outcome | None) -> str:
+        """Return why a test is not passed, or "" if it is."""
+        if outcome is None:
+            return "the program ended the sandbox"
+        if outcome.output is None:
+            return "too much output"
+        if outcome.status:
+            return _ending(outcome.status)
+        with suppress(ValueError, RecursionError):
+            return "" if case.passed(outcome, self._options.tolerance) else "another result"
+        return "no result"
+
+    def _checked(self, setup: str, checks: Sequence[Check]) -> dict[int, str]:
+        """Return the failures of asserts that a sandbox without the program evaluates."""
+        if not checks:
+            return {}
+        request = Request("", [job for _, job in checks], setup)
+        failures = {}
+        with closing(self.sandbox.run(request, self._options.patience)) as outcomes:
+            for number, _ in checks:
+                outcome = next(outcomes, None)
+                if outcome is None or outcome.status or outcome.output != "true":
+                    failures[number] = "another result"
+        return failures
+
+
+def _ending(status: int) -> str:
+    if status in _RAN_OUT:
+        return _RAN_OUT[status]
+    if status > 0:
+        return f"the program ended with status {status}"
+    known = {member.value for member in signal.Signals}
+    return f"ended by {signal.Signals(-status).name if -status in known else -status}"
+
+
+def _named(failures: dict[int, str], count: int) -> str | None:
+    if not failures:
+        return None
+    first = min(failures)
+    return f"test {first + 1} of {count}: {failures[first]}"
+
+
+def read_program(text: str) -> str | None:
+    """Return the last fenced block that is marked as Python, else the last one without a mark.
+
+    So output that is shown after a program is not taken for it. A block that is not closed is cut
+    off: if it would be the program, there is none. As in CommonMark, a fence has at least three
+    marks, its end as many, and lines lose as much indentation as the fence has.
+    """
+    programs: dict[bool, str | None] = {}  # by whether they are marked
+    opened: tuple[str, str, str] | None = None  # indentation, marks, and what follows them
+    lines: list[str] = []
+    for line in re.split(r"\r?\n", text):
+        fence = _FENCE.match(line)
+        if opened is None:
+            if fence:
+                opened, lines = (fence[1], fence[2], fence[3]), []
+            continue
+        indented, marks, language = opened
+        if fence and not line[fence.end() :].strip() and _closes(fence, indented, marks):
+            if not language or _PYTHON.fullmatch(language):
+                programs[bool(language)] = "\n".join(lines)
+            opened = None
+        else:
+            lines.append(line[: len(indented)].lstrip(" \t") + line[len(indented) :])
+    if opened is not None and (not opened[2] or _PYTHON.fullmatch(opened[2])):
+        programs[bool(opened[2])] = None
+    source = programs.get(True, programs.get(False))
+    return source if source and source.strip() and len(source) <= LONGEST_PROGRAM else None
+
+
+def _closes(fence: re.Match[str], indented: str, marks: str) -> bool:
+    """Return whether a fence closes a block: not if it is in a docstring of it, further in."""
+    near = len(fence[1]) <= len(indented) + 3
+    return near and not fence[3] and fence[2][0] == marks[0] and len(fence[2]) >= len(marks)

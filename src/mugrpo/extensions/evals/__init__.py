@@ -1,0 +1,11 @@
+"""Benchmark suites: `mugrpo benchmark`, and evaluation.suites during training."""
+
+from __future__ import annotations
+
+from mugrpo.config.extensions import Extension
+
+extension = Extension(
+    measures="mugrpo.extensions.evals.in_training:Suites",
+    sections=("mugrpo.extensions.evals.figures:section",),
+    commands=("mugrpo.extensions.evals.command:add_benchmark",),
+)

@@ -1,0 +1,147 @@
+"""`mugrpo benchmark`: models and checkpoints on suites, and comparisons. Heavy imports wait."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mugrpo.arguments import TRUST, Commands
+from mugrpo.disk.errors import UsageError
+
+Say = Callable[[object], None]
+
+_COMPARE = "compare"
+_SAMPLING = ("samples", "max_new_tokens", "temperature", "top_p", "problems")
+_MEASURING = ("update", "data", "regrade", "trust")
+_PAGE = Path("comparison.html")
+
+
+def add_benchmark(commands: Commands) -> None:
+    """Add the command."""
+    text = "measure a model or a run's checkpoints on benchmark suites, or compare two measurements"
+    run = "mugrpo.extensions.evals.command:run_benchmark"
+    command = commands.add("benchmark", text, run=run, parents=[commands.overriding])
+    targets = (
+        "a run's directory, a model directory or a hub id; or `compare A B`, where A and B are "
+        "folders of results or runs, and RUN@N is a run after N updates"
+    )
+    command.add_argument("targets", nargs="+", metavar="TARGET", help=targets)
+    names = "suites, groups of suites or files of your own, separated by commas"
+    command.add_argument("--suite", metavar="A,B,...", help=names)
+    at = 'updates of a run, separated by commas, or "all" (default: 0 and the newest checkpoint)'
+    command.add_argument("--update", metavar="N,M,...", help=at)
+    data = "a local file with the problems of the suite (of several: NAME=FILE,NAME=FILE,...)"
+    command.add_argument("--data", metavar="FILE", help=data)
+    command.add_argument("--problems", type=int, metavar="N", help="measure N problems of a suite")
+    command.add_argument("--samples", type=int, metavar="K", help="responses per problem")
+    tokens = "longest response"
+    command.add_argument("--max-new-tokens", type=int, metavar="N", help=tokens)
+    temperature = "sampling temperature (default: the run's; of a model, the suite's)"
+    command.add_argument("--temperature", type=float, help=temperature)
+    top_p = "sample from the most likely tokens with this probability (default: all of a run's)"
+    command.add_argument("--top-p", type=float, help=top_p)
+    out = (
+        "the folder of the results (default: RUN/benchmarks, or runs/benchmarks/NAME for a model); "
+        f"of `compare`, the page (default: {_PAGE})"
+    )
+    command.add_argument("--out", type=Path, help=out)
+    command.add_argument("--regrade", action="store_true", help="score stored responses again")
+    command.add_argument("--trust", action="store_true", help=TRUST)
+
+
+def run_benchmark(options: argparse.Namespace) -> None:
+    """Measure what the arguments name, or compare two measurements."""
+    if options.targets[0] == _COMPARE:
+        _compare(options, options.say)
+    else:
+        _measure(options, options.say)
+
+
+def _measure(options: argparse.Namespace, say: Say) -> None:
+    from mugrpo.extensions.evals.options import load_suites
+
+    if len(options.targets) > 1:
+        raise UsageError(
+            f"one model or run at a time: {options.targets[1]!r} is a second one; "
+            "`mugrpo benchmark compare A B` compares two measurements"
+        )
+    if options.suite is None:
+        raise UsageError("name suites with --suite, such as --suite gsm8k or --suite math")
+    suites = load_suites(options.suite)
+    say(f"{options.targets[0]}: loading PyTorch, then the problems and the tokenizer")
+    from mugrpo.extensions.evals.measuring import measure
+    from mugrpo.extensions.evals.page import write_page
+    from mugrpo.extensions.evals.tables import table
+    from mugrpo.run.progress import Progress
+
+    folder, results = measure(
+        options.targets[0],
+        suites,
+        chosen=_chosen(options),
+        data=_data(options.data, [suite.name for suite in suites]),
+        updates=options.update,
+        overrides=options.overrides,
+        out=options.out,
+        regrade=options.regrade,
+        trust=options.trust,
+        progress=Progress(),
+        stop=options.stop,
+    )
+    say(table(results))
+    say(write_page(folder))
+
+
+def _chosen(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling options that the command line sets, by their names in a suite."""
+    return {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+
+
+def _data(text: str | None, names: list[str]) -> dict[str, Path]:
+    """Return suite -> file from `FILE`, for a single suite, or `NAME=FILE,NAME=FILE,...`."""
+    if text is None:
+        return {}
+    named = text.partition("=")[0] in names  # a path can have a = in it
+    if len(names) == 1 and not named:
+        return {names[0]: Path(text)}
+    if "=" not in text:
+        raise UsageError(
+            f"--data {text}: several suites are measured, so say which one's file it is: "
+            f"--data {names[0]}={text}"
+        )
+    files: dict[str, Path] = {}
+    for pair in text.split(","):
+        name, _, file = pair.partition("=")
+        if name not in names or not file:
+            raise UsageError(f"--data {pair}: write NAME=FILE with NAME among {', '.join(names)}")
+        files[name] = Path(file)
+    return files
+
+
+def _compare(options: argparse.Namespace, say: Say) -> None:
+    _require_no_more(options)
+    names = options.targets[1:]
+    if len(names) != 2:
+        raise UsageError(f"compare needs two measurements, A and B, not {len(names)}")
+
+    from mugrpo.extensions.evals.comparing import compare, stored
+    from mugrpo.extensions.evals.page import write_comparison
+    from mugrpo.extensions.evals.tables import comparison_table
+
+    wanted = options.suite.split(",") if options.suite else None
+    compared = compare(*(stored(name, wanted) for name in names))
+    page = write_comparison(compared, options.out or _PAGE)
+    say(comparison_table(compared))
+    say(page)
+
+
+def _require_no_more(options: argparse.Namespace) -> None:
+    """Raise UsageError for an option that a comparison of stored results cannot follow."""
+    values = {name: getattr(options, name) for name in (*_SAMPLING, *_MEASURING)}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    more = [f"--{name.replace('_', '-')}" for name in given] + options.overrides
+    if more:
+        raise UsageError(
+            f"compare reads stored results, so it takes no {more[0]}; only --suite and --out"
+        )

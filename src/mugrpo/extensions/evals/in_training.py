@@ -1,0 +1,89 @@
+"""Benchmark suites that are measured during training: `stages.measures.Measures`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+from mugrpo.config.kept import SuiteUse
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.places import passing
+from mugrpo.extensions.evals.options import Suite, load_suites
+from mugrpo.extensions.evals.results import line_of
+from mugrpo.extensions.evals.stand_in import with_data
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.run.opened import OpenRun
+from mugrpo.stages.measures import suites_due
+from mugrpo.stages.refresh import refreshed
+from mugrpo.stages.sampling import Sampling
+
+
+class Suites:
+    """The suites that a run measures. Each is opened when it is first needed."""
+
+    def __init__(self, run: OpenRun, sampling: Sampling, metrics: MetricsLog) -> None:
+        self._run, self._sampling, self._metrics = run, sampling, metrics
+        self._opened: dict[str, tuple[Suite, OpenRun]] = {}
+        self._closing = ExitStack()
+
+    def open(self, use: SuiteUse) -> tuple[Suite, OpenRun]:
+        """Return the suite, and a run of it with the model and the engine of training.
+
+        Raises UsageError if the suite or its data cannot be read, or if it is a group.
+        """
+        if use.label not in self._opened:
+            run = self._run
+            suite = _used(run.config, use)
+            config = suite_config(run.config, suite)
+            opened = suite_run(run.folder, config, suite, run.progress, run.stop)
+            self._opened[use.label] = (suite, self._closing.enter_context(opened))
+        return self._opened[use.label]
+
+    def preflight(self) -> Iterator[str]:
+        for use in self._run.config.evaluation.suites:
+            suite, suited = self.open(use)
+            k, problems = suite.options.samples, len(suited.eval_problems)
+            yield f"suite       {suite.name}: {problems} problems x {k}"
+
+    def measure(self, update: int) -> None:
+        """Measure what is due after `update` updates and not in metrics.jsonl yet.
+
+        The run's engines generate. The rollouts are kept as those of `mugrpo benchmark` are.
+        """
+        run = self._run
+        for use in suites_due(run.config, update):
+            kind = f"suite/{use.label}"
+            if self._metrics.has(kind, update):
+                continue
+            suite, suited = self.open(use)
+            draws = [(problem, 0) for problem in run.eval_problems or run.problems]
+            engines = partial(refreshed, run, self._sampling, update, draws, "evaluation")
+            folder = run.folder.benchmarks / suite.name / f"update-{update:06d}"
+            with run.progress.aside():
+                result = measure_suite(suited, suite, engines, update, folder, replace=True)
+            passing("suite without metrics line")
+            self._metrics.append(kind, update, **line_of(result))
+
+    def close(self) -> None:
+        """End the processes that judge."""
+        self._closing.close()
+
+
+def _used(config: RunConfig, use: SuiteUse) -> Suite:
+    """Return the suite as the run uses it."""
+    suite, *others = load_suites(use.name)
+    if others:
+        names = ", ".join(each.name for each in (suite, *others))
+        raise UsageError(f"evaluation.suites: {use.name} is a group; name its suites ({names})")
+    if use.data is not None:
+        suite = with_data(suite, use.data)
+    return suite.adjusted(
+        problems=use.problems,
+        samples=use.samples,
+        max_new_tokens=use.max_new_tokens,
+        temperature=use.temperature or config.rollouts.temperature,
+        top_p=use.top_p,
+    )

@@ -1,0 +1,205 @@
+"""Measure a model, or checkpoints of a run, on suites: one folder of results for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mugrpo.config.load import apply_overrides, build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import MetricsLog
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.seal import require_metrics
+from mugrpo.engines import require_engines
+from mugrpo.engines.base import Engine
+from mugrpo.extensions.evals.comparing import is_run
+from mugrpo.extensions.evals.options import Suite
+from mugrpo.extensions.evals.results import line_of
+from mugrpo.extensions.evals.stand_in import with_data
+from mugrpo.extensions.evals.suite import measure_suite, suite_config, suite_run
+from mugrpo.model.adapter import require_packages
+from mugrpo.model.hardware import with_precision
+from mugrpo.model.loading import model_sizes
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.progress import Progress
+from mugrpo.run.sinks import Sinks
+from mugrpo.run.trust import require_known
+from mugrpo.stages.refresh import refreshed
+from mugrpo.stages.sampling import Sampling
+from mugrpo.stages.work import weights_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is measured: a model, or the run in `folder`."""
+
+    folder: RunDir  # of the run; for a model, that of the results
+    results: Path
+    raw: dict[str, Any]  # the config, with the model and the engine
+    stored: tuple[dict[str, Any], RunConfig] | None  # config.json and its config; None for a model
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """How a suite samples unless the command line says otherwise: a run as it trains."""
+        if not self.stored:
+            return {}
+        return {"temperature": self.raw["rollouts"]["temperature"], "top_p": 1.0}
+
+
+def measure(
+    target: str,
+    suites: Sequence[Suite],
+    *,
+    chosen: Mapping[str, Any],
+    data: Mapping[str, Path],
+    updates: str | None,
+    overrides: Sequence[str],
+    out: Path | None,
+    regrade: bool,
+    trust: bool,
+    progress: Progress,
+    stop: StopFlag,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the folder of the results, and what each suite's result.json holds.
+
+    What is published there is not done again. `chosen` has sampling options and `data` files that
+    replace the suites' own. Raises UsageError if the target is neither a model nor a run, if a
+    suite's data cannot be read, if another process holds the folder, or if it has the same suite
+    under other options; RunStopped if the engine cannot go on.
+    """
+    found = _target(target, out)
+    raw = apply_overrides(found.raw, overrides)
+    base, why = with_precision(build_config(raw, target, overrides))
+    if why:
+        progress.say(why)
+    require_packages(base.lora)
+    require_engines(base)
+    model_sizes(base.model)  # a model that is not there is refused before anything is written
+    at = _updates(found, updates)
+    chosen = {**found.own, **chosen}
+    mine = [_with_data(suite, data).adjusted(**chosen) for suite in suites]
+    configs = [_config(base, suite, overrides) for suite in mine]
+    if found.stored:
+        require_known(*found.stored, target, progress.say, trust=trust)
+    results = []
+    with _locked(found, progress), ExitStack() as opened:
+        runs = [
+            opened.enter_context(suite_run(found.folder, config, suite, progress, stop))
+            for suite, config in zip(mine, configs, strict=True)
+        ]
+        first = _as_trained(runs[0], base)
+        used = {use.label for use in base.evaluation.suites}  # training writes their lines
+        log = opened.enter_context(_metrics(found, base, out, progress))
+        with Sampling(first, weights_of(first)) as sampling:
+            for update in at:
+
+                @cache
+                def engines(update: int = update) -> Sequence[Engine]:
+                    draws = [(problem, 0) for problem in first.eval_problems]
+                    return refreshed(first, sampling, update, draws, "evaluation")
+
+                for suite, run in zip(mine, runs, strict=True):
+                    folder = found.results / suite.name / f"update-{update:06d}"
+                    result = measure_suite(run, suite, engines, update, folder, regrade=regrade)
+                    results.append(result)
+                    if log is not None and suite.name not in used:
+                        log.put(f"suite/{suite.name}", update, **line_of(result))
+    return found.results, results
+
+
+def _target(target: str, out: Path | None) -> Target:
+    """Return what `target` names. Raises UsageError for a run that cannot be read."""
+    path = Path(target)
+    if is_run(path):
+        folder = RunDir(path)
+        stored = folder.read_config()
+        assert stored is not None
+        raw = stored["config"] | folder.read_private()
+        config = build_config(raw, str(folder.config))
+        return Target(folder, out or path / "benchmarks", raw, (stored, config))
+    if path.suffix == ".toml":
+        raise UsageError(f"{target} is a config file; name a run, a model directory or a hub id")
+    name = path.resolve().name if path.exists() else target.replace("/", "--")
+    results = out or Path("runs") / "benchmarks" / name
+    return Target(RunDir(results), results, {"model": {"path": target}}, None)
+
+
+def _with_data(suite: Suite, data: Mapping[str, Path]) -> Suite:
+    file = data.get(suite.name)
+    return suite if file is None else with_data(suite, str(file))
+
+
+def _config(base: RunConfig, suite: Suite, overrides: Sequence[str]) -> RunConfig:
+    """Return the suite's config. The command line's options stand above the suite's."""
+    raw = suite_config(base, suite).revealed()
+    config = build_config(apply_overrides(raw, overrides), f"the suite {suite.name}", overrides)
+    return with_precision(config)[0]
+
+
+def _as_trained(run: OpenRun, base: RunConfig) -> OpenRun:
+    """Return `run` with the temperature of training, at which the canary compares logprobs."""
+    temperature = base.rollouts.temperature
+    rollouts = run.config.rollouts.model_copy(update={"temperature": temperature})
+    return replace(run, config=run.config.model_copy(update={"rollouts": rollouts}))
+
+
+def _updates(found: Target, text: str | None) -> list[int]:
+    """Return the updates to measure. Raises UsageError if one has no checkpoint."""
+    if not found.stored:
+        if text is not None:
+            raise UsageError(f"--update {text}: a model has no updates; leave it out")
+        return [0]
+    saved = [0, *found.folder.checkpoint_updates()]
+    if text is None:
+        return sorted({0, saved[-1]})
+    if text == "all":
+        return saved
+    wanted = [int(word) if word.strip().isdigit() else -1 for word in text.split(",")]
+    for update in wanted:
+        if update not in saved:
+            raise UsageError(f"--update {text}: choose among {saved}, which have checkpoints")
+    return sorted(set(wanted))
+
+
+@contextmanager
+def _locked(found: Target, progress: Progress) -> Iterator[None]:
+    """Lock the run, or the folder of a model's results, against other processes."""
+    elsewhere = found.stored and found.results != found.folder.benchmarks
+    other = RunDir(found.results).locked() if elsewhere else nullcontext()
+    with found.folder.locked() as notices, other:
+        for notice in notices:
+            progress.say(notice)
+        if found.stored:
+            require_metrics(found.folder)
+        yield
+
+
+@contextmanager
+def _metrics(
+    found: Target, config: RunConfig, out: Path | None, progress: Progress
+) -> Iterator[MetricsLog | None]:
+    """Yield the log of a run's metrics, which its sinks copy; None for results elsewhere."""
+    if not found.stored or out is not None:
+        yield None
+        return
+    folder, update = found.folder, found.folder.newest_update()
+    sinks = Sinks(
+        config.sinks,
+        folder.root,
+        config.model_dump(mode="json"),
+        update,
+        progress.say,
+        required=False,
+    )
+    log = MetricsLog(folder.metrics, update, sinks.log)
+    try:
+        yield log
+    finally:
+        log.close()
+        sinks.close()

@@ -1,0 +1,195 @@
+"""What a suite's rollouts and scores say: measures with intervals, and the counts behind them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from mugrpo.config.rewards import MathOptions
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.disk.shards import ShardSet, score_from_row
+from mugrpo.extensions.evals.agreement import Agreement, agreement
+from mugrpo.extensions.evals.options import Suite
+from mugrpo.rewards.answers import read
+from mugrpo.rewards.forms import exact_number
+from mugrpo.rewards.plain import agree
+from mugrpo.rollouts.intervals import interval
+from mugrpo.rollouts.measures import ProblemResult, Vote, majority, measured, merged
+from mugrpo.run.opened import OpenRun
+
+_DISAGREEMENTS = 100  # listed in a result; all are counted
+_COUNTS = ("both_right", "only_first", "only_second", "both_wrong", "unjudged", "one_answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What a result needs of a rollout and its score."""
+
+    problem_id: str
+    sample: int
+    finish_reason: str
+    tokens: int
+    score: Score
+
+
+def result_of(
+    run: OpenRun, suite: Suite, update: int, rollouts: ShardSet, scores: ShardSet, seconds: float
+) -> dict[str, Any]:
+    """Return the content of result.json. Sampling and scoring took `seconds`."""
+    config, task = run.config, run.config.task
+    assert isinstance(task, DatasetOptions)
+    problems = {problem.id: problem for problem in run.eval_problems}
+    graders = _Graders(task)
+    statuses: Counter[str] = Counter()
+    results = []
+    everything = _responses(rollouts, scores)
+    for id_, group in groupby(everything, key=lambda response: response.problem_id):
+        run.stop.check()
+        responses = list(group)
+        results.append(_problem_result(run, problems[id_], responses))
+        statuses.update(response.score.status.value for response in responses)
+        graders.count(problems[id_], responses)
+    measures = measured(results)
+    return {
+        "suite": suite.name,
+        "title": suite.options.title,
+        "update": update,
+        "model": config.model.path,
+        "data": task.data,
+        "subset": task.subset,
+        "split": task.split,
+        "revision": task.revision,
+        "engine": config.engine.name,
+        "precision": config.model.precision,
+        "samples": suite.options.samples,
+        "temperature": config.rollouts.temperature,
+        "top_p": suite.options.top_p,
+        "max_new_tokens": config.rollouts.max_new_tokens,
+        "seed": config.seed,
+        "problems": len(results),
+        "responses": sum(statuses.values()),
+        "seconds": seconds,
+        "measures": {name: [m.value, m.low, m.high] for name, m in measures.items()},
+        "statuses": dict(statuses),
+        "agreement": graders.found(suite.options.samples),
+        "per_problem": [asdict(result) for result in results],
+        "conventions": suite.options.conventions,
+        "mugrpo": version("mugrpo"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def line_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a result's line in metrics.jsonl: `accuracy` is its avg@k."""
+    names = ("problems", "samples", "temperature", "top_p", "max_new_tokens")
+    line = {name: result[name] for name in names}
+    for name, (value, low, high) in result["measures"].items():
+        name = "accuracy" if name.startswith("avg@") else name
+        line |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    if result["agreement"]:
+        line["graders_agree"] = (result["agreement"]["share"] or [None])[0]
+    return {**line, "time/evaluate": result["seconds"]}
+
+
+def _responses(rollouts: ShardSet, scores: ShardSet) -> Iterator[_Response]:
+    """Yield every response with its score; those to a problem are adjacent."""
+    columns = ["problem_id", "sample", "finish_reason", "response_ids"]
+    for shard in rollouts.numbers():
+        table = rollouts.open(shard).read(columns)
+        lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+        parts = [*(table[name].to_pylist() for name in columns[:3]), lengths]
+        rows = map(score_from_row, scores.open(shard).read().to_pylist())
+        yield from map(_Response, *parts, rows)
+
+
+def _problem_result(
+    run: OpenRun, problem: Problem, responses: Sequence[_Response]
+) -> ProblemResult:
+    scores = [response.score for response in responses]
+    return ProblemResult(
+        id=problem.id,
+        right=sum(score.status is Status.RIGHT for score in scores),
+        judged=sum(score.status.rewarded for score in scores),
+        samples=len(responses),
+        majority=_majority(run, problem, scores),
+        truncated=sum(r.finish_reason == FinishReason.LENGTH for r in responses),
+        no_answer=sum(score.status is Status.NO_ANSWER for score in scores),
+        tokens=sum(response.tokens for response in responses),
+    )
+
+
+def _majority(run: OpenRun, problem: Problem, scores: Sequence[Score]) -> float | None:
+    """Return maj@k, or None if no verifier reads answers or no response has a verdict.
+
+    Numbers are compared exactly. If all rewards are verifiers and the first is "math", it says
+    whether other answers are equal. Otherwise answers of another form differ.
+    """
+    task = run.config.task
+    assert isinstance(task, DatasetOptions)
+    verifiers = [reward for reward in task.rewards if reward.verifies]
+    if not verifiers or not any(score.status.rewarded for score in scores):
+        return None
+    asks = len(verifiers) == len(task.rewards) and isinstance(verifiers[0], MathOptions)
+    counts = Counter(
+        (score.parts["answer"], score.status is Status.RIGHT)
+        for score in scores
+        if "answer" in score.parts
+    )
+    answers = {answer: read(answer) for answer, _ in counts}
+
+    def equal(first: str, second: str) -> bool:
+        one, other = answers[first], answers[second]
+        if agree(one, other) or agree(other, one):
+            return True
+        if not asks or None not in (exact_number(one.value), exact_number(other.value)):
+            return False
+        asked = Problem(problem.id, problem.prompt, second, problem.columns)
+        answer = Answer(asked, rf"\boxed{{{first}}}", (), FinishReason.STOP)
+        (score,) = run.task.score([answer])
+        return score.status is Status.RIGHT
+
+    votes = [Vote(answer, count, right) for (answer, right), count in counts.items()]
+    return majority(merged(votes, equal))
+
+
+class _Graders:
+    """How the first two verifiers of a suite agree, problem by problem."""
+
+    def __init__(self, task: DatasetOptions) -> None:
+        verifiers = [r.label for r in task.rewards if r.verifies]
+        self._names = verifiers[:2]
+        self._total = Agreement()
+        self._shares: list[float] = []  # of the problems with a verdict of both
+
+    def count(self, problem: Problem, responses: Sequence[_Response]) -> None:
+        """Add the responses to a problem."""
+        if len(self._names) < 2:
+            return
+        parts = ((f"{r.problem_id}/{r.sample}", problem.answer, r.score.parts) for r in responses)
+        found = agreement(parts, *self._names)
+        if found.share is not None:
+            self._shares.append(found.share)
+        for name in _COUNTS:
+            setattr(self._total, name, getattr(self._total, name) + getattr(found, name))
+        room = _DISAGREEMENTS - len(self._total.disagreements)
+        self._total.disagreements += found.disagreements[:room]
+
+    def found(self, samples: int) -> dict[str, Any] | None:
+        """Return the counts, the share with its interval, and disagreements; or None."""
+        if len(self._names) < 2:
+            return None
+        first, second = self._names
+        share = None
+        if self._shares:
+            low, high = interval(self._shares, samples)
+            share = [float(np.mean(self._shares)), float(low), float(high)]
+        return {"first": first, "second": second, "share": share, **asdict(self._total)}

@@ -1,0 +1,253 @@
+"""A benchmark suite on one policy: sampled, scored and measured. Its rollouts are shards.
+
+FOLDER/suite.json           what decides the numbers: suite, model, engine, seed
+       rollouts/, scores/   as in a stage: after a kill, only the missing shards are made
+       result.json          the measures with their intervals, and the counts of each problem
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mugrpo.config.load import build_config, changes
+from mugrpo.config.run import ModelOptions, RunConfig
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.places import passing
+from mugrpo.disk.publishing import SUMS, publish_json, read_summed, sha256_of, with_sum
+from mugrpo.disk.records import Problem
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import ShardSet
+from mugrpo.engines.base import Engine
+from mugrpo.extensions.evals.options import Suite
+from mugrpo.extensions.evals.results import result_of
+from mugrpo.model.loading import load_tokenizer, load_vocabulary, model_sizes
+from mugrpo.model.memory import out_of_memory_explained
+from mugrpo.model.pretrained import model_fingerprint
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.rollouts.prompts import PromptEncoder
+from mugrpo.rollouts.sampler import Draw
+from mugrpo.rollouts.score import scored
+from mugrpo.rollouts.side_by_side import sampled_shards
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import prompt_encoder
+from mugrpo.run.progress import Progress
+from mugrpo.run.provenance import judge_fingerprint, problems_sha256
+from mugrpo.stages.evaluate import samplers_of
+from mugrpo.stages.generate import counted, pieces_of
+from mugrpo.tasks.dataset import Dataset
+
+Engines = Callable[[], Sequence[Engine]]
+
+
+def suite_config(config: RunConfig, suite: Suite) -> RunConfig:
+    """Return `config` with the suite's problems, prompts, sampling and judge in place of its own.
+
+    Model, engine and seed stay. A truncated response is judged like any other. Responses have one
+    turn and no tools. Raises UsageError if an option of the suite does not go with the model or the
+    engine.
+    """
+    options, raw = suite.options, config.revealed()
+    prompt = options.prompt.model_dump(mode="json")
+    if prompt["form"] == raw["prompt"]["form"] == "chat":  # the model's, unless the suite has one
+        prompt["chat_template"] = prompt["chat_template"] or raw["prompt"]["chat_template"]
+    sampled = {"temperature": options.temperature, "max_new_tokens": options.max_new_tokens}
+    raw |= {
+        "task": options.task.revealed(),
+        "prompt": prompt,
+        "rewards": {"truncated": "scored", "failure_limit": 1.0},
+        "rollouts": raw["rollouts"] | sampled,
+        "environment": {},
+    }
+    return build_config(raw, f"the suite {suite.name}")
+
+
+@contextmanager
+def suite_run(
+    folder: RunDir, config: RunConfig, suite: Suite, progress: Progress, stop: StopFlag
+) -> Iterator[OpenRun]:
+    """Yield a run of the suite under `config`, from `suite_config`. It trains nothing.
+
+    If the longest prompt leaves fewer tokens of the model's context than the suite allows, the
+    responses are limited to those. Raises UsageError if the problems or their references cannot be
+    read, or as `prompt_encoder` does.
+    """
+    assert isinstance(config.task, DatasetOptions)
+    task = Dataset(config.task)
+    try:
+        problems = task.every_problem(suite.options.problems)
+        config = _with_room(config, problems, progress)
+        prompts = prompt_encoder(config)
+        problems = prompts.fitting(problems)
+        for sentence in task.prepare(folder.log("rewards"), problems):
+            progress.say(sentence)
+        vocabulary = load_vocabulary(config.model, prompts.tokenizer)
+        judge = judge_fingerprint(config, problems)
+        yield OpenRun(
+            folder, config, task, (), problems, prompts, vocabulary, judge, progress, stop
+        )
+    finally:
+        task.close()
+
+
+def _with_room(config: RunConfig, problems: Sequence[Problem], progress: Progress) -> RunConfig:
+    """Return `config` with responses limited to the room in the model's context.
+
+    A prompt that takes more than half of the context is overlong if it leaves less than the suite
+    allows.
+    """
+    vocab_size, context = model_sizes(config.model)
+    context = min(filter(None, [context, config.engine.max_model_len]), default=None)
+    if context is None:
+        return config
+    longest = context - min(config.rollouts.max_new_tokens, context // 2)
+    encode = PromptEncoder(load_tokenizer(config.model), vocab_size, config.prompt, longest)
+    room = context - max(len(encode(problem)) for problem in encode.fitting(problems))
+    if room >= config.rollouts.max_new_tokens:
+        return config
+    progress.say(
+        f"responses have at most {room} tokens, not {config.rollouts.max_new_tokens}: the longest "
+        f"prompt leaves no more of the model's context of {context}"
+    )
+    rollouts = config.rollouts.model_copy(update={"max_new_tokens": room})
+    return config.model_copy(update={"rollouts": rollouts})
+
+
+def measure_suite(
+    run: OpenRun,
+    suite: Suite,
+    engines: Engines,
+    update: int,
+    folder: Path,
+    *,
+    regrade: bool = False,
+    replace: bool = False,
+) -> dict[str, Any]:
+    """Do what of the suite is not published in `folder`, and return what its result.json holds.
+
+    `run` comes from `suite_run`. `engines` returns engines with the policy after `update` updates;
+    it is called only if rollouts are missing. With `regrade`, stored rollouts are scored again. If
+    `folder` has other weights or the suite under other options, it is replaced if `replace` is
+    true. Otherwise that raises UsageError.
+    """
+    _settle(folder, _identity(run, suite, update), replace)
+    rollouts = ShardSet(folder / "rollouts", "rollouts")
+    scores = ShardSet(folder / "scores", "scores")
+    for shards in (rollouts, scores):
+        for shard in shards.numbers():
+            if fault := shards.fault(shard):
+                run.progress.say(f"{shards.path(shard)} {fault}; it is made again")
+                shards.forget(shard)
+    began = time.monotonic()
+    _sample(run, suite, engines, update, rollouts)
+    scorer, path = run.scorer(run.eval_problems, None), folder / "result.json"
+    unscored = [
+        shard
+        for shard in rollouts.numbers()
+        if regrade or not scored(rollouts, scores, shard, run.judge)
+    ]
+    if unscored:
+        path.unlink(missing_ok=True)  # it tells of other scores
+    run.progress.begin(f"{suite.name}  score", "shards", len(unscored))
+    for shard in unscored:
+        scorer.make_shard(rollouts, scores, shard)
+        passing("suite scored")
+        run.progress.advance(1)
+    run.progress.end()
+    result = None if unscored else _stored(path)
+    if result is None:
+        seconds = time.monotonic() - began
+        result = result_of(run, suite, update, rollouts, scores, seconds)
+        publish_json(path, with_sum(result))
+    return result
+
+
+def _stored(path: Path) -> dict[str, Any] | None:
+    """Return a stored result, or None if there is none that can be read."""
+    try:
+        return read_summed(path) if path.exists() else None
+    except RunStopped:
+        return None
+
+
+def _sample(run: OpenRun, suite: Suite, engines: Engines, update: int, rollouts: ShardSet) -> None:
+    """Publish the missing rollout shards: `samples` responses to each problem."""
+    size, options = suite.options.samples, run.config.rollouts
+    draws: list[Draw] = [(problem, 0) for problem in run.eval_problems]
+    groups = math.ceil(options.shard_rollouts / size)
+    parts = [draws[start : start + groups] for start in range(0, len(draws), groups)]
+    missing = [(shard, part) for shard, part in enumerate(parts) if shard not in rollouts]
+    if not missing:
+        return
+    stage, top_p = f"suite {suite.name}", suite.options.top_p
+    samplers = samplers_of(run, engines(), stage, size, options.temperature, update, top_p)
+    total, left = len(draws) * size, sum(len(part) for _, part in missing) * size
+    run.progress.begin(f"{suite.name}  update {update}", "responses", total, total - left)
+    pieces = pieces_of(len(draws), len(parts[0]), len(samplers))
+    with out_of_memory_explained("generation", run.config.engine.way_out_of_memory):
+        for shard, sampled in sampled_shards(samplers, missing, counted(run), pieces=pieces):
+            sampled.publish(rollouts, shard, policy_step=update, top_p=top_p)
+            passing("suite sampled")
+    run.progress.end()
+
+
+@cache
+def _fingerprint(model: ModelOptions) -> str:
+    """Return the hash of the initial model; it takes a second per half gigabyte."""
+    return model_fingerprint(model)
+
+
+def _weights(run: OpenRun, update: int) -> str | None:
+    """Return what tells the policy after `update` updates from others; None if only memory has it.
+
+    It is the checksum of the checkpoint's checksums.
+    """
+    if update == 0:
+        return _fingerprint(run.config.model)
+    if run.folder.pending and run.folder.pending.update == update:
+        run.folder.settle()
+    seal = run.folder.checkpoint(update) / SUMS
+    return sha256_of(seal) if seal.is_file() else None
+
+
+def _identity(run: OpenRun, suite: Suite, update: int) -> dict[str, Any]:
+    """Return what decides the rollouts. What only judges them is under the scores' fingerprint."""
+    config = run.config
+    return {
+        "suite": suite.name,
+        "update": update,
+        "weights": _weights(run, update),
+        "precision": config.model.precision,
+        "engine": config.engine.name,
+        "seed": config.seed,
+        "samples": suite.options.samples,
+        "temperature": config.rollouts.temperature,
+        "top_p": suite.options.top_p,
+        "max_new_tokens": config.rollouts.max_new_tokens,
+        "shard_rollouts": config.rollouts.shard_rollouts,
+        "prompt": config.prompt.model_dump(mode="json"),
+        "problems": problems_sha256(run.eval_problems, ()),
+    }
+
+
+def _settle(folder: Path, identity: dict[str, Any], replace: bool) -> None:
+    """Store what decides the rollouts. If the folder has others, replace it or raise UsageError."""
+    file, stored = folder / "suite.json", _stored(folder / "suite.json")
+    same = stored == identity and identity["weights"] is not None
+    if replace and folder.exists() and not same:
+        shutil.rmtree(folder)
+    elif stored is not None and not same:
+        differing = [f"{name} = {old}, not {new}" for name, old, new in changes(stored, identity)]
+        raise UsageError(
+            f"{folder} has this suite with {'; '.join(differing)}; name another folder with --out, "
+            "or remove that one"
+        )
+    if not file.exists():
+        publish_json(file, with_sum(identity))

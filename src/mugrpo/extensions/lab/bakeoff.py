@@ -1,0 +1,200 @@
+"""A comparison of several methods, trained from one checkpoint on the same stored rollouts.
+
+RUN/bakeoff/stage-000/METHOD is a run like any other: it can be resumed, evaluated and reported. Its
+rollouts, scores, plan, and the checkpoints up to the stage's start, are links to those of RUN. Its
+updates use the same batches in the same order, with the same learning rates. It makes all the
+updates that were planned for the stage, even if the stage ended early in RUN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mugrpo.config.load import build_config, changes, on_resume, with_newer_options
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import encoded, read_metrics
+from mugrpo.disk.publishing import (
+    publish_file,
+    publish_folder,
+    publish_json,
+    read_summed,
+    with_sum,
+)
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.shards import ShardSet
+from mugrpo.extensions.lab.methods import configs_of
+from mugrpo.pipeline import evaluate, optimize
+from mugrpo.report import write_report
+from mugrpo.report.read import accuracy_text
+from mugrpo.run.opened import OpenRun
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
+from mugrpo.run.provenance import config_document, provenance_of
+from mugrpo.run.trust import remember
+from mugrpo.run.weights import weights_at
+from mugrpo.stages.logprobs import ONCE_A_STAGE
+from mugrpo.stages.plan import plan_stage, require
+from mugrpo.stages.stage import Stage
+
+_SAMPLED = ("rollouts", "scores")
+_OF_THE_STAGE = (*_SAMPLED, "plan", "draw")
+
+Line = dict[str, Any]
+
+
+def bakeoff(run: OpenRun, stage: int, methods: Sequence[str], *, force: bool = False) -> Path:
+    """Train each of `methods` on the rollouts of `stage` of `run`, and write a table and a report.
+
+    A method (see `configs_of`) sets the parts of the update; everything else is taken from `run`.
+    Returns the path of the table. Raises UsageError for an unknown method, two methods with the
+    same name, a stage without rollouts or scores, and a method that was trained on other rollouts
+    or with other options before.
+    """
+    configs = {
+        name: _on_one_stage(run, config) for name, config in configs_of(run, methods).items()
+    }
+    the_stage = Stage.of(run, stage)
+    first = the_stage.first_update
+    require(the_stage, "rollouts")
+    require(the_stage, "scores")
+    plan_stage(the_stage, run.progress.say)
+    weights_at(run.folder, run.config.model, first)  # raises if the checkpoint is gone
+    if run.eval_problems:
+        evaluate(run, first, again=False)
+    home = run.folder.bakeoff(stage)
+    for number, (name, config) in enumerate(configs.items(), start=1):
+        run.progress.say(f"{name} ({number} of {len(configs)})")
+        _begin(run, stage, home / name, config)
+        with open_run(home / name, force=force, progress=Progress(), stop=run.stop) as arm:
+            optimize(arm, stage)
+            if arm.eval_problems:
+                evaluate(arm, arm.schedule().first_update(stage + 1), again=False)
+    lines = {name: list(read_metrics(RunDir(home / name).metrics)) for name in configs}
+    with publish_file(home / "table.md") as file:
+        file.write((table(lines, first) + "\n").encode())
+    write_report([home / name for name in configs], home / "report.html")
+    return home / "table.md"
+
+
+def table(methods: dict[str, list[Line]], first: int) -> str:
+    """Return a Markdown table of methods from their metrics lines, by descending accuracy.
+
+    `first` is the update that all methods start from. Accuracy is followed by the 95 % interval of
+    its evaluation. Shares and times are those of the updates after `first`.
+    """
+    rows = sorted((_row(name, lines, first) for name, lines in methods.items()), key=_by_accuracy)
+    head = ["method", "accuracy before", "after", "KL(β‖π) at the end", "tv_token at the end"]
+    head += ["largest ratio, A < 0", "tokens clipped or removed", "seconds per update"]
+    body = [head, ["---"] * len(head), *(row[1:] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+
+
+def _row(name: str, lines: list[Line], first: int) -> list[str]:
+    """Return the accuracy to sort by, followed by the row's cells."""
+    evaluations = {line["update"]: line for line in lines if line["kind"] == "evaluation"}
+    updates = [line for line in lines if line["kind"] == "update" and line["update"] > first]
+    last = updates[-1] if updates else {}
+    after = evaluations.get(last.get("update", first), {})
+    left_out = [sum(v for k, v in u.items() if k.endswith("_fraction")) for u in updates]
+    ratios = [r for u in updates if (r := u.get("ratio/negative/max")) is not None]
+    seconds = [u["time/update"] + u["time/read"] for u in updates]
+    return [
+        f"{after.get('accuracy') or 0:.9f}",
+        name,
+        accuracy_text(evaluations.get(first, {})),
+        accuracy_text(after),
+        _number(last.get("kl_behavior")),
+        _number(last.get("tv_token")),
+        _number(max(ratios, default=None)),
+        f"{sum(left_out) / len(left_out):.1%}" if left_out else "",
+        _number(median(seconds) if seconds else None),
+    ]
+
+
+def _by_accuracy(row: list[str]) -> tuple[float, str]:
+    return -float(row[0]), row[1]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _on_one_stage(run: OpenRun, config: RunConfig) -> RunConfig:
+    """Return `config` for training on one stage of scored rollouts."""
+    raw = config.revealed()
+    raw |= {"stage_until": {"name": "all_updates"}, "sinks": {}}
+    own = run.config.checkpoint
+    every = {"every": own.every, "minutes": own.minutes}
+    raw["checkpoint"] = {**every, "stage_end": True, "keep": 0}
+    return build_config(raw, "bakeoff")
+
+
+def _begin(run: OpenRun, stage: int, folder: Path, config: RunConfig) -> None:
+    """Create the run in `folder`, with links to the files of `run` that it uses.
+
+    Do nothing if it exists already. Raises UsageError if it exists with other rollouts, scores or
+    options.
+    """
+    resolved = config.model_dump(mode="json")
+    origin = {"rests_on": _origin(run, stage), "config": resolved}
+    if folder.exists():
+        stored = read_summed(RunDir(folder).origin)
+        differing = [name for name, *_ in changes(with_newer_options(stored["config"]), resolved)]
+        if stored["rests_on"] != origin["rests_on"]:
+            what = "other rollouts or scores"
+        elif any(on_resume(name) != "harmless" for name in differing):
+            what = f"other options ({', '.join(differing)})"
+        else:
+            return
+        raise UsageError(f"{folder} was made with {what}; remove it to train it again")
+    first = run.schedule().first_update(stage)
+    run_dir = run.folder
+    with publish_folder(folder) as unfinished:
+        new = RunDir(unfinished)
+
+        def link(source: Path, target: Path) -> None:
+            """Link `target` to `source` by a relative path, valid once `folder` is published."""
+            target.parent.mkdir(parents=True, exist_ok=True)
+            final = folder / target.relative_to(unfinished)
+            target.symlink_to(os.path.relpath(source, final.parent), target_is_directory=True)
+
+        for past in range(stage):  # so that the new run never generates them
+            link(run_dir.stage(past), new.stage(past))
+        for name in (*_OF_THE_STAGE, *ONCE_A_STAGE):
+            run_dir.shards(stage, name).mkdir(exist_ok=True)
+            link(run_dir.shards(stage, name), new.shards(stage, name))
+        for update in _lasting(run_dir, first):
+            link(run_dir.checkpoint(update), new.checkpoint(update))
+        if run_dir.is_temporary(first):  # the run removes it later
+            shutil.copytree(run_dir.checkpoint(first), new.checkpoint(first))
+        provenance = provenance_of(config, run.problems, run.eval_problems)
+        document = config_document(resolved, provenance, new)
+        if kept := run_dir.sealed_config(first):  # of the checkpoint that it begins with
+            document["replaces"] = [kept["sha256"]]
+        publish_json(new.config, with_sum(document))
+        publish_json(new.origin, with_sum(origin))
+        before = (line for line in read_metrics(run_dir.metrics) if line["update"] <= first)
+        new.metrics.write_bytes(encoded(before))
+    remember(document, build_config(resolved, "bakeoff"), run.progress.say)  # as it is stored
+
+
+def _lasting(run_dir: RunDir, last: int) -> list[int]:
+    """Return the updates up to `last` that have a checkpoint which is not temporary."""
+    updates = run_dir.checkpoint_updates()
+    return [u for u in updates if u <= last and not run_dir.is_temporary(u)]
+
+
+def _origin(run: OpenRun, stage: int) -> str:
+    """Return a hash of the rollouts, their scores and their plan, and of those that it replays."""
+    sets = [ShardSet(run.folder.shards(stage, name), name) for name in _OF_THE_STAGE]
+    for past in Stage.of(run, stage).replayed():
+        sets += [past.shards(name) for name in _SAMPLED]
+    sums = [entry["sha256"] for shards in sets for entry in shards.entries()]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()

@@ -1,0 +1,218 @@
+"""The result of a finished run: a row of the study's table, with the curve of its evaluations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mugrpo.config.load import changes, with_newer_options
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import publish_file
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.extensions.lab.study.spec import Cell
+from mugrpo.report.costs import phase_seconds, refresh_parts, spans, training_clock
+from mugrpo.report.read import Line, RunData, number, read_runs
+
+# The updates between two evaluations are summarized by these means and this maximum.
+_MEANS = ("kl_behavior", "tv_token", "entropy", "grad_norm", "effective_sample_share")
+_GREATEST = "ratio/negative/max"
+
+Row = dict[str, Any]
+
+
+class Results:
+    """The table at `file`: a row for each finished cell, with all that a study needs of its run.
+
+    A run that another study has finished (in a folder beside this one) is not repeated: its row is
+    copied.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: list[Row] = pq.read_table(file).to_pylist() if file.exists() else []
+
+    def of(self, cell: Cell) -> Row | None:
+        """Return the cell's row, or None. Raises UsageError if it was made with other options."""
+        for row in self.rows:
+            if row["cell"] == cell.name:
+                if differing := _differing(row, cell):
+                    raise UsageError(
+                        f"{self.file} has {cell} made with other options ({', '.join(differing)}); "
+                        "move the folder away to run the study again, or give the value a new name"
+                    )
+                return row
+        return None
+
+    def take_over(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Copy the rows of `cells` that another study's table has. Return those cells."""
+        others = sorted(self.file.parent.parent.glob(f"*/{self.file.name}"))
+        known: dict[tuple[str, int], Row] = {}
+        for file in others if cells else ():
+            if file != self.file:
+                for row in Results(file).rows:
+                    config = json.dumps(_current(row), sort_keys=True)
+                    known.setdefault((config, _threads(row)), row)
+        copied = []
+        for cell in cells:
+            if same := known.get((_written(cell.config), cell.threads)):
+                self._put(cell, {n: v for n, v in same.items() if not n.startswith("axis/")})
+                copied.append(cell)
+        return copied
+
+    def add(self, cell: Cell, run_dir: Path) -> Row:
+        """Put the finished run's row into the table, and return it."""
+        (run,) = read_runs([run_dir])
+        if run.made > len(run.updates):
+            raise UsageError(
+                f"{run_dir} has {run.made:,} updates, too many for a study to sum up; make fewer"
+            )
+        values = {**outcome(run), **_alignment(run_dir), "config": _written(cell.config)}
+        return self._put(cell, values)
+
+    def _put(self, cell: Cell, values: Row) -> Row:
+        axes = {f"axis/{axis}": label for axis, label in cell.values.items()}
+        row = {**values, "cell": cell.name, **axes, "seed": cell.seed, "threads": cell.threads}
+        self.rows = [*(r for r in self.rows if r["cell"] != cell.name), row]
+        columns = dict.fromkeys(name for one in self.rows for name in one)
+        table = pa.table({name: [one.get(name) for one in self.rows] for name in columns})
+        with publish_file(self.file) as file:
+            pq.write_table(table, file, compression="zstd")
+        return row
+
+
+def _differing(row: Row, cell: Cell) -> list[str]:
+    """Return the options of the cell that differ from those of its row, threads among them."""
+    options = [name for name, *_ in changes(_current(row), json.loads(_written(cell.config)))]
+    return [*options, *(["threads"] if _threads(row) != cell.threads else [])]
+
+
+def _threads(row: Row) -> int:
+    return row.get("threads") or 1  # older rows do not tell
+
+
+def _current(row: Row) -> dict[str, Any]:
+    """Return the row's config with today's options.
+
+    If one of its options no longer exists, it differs from every cell's.
+    """
+    current: dict[str, Any] = json.loads(_relative(with_newer_options(json.loads(row["config"]))))
+    return current
+
+
+def _written(config: RunConfig) -> str:
+    return _relative(config.model_dump(mode="json"))
+
+
+def _relative(config: dict[str, Any]) -> str:
+    """Return the config as JSON, with paths relative to the working directory (as in any clone)."""
+    text = json.dumps(config, sort_keys=True)
+    return text.replace(f'"{os.getcwd()}/', '"')
+
+
+def outcome(run: RunData) -> Row:
+    """Return the run's numbers, and in "curve" the numbers at each evaluation.
+
+    `training_seconds` are the seconds of all phases but evaluation. Rollouts of the first stage
+    that other cells share with this one count as if they had been generated for it.
+    """
+    seconds = phase_seconds(spans(run))
+    curve = _curve(run)
+    known = [point["accuracy"] for point in curve if point["accuracy"] is not None]
+    shares = run.keys("update", suffix="_fraction")
+    last = run.evaluations[-1] if run.evaluations else {}
+    at_the_end = {"greedy": "greedy/accuracy", "entropy": "entropy"}
+    at_the_end |= {name: name for name in last if name.startswith(("pass@", "accuracy/"))}
+    return {
+        "accuracy": known[-1] if known else None,
+        "best": max(known, default=None),
+        **{name: number(last, key) for name, key in at_the_end.items() if key in last},
+        "mean": sum(known) / len(known) if known else None,
+        "worst_fall": _worst_fall(known),
+        "training_seconds": sum(s for phase, s in seconds.items() if phase != "evaluate"),
+        **{f"seconds/{phase}": spent for phase, spent in seconds.items()},
+        **{f"seconds/refresh/{part}": s for part, s in refresh_parts(run.refreshes).items()},
+        "updates": run.made,
+        "stages": run.refreshed,
+        "rollouts": sum(line["rollouts"] for line in run.refreshes),
+        "skipped": sum(line["skipped"] for line in run.updates),
+        "kl_behavior": _greatest(run.updates, "kl_behavior"),
+        "tv_token": _greatest(run.updates, "tv_token"),
+        _GREATEST: _greatest(run.updates, _GREATEST),
+        **{key: _mean(run.updates, key) for key in shares},
+        "curve": curve,
+    }
+
+
+def rows_of(rows: Sequence[Row], values: dict[str, str]) -> list[Row]:
+    """Return the rows with these values (axis -> value)."""
+    return [row for row in rows if all(row[f"axis/{a}"] == v for a, v in values.items())]
+
+
+def quantity(row: Row, name: str) -> float | None:
+    """Return a number of a row: one of its columns, `updates_to_LEVEL` or `seconds_to_LEVEL`.
+
+    The latter count up to the first evaluation whose accuracy is at least LEVEL. They are None if
+    there is no such evaluation.
+    """
+    of, between, level = name.partition("_to_")
+    if not between:
+        value: float | None = row.get(name)
+        return value
+    points = (p for p in row["curve"] if (p["accuracy"] or 0.0) >= float(level))
+    return next((float(p["update" if of == "updates" else of]) for p in points), None)
+
+
+def _curve(run: RunData) -> list[Row]:
+    """Return a point per evaluation: its numbers, and those of the updates since the last one."""
+    clock = training_clock(run)
+    shares = run.keys("update", suffix="_fraction")
+    points, before = [], -1
+    for line in run.evaluations:
+        update = line["update"]
+        since = [u for u in run.updates if before < u["update"] <= update]
+        points.append(
+            {
+                "update": update,
+                "seconds": clock["evaluation", update],
+                "accuracy": number(line, "accuracy"),
+                **{key: _mean(since, key) for key in (*_MEANS, *shares)},
+                _GREATEST: _greatest(since, _GREATEST),
+            }
+        )
+        before = update
+    return points
+
+
+def _alignment(run_dir: Path) -> Row:
+    """Return the cosines at the last checkpoint within the first stage, if they were measured."""
+    file = RunDir(run_dir).alignment(0) / "alignment.json"
+    if not file.exists():
+        return {}
+    row = max(json.loads(file.read_text()), key=lambda row: row["staleness"])
+    signs = {f"alignment/{name}": row[name] for name in ("positive", "negative", "fresh")}
+    return {"alignment": row["cosine"], **signs}
+
+
+def _worst_fall(accuracies: Sequence[float]) -> float | None:
+    """Return the largest loss of accuracy from an evaluation to a later one."""
+    best, worst = 0.0, 0.0
+    for accuracy in accuracies:
+        best = max(best, accuracy)
+        worst = max(worst, best - accuracy)
+    return worst if accuracies else None
+
+
+def _mean(lines: Sequence[Line], key: str) -> float | None:
+    known = [value for line in lines if (value := number(line, key)) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _greatest(lines: Sequence[Line], key: str) -> float | None:
+    return max((value for line in lines if (value := number(line, key)) is not None), default=None)

@@ -1,0 +1,192 @@
+"""The updates of a stage as a Ray Train job: each worker runs one rank of the torchrun loop.
+
+Ray Train places the workers, and restarts all of them if one is lost. The ranks then continue from
+the newest checkpoint in the run's directory, as they do without Ray. Ray is imported lazily.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+from mugrpo.extensions.ray import RayBackend
+from mugrpo.extensions.ray.cluster import LOOPBACK, connected, on_gpus, require_room
+from mugrpo.processes.driver import DRIVER, driver_name
+from mugrpo.processes.messages import visible
+from mugrpo.processes.peer import kill_with_all
+from mugrpo.processes.ranks import said_by_ranks, within_a_machine
+from mugrpo.processes.starting import passed_on
+
+_TICK = 0.2
+_PATIENCE = 30.0  # seconds that a rank may go on after another one has said why it ended
+_ENDED = re.compile(r"rank \d+ of \d+ ended with \w+(?: \d+)?")  # what a worker says of its rank
+
+
+class RayJob:
+    """Ranks on a cluster: a Ray Train job, with a rank in each worker."""
+
+    def __init__(
+        self,
+        backend: RayBackend,
+        words: Sequence[str],
+        logs: Path,
+        count: int,
+        engines: Sequence[int],
+    ) -> None:
+        """Start a job of `count` ranks that run `mugrpo WORDS`.
+
+        `engines` has the number of GPUs of each engine that keeps running beside the ranks. Raises
+        UsageError if this machine can never have room for all of them.
+        """
+        self._backend, self._logs = backend, logs
+        self._shown = 0  # bytes of the first rank's log
+        self._job = Future[None]()
+        with_gpus = on_gpus(backend)
+        require_room(backend, count, engines)
+
+        def fit() -> None:
+            try:
+                _fit(backend, count, with_gpus, words, logs)
+                self._job.set_result(None)
+            except Exception as error:
+                self._job.set_exception(error)
+
+        threading.Thread(target=fit, daemon=True).start()  # not joined: it may wait for resources
+
+    def running(self) -> bool:
+        """Return whether the job runs. Print what its first rank has said since the last call."""
+        done = self._job.done()
+        self._shown = _show(self._logs / "rank-0.log", self._shown)
+        return not done
+
+    def end(self, patience: float) -> None:
+        """Wait up to `patience` seconds. Ranks that do not end by themselves end with the run."""
+        wait([self._job], patience)
+        self.running()  # prints the last lines
+
+    def fault(self) -> str | None:
+        if said := said_by_ranks(sorted(self._logs.glob("rank-*.err"))):
+            return said
+        if (error := self._job.exception()) is None:
+            return None
+        if ends := _ENDED.findall(str(error)):
+            killed = [end for end in ends if "status" not in end]  # the others failed without it
+            return (
+                f"{(killed or ends)[0]}, and the others with it, more often than "
+                f"--backend.restarts {self._backend.restarts} allows; their logs are in "
+                f"{self._logs}"
+            )
+        first = (str(error).splitlines() or [""])[0]
+        return f"Ray Train stopped with {type(error).__name__}: {first}"
+
+
+def _fit(
+    backend: RayBackend, count: int, with_gpus: bool, words: Sequence[str], logs: Path
+) -> None:
+    connected(backend)
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.config import LoggingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    DataParallelTrainer(
+        _rank,
+        train_loop_config={"words": list(words), "logs": str(logs)},
+        scaling_config=ScalingConfig(
+            num_workers=count, use_gpu=with_gpus, resources_per_worker={"CPU": backend.rank_cpus}
+        ),
+        run_config=RunConfig(
+            name=logs.parents[1].name,
+            storage_path=str(logs / "ray"),
+            failure_config=FailureConfig(max_failures=backend.restarts),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    ).fit()
+
+
+def _rank(config: dict[str, Any]) -> None:
+    """Run one worker's rank of the updates in a process of its own, which ends with the worker."""
+    from ray.train import get_context
+
+    context = get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    alone_on_its_gpu = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    log = Path(config["logs"]) / f"rank-{rank}"
+    environment = {
+        **_meeting(tempfile.mkdtemp(dir=config["logs"])),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0" if alone_on_its_gpu else str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+        "TORCHELASTIC_RUN_ID": "ray",
+        DRIVER: driver_name(),
+    }
+    with open(f"{log}.log", "ab") as out, open(f"{log}.err", "wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mugrpo", *config["words"]],
+            env=passed_on(**environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    others = [log.with_name(f"rank-{other}.err") for other in range(size) if other != rank]
+    try:
+        _wait(process, others)
+    finally:
+        if process.poll() is None:
+            kill_with_all(process)
+    if process.returncode and not said_by_ranks([log.with_name(f"rank-{rank}.err"), *others]):
+        how = f"status {process.returncode}"  # no retry if a rank said why: it would happen again
+        if process.returncode < 0:
+            how = signal.Signals(-process.returncode).name
+        raise RuntimeError(f"rank {rank} of {size} ended with {how}")
+
+
+def _meeting(folder: str) -> dict[str, str]:
+    """Return the environment variables of the ranks' rendezvous, the same for all of them.
+
+    On one machine it is a file in the first rank's empty `folder`, else a port of its machine.
+    """
+    import ray
+    from ray.train.collective import broadcast_from_rank_zero
+
+    here = ray.util.get_node_ip_address()
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    folder, host, port = broadcast_from_rank_zero((folder, here, port))
+    if host == LOOPBACK:
+        return within_a_machine(folder)
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+
+
+def _wait(process: subprocess.Popen[bytes], others: list[Path]) -> None:
+    """Wait until the rank has ended, or `_PATIENCE` seconds after another one said why it ended."""
+    ticks = _PATIENCE / _TICK
+    while process.poll() is None and ticks > 0:
+        time.sleep(_TICK)
+        ticks -= said_by_ranks(others) is not None
+
+
+def _show(log: Path, shown: int) -> int:
+    """Print the whole lines of the first rank's log after byte `shown`. Return where they end."""
+    if not log.is_file():
+        return shown
+    with open(log, "rb") as file:
+        file.seek(shown)
+        fresh = file.read()
+    lines = fresh[: fresh.rfind(b"\n") + 1]
+    sys.stdout.write(visible(lines.decode(errors="replace")))
+    sys.stdout.flush()
+    return shown + len(lines)

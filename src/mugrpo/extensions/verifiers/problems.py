@@ -1,0 +1,63 @@
+"""The problems of an environment of verifiers as a data set: `mugrpo problems`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from mugrpo.arguments import Commands
+from mugrpo.config.tasks import DatasetOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.verifiers import VerifiersKind
+
+
+def add_problems(commands: Commands) -> None:
+    """Add the command."""
+    problems = commands.add(
+        "problems",
+        "write the problems of a config's environment of verifiers",
+        run="mugrpo.extensions.verifiers.problems:run_problems",
+    )
+    config = "the config; its task.data names the file to write, which must not exist yet"
+    problems.add_argument("target", type=Path, metavar="CONFIG", help=config)
+    most = "write the first N problems at most (default: %(default)s)"
+    problems.add_argument("--count", type=int, default=1024, metavar="N", help=most)
+
+
+def run_problems(options: argparse.Namespace) -> None:
+    """Write one row for each problem: its "id", first messages ("prompt"), "answer" and "task".
+
+    Raises UsageError if the config names no environment of verifiers, if the environment cannot be
+    loaded, or if the file is no .jsonl or exists.
+    """
+    from mugrpo.config.load import load_config
+    from mugrpo.extensions.verifiers.pool import VerifiersEnvironments
+
+    config = load_config(options.target)
+    if not isinstance(config.environment.kind, VerifiersKind):
+        raise UsageError(
+            f"{options.target} names no environment of verifiers; set environment.name = "
+            "'verifiers:NAME' and environment.python"
+        )
+    if not isinstance(config.task, DatasetOptions) or not config.task.data.endswith(".jsonl"):
+        raise UsageError(
+            f"{options.target} names no file for the problems; set task.name = 'dataset' and "
+            "task.data = 'FILE.jsonl'"
+        )
+    out = Path(config.task.data)
+    if out.exists():
+        raise UsageError(f"{out} exists already; remove it to write it again")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    environments, written = VerifiersEnvironments(config.environment), 0
+    part = out.with_name(f"{out.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for row in environments.problems(options.count):
+                file.write(json.dumps(row) + "\n")
+                written += 1
+        part.rename(out)
+    finally:
+        environments.close()
+        part.unlink(missing_ok=True)
+    options.say(f"{out}: {written} problems of {config.environment.name}")

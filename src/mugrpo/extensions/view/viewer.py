@@ -1,0 +1,300 @@
+"""`mugrpo view`: a run's rollouts in the terminal, as `report.rollouts` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from rich.cells import set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.view.rollouts import UNREADABLE, Numbers, Rollouts
+from mugrpo.processes.messages import printable
+from mugrpo.report import samples
+from mugrpo.report.markup import line_ends, visible
+from mugrpo.report.readable import plain
+from mugrpo.tasks import make_task
+
+try:
+    from textual.app import App, ComposeResult
+    from textual.binding import Binding
+    from textual.color import Color
+    from textual.containers import Horizontal, VerticalScroll
+    from textual.events import Click
+    from textual.geometry import Region, Size
+    from textual.screen import Screen
+    from textual.scroll_view import ScrollView
+    from textual.strip import Strip
+    from textual.widgets import Footer, Input, Static
+    from textual.worker import Worker, get_current_worker
+except ModuleNotFoundError:
+    raise UsageError("`mugrpo view` needs textual: pip install 'mugrpo[view]'") from None
+
+_HUES = {"b": "#0069b4", "a": "#d65d0e", "p": "#d65d0e", "e": "#d65d0e"}
+_SHARES = (0.0, 0.15, 0.27, 0.4, 0.55, 0.7, 0.9)  # of the hue, by the step of a shade
+_MARKS = {"clipped": Style(underline=True), "vetoed": Style(strike=True)}
+_HEAD = f"{'stage':<9}{'draw':<7}{'status':<11}{'reward':<8}{'ratios':<7}problem"
+_HINT = "stage:0,eval8 status:wrong reward:>=0.5 problem:ID words of the texts"
+_MOVES = {"up": (-1, 0), "down": (1, 0), "pageup": (0, -1), "pagedown": (0, 1)}  # lines, pages
+_MOVES |= {"home": (-(10**9), 0), "end": (10**9, 0)}
+
+
+def view(root: Path) -> None:
+    """Show the rollouts of the run at `root` until the user quits. Raises UsageError if no run."""
+    Viewer(Rollouts(root)).run()
+
+
+class Listing(ScrollView, can_focus=True):
+    """A list of rollouts that makes only the lines that are seen."""
+
+    BINDINGS: ClassVar = [
+        *(("enter", "app.open", "open"), ("slash", "app.focus('words')", "filter")),
+        *(Binding(key, f"move{by}", show=False) for key, by in _MOVES.items()),
+    ]
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        super().__init__(id="list")
+        self.rollouts, self.cursor, self.numbers = rollouts, 0, rollouts.matching("")[0]
+
+    def show(self, numbers: Numbers) -> None:
+        self.numbers, self.cursor = numbers, 0
+        self.virtual_size = Size(0, len(numbers))
+        self.action_move(0)
+
+    def action_move(self, lines: int, pages: int = 0) -> None:
+        cursor = self.cursor + lines + pages * self.size.height
+        self.cursor = max(0, min(cursor, len(self.numbers) - 1))
+        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False)
+        self.refresh()
+
+    def on_click(self, event: Click) -> None:
+        self.action_move(event.y + self.scroll_offset.y - self.cursor)
+
+    def render_line(self, y: int) -> Strip:
+        place = y + self.scroll_offset.y
+        if place >= len(self.numbers):
+            return Strip.blank(self.size.width, self.rich_style)
+        row = self.rollouts.row(int(self.numbers[place]))
+        draw, seen = f"{row.occurrence}/{row.sample}", row.key in self.rollouts.sampled
+        text = f"{row.place:<9}{draw:<7}{row.status:<11}{plain(row.reward):<8}{'yes' * seen:<7}"
+        line = set_cell_size(printable(text + row.problem_id), self.size.width)
+        return Strip([Segment(line, self.rich_style + Style(reverse=place == self.cursor))])
+
+
+class Reading(Screen[None]):
+    """One rollout beside its prompt and reference, or beside another stage's response."""
+
+    BINDINGS: ClassVar = [
+        *(("escape", "back", "back"), ("n", "step(1)", "next"), ("p", "step(-1)", "previous")),
+        *(("c", "color", "color"), ("d", "compare", "diff"), ("s", "other", "sample")),
+    ]
+
+    def __init__(self, viewer: Viewer) -> None:
+        super().__init__()
+        self.viewer, self.listing, self.rollouts = viewer, viewer.listing, viewer.rollouts
+        self.coloring, self.stored = "ratio", list[str]()
+        self.place: str | None = None  # of the response to compare with,
+        self.which = 0  # and which of that place's it is
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="facts")
+        sides = (VerticalScroll(Static(id=name), id=f"{name}-side") for name in ("left", "right"))
+        yield Horizontal(*sides)
+        yield Static(id="legend")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#right-side").focus()
+        self.draw()
+
+    def action_back(self) -> None:
+        if self.place is None:
+            self.dismiss()
+        else:
+            self.action_step(0)
+
+    def action_step(self, by: int) -> None:
+        self.listing.action_move(by)
+        self.place = None
+        self.draw()
+
+    def action_color(self) -> None:
+        if self.stored:
+            place = self.stored.index(self.coloring)
+            self.coloring = self.stored[(place + 1) % len(self.stored)]
+            self.draw()
+
+    def action_compare(self) -> None:
+        """Compare with the next place that has responses to the problem; after the last, stop."""
+        places = [None, *self.rollouts.others(self.number)]
+        if len(places) == 1:
+            self.notify("No other stage or evaluation has a response to this problem.")
+        self.place, self.which = places[(places.index(self.place) + 1) % len(places)], 0
+        self.draw()
+
+    def action_other(self) -> None:
+        self.which += 1
+        self.draw()
+
+    @property
+    def number(self) -> int:
+        return int(self.listing.numbers[self.listing.cursor])
+
+    def draw(self) -> None:
+        """Fill the screen with the rollout at the list's cursor."""
+        row = self.rollouts.row(self.number)
+        problem = printable(row.problem_id, 60)
+        title = f"stage {row.place} · {problem} · draw {row.occurrence}/{row.sample}"
+        try:
+            sample = self.rollouts.open(self.number)
+            title += f"\n{' · '.join(samples.facts(sample))}"
+            if self.place is None:
+                reference = self.viewer.missing if sample.reference is None else sample.reference
+                left = Text(visible(f"prompt\n{sample.prompt}\n\nreference\n{reference}"))
+                right, legend = self._colored(sample.tokens), self._legend()
+            else:
+                left, right = self._compared(sample)
+                legend = Text("Marked: what the other response lacks.")
+        except UNREADABLE as error:
+            left, legend = Text(), Text()
+            right = Text(visible(f"This rollout cannot be shown: {error}"))
+        self.set_class(self.place is not None, "compared")
+        shown = {"facts": Text(visible(title)), "left": left, "right": right, "legend": legend}
+        for name, text in shown.items():
+            self.query_one(f"#{name}", Static).update(text)
+
+    def _colored(self, tokens: Sequence[samples.Token]) -> Text:
+        """Return a response, colored by the chosen value, or by one that is stored."""
+        self.stored, text = samples.stored_colorings(tokens), Text()
+        if self.stored and self.coloring not in self.stored:
+            self.coloring = self.stored[0]
+        for token in tokens:
+            style = self._style(samples.shade(token, self.coloring))
+            for mark in token.marks:
+                style += _MARKS.get(mark, Style(italic=True))
+            text.append(visible(line_ends(token.text)), style)
+        return text
+
+    def _style(self, shade: str | None) -> Style:
+        if not shade:
+            return Style()
+        page = Color.parse(self.app.theme_variables["background"])
+        hue = Color.parse(_HUES[shade[0]])
+        return Style(bgcolor=page.blend(hue, _SHARES[int(shade[1:])]).rich_color)
+
+    def _legend(self) -> Text:
+        """Return the coloring's scale, and what is not stored for this rollout."""
+        text = Text()
+        for css, bound in zip_longest(*samples.scale(self.coloring)):
+            text.append("  ", self._style(css)).append(plain(bound, 2) if bound else "")
+        text.append(f"\n{samples.COLORINGS[self.coloring]}. ")
+        absent = [name for name in samples.COLORINGS if name not in self.stored]
+        return text.append(f"Not stored for this rollout: {', '.join(absent)}." if absent else "")
+
+    def _compared(self, sample: samples.Sample) -> list[Text]:
+        """Return the other place's response and this one, with their differences marked."""
+        numbers = self.rollouts.others(self.number)[str(self.place)]
+        other = self.rollouts.open(numbers[self.which % len(numbers)])
+        pieces = samples.differences(
+            *([token.text for token in one.tokens] for one in (other, sample))
+        )
+        sides = [Text(f"stage {self.place}, "), Text("this, ")]
+        for side, one, parts, hue in zip(sides, (other, sample), pieces, ("a6", "b6"), strict=True):
+            side.append(visible(f"sample {one.sample}, {one.status}\n\n"))
+            for text, differs in parts:
+                style = self._style(hue) + Style(underline=True) if differs else Style()
+                side.append(visible(line_ends(text)), style)
+        return sides
+
+
+class Viewer(App[None]):
+    """The list of rollouts and its filter."""
+
+    CSS = """
+    #notes { max-height: 3; color: $warning; }
+    #count, #facts, #legend { height: auto; max-height: 4; }
+    Listing, Reading Horizontal { height: 1fr; }
+    #left-side { width: 2fr; border-right: solid $panel; }
+    #right-side { width: 3fr; } .compared #right-side { width: 2fr; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [("q", "quit", "quit"), Binding("escape", "focus('list')", show=False)]
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        super().__init__()
+        self.rollouts, self.listing = rollouts, Listing(rollouts)
+        self.notes, self.count = Static(id="notes"), Static(id="count")
+        self.missing = "The problems are still being read."  # said in place of a reference
+
+    def compose(self) -> ComposeResult:
+        words = Input(placeholder=_HINT, compact=True, id="words")
+        yield from (words, self.notes, Static(_HEAD), self.listing, self.count, Footer())
+
+    def on_mount(self) -> None:
+        self.listing.focus()
+        self.list_all(self.listing.numbers)
+        self.run_worker(self._read_references, thread=True)
+
+    def action_open(self) -> None:
+        self.workers.cancel_group(self, "search")
+        if len(self.listing.numbers):
+            self.push_screen(Reading(self))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.workers.cancel_group(self, "search")
+        try:
+            numbers, text = self.rollouts.matching(event.value)
+        except UsageError as error:
+            self.say(str(error))
+            return
+        self.listing.focus()
+        if text:
+            self.run_worker(partial(self._search, numbers, text), group="search", thread=True)
+        else:
+            self.list_all(numbers)
+
+    def list_all(self, numbers: Numbers, worker: Worker[None] | None = None) -> None:
+        """List these rollouts, unless the `worker` that found them was cancelled."""
+        if worker is None or not worker.is_cancelled:
+            self.listing.show(numbers)
+            self.say(f"{len(numbers):,} of {len(self.rollouts):,} rollouts")
+
+    def say(self, sentence: str) -> None:
+        self.count.update(Text(visible(sentence)))
+        self.notes.update(Text(visible("\n".join(self.rollouts.notes))))
+        self.notes.display = bool(self.rollouts.notes)
+
+    def _search(self, numbers: Numbers, text: str) -> None:
+        worker, found = get_current_worker(), list[int]()
+        for done, contains in enumerate(self.rollouts.search(numbers, text)):
+            if worker.is_cancelled:
+                return
+            found += [int(numbers[done])] * contains
+            if done % 256 == 0:
+                self.call_from_thread(self.say, f"searching: {done:,} of {len(numbers):,} rollouts")
+        self.call_from_thread(self.list_all, np.array(found, np.int64), worker)
+
+    def _read_references(self) -> None:
+        """Add the task's reference answers to those that the run stores.
+
+        The problems are read, but no code that the config names is run.
+        """
+        missing = "It is not stored in the run, and the task does not have this problem."
+        try:
+            task = make_task(build_config(self.rollouts.config, "config.json").task)
+            problems = [*task.train_problems(), *task.eval_problems()]
+            answers = {problem.id: problem.answer for problem in problems}
+            self.rollouts.references = answers | self.rollouts.references
+        except UNREADABLE as error:
+            missing = f"It is not stored in the run, and the problems cannot be read: {error}"
+        self.missing = missing
+        if isinstance(self.screen, Reading):
+            self.call_from_thread(self.screen.draw)

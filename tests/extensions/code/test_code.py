@@ -1,0 +1,537 @@
+"""The reward "code" outside its sandbox: programs in texts, tests in data, comparisons, choices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from mugrpo.config.base import WorkerOptions
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, FinishReason, Problem, Score, Status
+from mugrpo.extensions.code import CodeOptions, bubblewrap, choosing, judging
+from mugrpo.extensions.code.asserts import Assertion, read_assert
+from mugrpo.extensions.code.cases import Printed, Returned, read_tests, with_function
+from mugrpo.extensions.code.comparing import same_text, same_value, value_of
+from mugrpo.extensions.code.inside import LONGEST_OUTPUT, decode, encode
+from mugrpo.extensions.code.judging import LONGEST_PROGRAM, Code, read_program
+from mugrpo.extensions.code.sandbox import Limits, Outcome, Request, SandboxError, outcomes
+from mugrpo.extensions.code.seccomp import filter_program
+from mugrpo.rewards.grading import Grader
+from mugrpo.rewards.verdict import Unfinished
+
+MARKS = ("py", "python3", "Python", "PYTHON", "{.python}", "{.python .number}", "{python}", "py3")
+MARKS += ("python title=x", 'python {title="x"}', "python3.11", "python:a.py", " python")
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("First:\n```py\n1\n```\nBetter:\n```py\n2\n```\nDone.", "2"),
+        ("```py\n1\n```\nIt prints\n```\n5\n```", "1"),  # output, without a mark
+        ("```\n1\n```\nBetter:\n```\n2\n```", "2"),
+        ("```py\n1\n```\nIt prints\n```\n5", "1"),
+        ("```\n1\n```\nBetter:\n```\n2", None),  # cut off
+        *((f"```{mark}\n1\n```\n```\n2\n```", "1") for mark in MARKS),
+        *((f"```\n1\n```\n```{mark}\n2\n```", "1") for mark in ("text", "pycon", "cpp", "pyx")),
+        ("```python\n1\n```\nIt prints\n```text\n5\n```\n", "1"),  # not Python
+        ("```Python3 title=x\n1\n2\n```", "1\n2"),
+        ("~~~\na = '```'\n```\n~~~", "a = '```'\n```"),  # another fence does not close it
+        ("````python\n```\n````", "```"),  # nor does a shorter one
+        ("```python\r\nx = '\x0c\u2028'\r\n```\r\n", "x = '\x0c\u2028'"),
+        ("   ```python\n1\n   ```", "1"),
+        ("1. So:\n   ```python\n   if 1:\n       2\n 3\n   ```", "if 1:\n    2\n3"),
+        ("- So:\n\n      ```py\n      if 1:\n        2\n      ```", "if 1:\n  2"),  # in a list
+        ("\t```py\n\tif 1:\n\t\t2\n\t```", "if 1:\n\t2"),
+        ("```py\nD\n    ```\nD\n```", "D\n    ```\nD"),  # a fence in a docstring
+        ("```x``` is it:\n```python\n1\n```", "1"),  # marks in a line are no fence
+        ("~~~ `py`\n1\n~~~\n~~~py\n2\n~~~", "2"),
+        ("`" * 100_000 + "x`", None),
+        ("```python\n1\n```\n```python\n2", None),  # cut off
+        ("```python\n1\n```\n```text\n2", "1"),
+        ("```python\n1\n``` and\n```", "1\n``` and"),
+        ("```python\n\n```", None),
+        ("print(1)", None),
+        ("```python print(1)```", None),
+        ("", None),
+        ("```\n" + "1" * LONGEST_PROGRAM + "\n```", "1" * LONGEST_PROGRAM),
+        ("```\n" + "1" * LONGEST_PROGRAM + "1\n```", None),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_the_last_marked_block_or_else_the_last_is_the_program(text: str, program: str | None):
+    assert read_program(text) == program
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1 2\n", " 1\n2", True),
+        ("12", "1 2", False),
+        ("", "\n", True),
+        ("1 2 3", "1 2", False),
+        ("Yes", "yes", False),
+        ("0.3333333", "0.33333333", True),  # differs by 3.3e-8
+        ("0.33333", "0.33333333", False),  # by 3.3e-6
+        ("1000001.0", "1000000.5", True),  # 5e-7 of it
+        ("1000003.0", "1000000.5", False),  # 2.5e-6 of it
+        ("2.0", "2", True),
+        ("2", "2.0", True),
+        ("2.0000001", "2", False),  # an integer is expected
+        ("1e3", "1000", True),
+        ("10000000000000000000001", "1e22", True),
+        ("1e22", "10000000000000000000001", False),
+        ("07", "7", False),
+        ("+7", "7", False),
+        ("nan", "nan", True),
+        ("nan", "1.5", False),
+        ("inf", "1e999", False),
+        ("1e9999999999", "1.5", False),
+        ("1_0", "10.0", False),
+        ("1" * 1_000_000 + "x", "1.5", False),  # without the time of its square
+        ("1.", "1.0", True),
+        (".5", "0.50", True),
+        (".", "0.0", False),
+        ("\u0663.0", "3.0", False),
+    ],
+)
+def test_outputs_are_the_same_if_their_tokens_are(printed: str, expected: str, same: bool):
+    assert same_text(printed, expected, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        ((1, (2, 3)), [1, [2, 3]], True),
+        ([1, 2], [1, 2, 3], False),
+        ({1: 0.1 + 0.2}, {"1": 0.3}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ("7", 7, False),
+        (7, "7", False),
+        (7, 7.0000001, True),
+        (7.0000001, 7, False),
+        (10**400, 1.5, False),
+        (None, None, True),
+        (None, False, False),
+        (True, 1, True),  # as Python's ==
+        (float("nan"), 1.0, False),
+        (frozenset([1]), [1], False),
+    ],
+)
+def test_values_are_the_same_if_json_describes_them(value: Any, expected: Any, same: bool):
+    assert same_value(value, expected, 1e-6) is same
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [None, True, 1, 1.5, "a\ud800", b"\x00"],
+        (1, (2,), {3, (4,)}, {5: [6], "7": ()}, {frozenset({8})}),
+        1 << 100_000,  # more digits than Python prints
+        -(2**53),
+        float("-inf"),
+        1 + 2j,
+        {2**n for n in range(10_000)},  # 164 of each hash
+    ],
+    ids=["plain", "containers", "huge", "large", "infinite", "complex", "powers"],
+)
+def test_values_survive_the_way_out(value: Any):
+    claimed = value_of(json.dumps(encode(value)))
+    assert claimed == value and type(claimed) is type(value)
+
+
+def test_subclasses_are_their_bases_and_nan_is_nan():
+    class Count(dict[str, int]):
+        pass
+
+    class Equal(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    assert encode(Count(a=1)) == {"dict": [["a", 1]]}
+    assert type(encode(Equal(7))) is int and encode(Equal(7)) == 7
+    nan = decode(encode(float("nan")))
+    assert nan != nan
+    with pytest.raises(TypeError, match="a value of type range cannot be compared"):
+        encode(range(3))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "",
+        "7 7",
+        "[1",
+        '{"int": 7}',
+        '{"int": "x"}',
+        '{"set": [[1]]}',
+        '{"dict": [[1]]}',
+        '{"dict": [[[1], 2]]}',
+        '{"complex": [1]}',
+        '{"class": "int"}',
+        '{"tuple": [], "set": []}',
+        "{}",
+        '{"bytes": "0"}',
+        '{"float": []}',
+        "[" * 100_000,
+        json.dumps({"set": [n * (2**61 - 1) for n in range(201)]}),  # all have the hash 0
+        json.dumps({"dict": [[n * (2**61 - 1), 1] for n in range(201)]}),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_what_describes_no_value_is_none(claim: str):
+    with pytest.raises(ValueError):
+        value_of(claim)
+
+
+def test_a_list_of_one_result_stands_for_it_in_apps_alone():
+    one = Outcome(0, "3")
+    assert Returned({}, [3]).passed(one, 0) and not Returned({}, [3], listed=False).passed(one, 0)
+
+
+def test_the_forms_of_tests():
+    tests = read_tests('{"inputs": ["1\\n", ["2", 3]], "outputs": ["1", "2"], "fn_name": null}')
+    assert tests.cases == [Printed({"stdin": "1\n"}, "1"), Printed({"stdin": "2\n3"}, "2")]
+    pairs = [{"input": "1", "output": "2", "testtype": "stdin"}]
+    assert read_tests(json.dumps(pairs)).cases == [Printed({"stdin": "1"}, "2")]
+    table = {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [[3]], "setup": "import math"}
+    tests = read_tests(json.dumps(table))
+    assert tests.cases == [Returned({"call": "f", "arguments": [1, [2]]}, [3])]
+    assert tests.setup == "import math"
+    lines = {"fn_name": "f", "inputs": ['[1]\n"a"', ""], "outputs": ["[3]", "null"]}
+    by_lines = [Returned({"call": "f", "arguments": [[1], "a"]}, [3], listed=False)]
+    by_lines += [Returned({"call": "f", "arguments": []}, None, listed=False)]
+    assert read_tests(json.dumps(lines)).cases == by_lines
+    row = [
+        {"input": given, "output": expected, "testtype": "functional"}
+        for given, expected in zip(lines["inputs"], lines["outputs"], strict=True)
+    ]
+    for cell, metadata in ((row, {"func_name": "f"}), (json.dumps(row), '{"func_name": "f"}')):
+        assert read_tests(json.dumps(with_function(cell, metadata))).cases == by_lines
+    assert with_function(pairs, None) == with_function(pairs, "{}") == pairs
+    statements = ["assert f(1) == 2", "assert -3 == f(2), 'no'"]
+    cases = [Assertion({"value": "f(1)"}, 2), Assertion({"value": "f(2)"}, -3)]
+    assert read_tests(json.dumps(statements)).cases == cases
+    assert read_tests(json.dumps({"asserts": statements})).cases == cases
+
+
+@pytest.mark.parametrize(
+    ("statement", "asked", "rest"),
+    [
+        ("assert f(1)[0] == [1, 2]", "f(1)[0]", [1, 2]),
+        ("assert set(f(1)) == {1, 2}", "set(f(1))", {1, 2}),
+        ("assert [f(i) for i in range(2)] == [0, 1]", "[f(i) for i in range(2)]", [0, 1]),
+        ("assert f(1) == set()", "f(1)", set()),
+        ("assert f(1) == True", "f(1)", True),
+        ("assert sum(10, 15) == 25", "sum(10, 15)", 25),  # the program has a sum of its own
+        ("assert abs(f(1) - 2) == 0", "(f(1),)", "bool(abs(__given__[0] - 2) == 0)"),
+        ("assert set(f(1)) == math.pi", "(f(1),)", "bool(set(__given__[0]) == math.pi)"),
+        ("assert f(1) == set([1])", "(f(1),)", "bool(__given__[0] == set([1]))"),
+        ("assert f(1)", "(f(1),)", "bool(__given__[0])"),
+        ("assert not f(1)", "(f(1),)", "bool(not __given__[0])"),
+        ("assert abs(f(1) - 2) < 1", "(f(1),)", "bool(abs(__given__[0] - 2) < 1)"),
+        (
+            "assert f(1) == g(2) == A.h(f(3))",
+            "(f(1), g(2), A.h(f(3)),)",
+            "bool(__given__[0] == __given__[1] == __given__[2])",
+        ),
+        (
+            "assert math.isclose(A(1).area, 2.0)",
+            "(A(1).area,)",
+            "bool(math.isclose(__given__[0], 2.0))",
+        ),
+        ("assert f(1) is None", "(f(1),)", "bool(__given__[0] is None)"),
+        (
+            "assert all(x > 0 for x in f(3))",
+            "(f(3),)",
+            "bool(all((x > 0 for x in __given__[0])))",
+        ),
+    ],
+)
+def test_an_assert_is_taken_apart(statement: str, asked: str, rest: Any):
+    test = read_assert(1, statement, {"math"})
+    assert test.job == {"value": asked}
+    assert (test.check if isinstance(rest, str) else test.expected) == rest
+
+
+@pytest.mark.parametrize(
+    ("tests", "sentence"),
+    [
+        ("not JSON", "the tests are not JSON: Expecting value"),
+        ("[" * 100_000, "the tests are not JSON"),
+        ("[]", "the tests are neither a table nor a list"),
+        ("7", "the tests are neither a table nor a list"),
+        ('{"inputs": []}', "the tests have no list of inputs; write"),
+        ('{"inputs": ["1"]}', "the tests have no list of outputs; write"),
+        ('{"inputs": ["1"], "outputs": []}', "the tests have no list of outputs"),
+        ('{"inputs": ["1"], "outputs": ["1", "2"]}', "there are 1 inputs but 2 outputs"),
+        ('{"inputs": [1], "outputs": ["1"]}', "test 1 has '1' for a text"),
+        ('{"fn_name": "f", "inputs": [1], "outputs": [1]}', "has '1' for a list of arguments"),
+        ('{"fn_name": "f()", "inputs": [[]], "outputs": [1]}', "is not a function's name"),
+        ('{"fn_name": "f", "inputs": ["[1"], "outputs": ["1"]}', "test 1 is not JSON: Expecting"),
+        (
+            '[{"input": "1", "output": "1", "testtype": "functional"}]',
+            "no metadata with a func_name",
+        ),
+        ('{"asserts": ["assert f("]}', "assert 1 is not Python: "),
+        ('{"asserts": [1]}', "assert 1 is '1', not a statement"),
+        ('["assert f(1)", "print(f(1))"]', "assert 2 is 'print(f(1))', not one assert"),
+        ('["assert f(1); import os"]', "not one assert statement"),
+        ('["assert True"]', "assert 1 calls nothing of the program"),
+        ('["assert math.isclose(f(1), 2)"]', 'assert 1 needs the setup "import math"'),
+        ('["assert [f(i) == 7 for i in [1, 2]] == [True, True]"]', "calls f for each i; write"),
+        ('{"asserts": ["assert f(1)"], "setup": "from math import *"}', "import what they need by"),
+        ('["assert (x := f(1)) and x > 2"]', "assert 1 gives a name a value"),
+        ('["assert all(f(i) > i for i in range(3))"]', "assert 1 calls f for each i; write"),
+        ('["assert ' + "(" * 500 + '"]', "assert 1 is not Python"),
+        ('{"asserts": ["assert f(1)"], "setup": "import"}', "the setup of the tests is not Python"),
+        ('{"asserts": ["assert f(1)"], "setup": 3}', "the setup of the tests is not text"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_tests_that_do_not_parse_are_refused(tests: str, sentence: str):
+    with pytest.raises(ValueError) as refused:
+        read_tests(tests)
+    assert sentence in str(refused.value)
+
+
+def test_the_filter_is_a_program_for_its_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    small = filter_program()
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    large = filter_program()
+    assert small and large and len(small) % 8 == 0
+    assert len(large) - len(small) == 2 * 2 * 8  # fork and vfork, two instructions each
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    assert filter_program() is None
+
+
+def test_without_a_sandbox_the_reward_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda _: None)
+    with pytest.raises(UsageError) as refused:
+        choosing.choose(CodeOptions(sandbox="bubblewrap"))
+    assert str(refused.value) == (
+        "the reward code runs programs in a sandbox only, and none works here (bubblewrap: bwrap "
+        f"is not installed); {choosing.WAY_OUT}"
+    )
+    with pytest.raises(UsageError, match="sandboxfusion: no url is named"):
+        choosing.choose(CodeOptions(sandbox="sandboxfusion"))
+    with pytest.raises(UsageError, match="wasm: "):
+        choosing.choose(CodeOptions(sandbox="wasm", wasm="/nonexistent/python.wasm"))
+
+
+def test_a_program_that_fails_its_trial_is_no_sandbox(monkeypatch: pytest.MonkeyPatch):
+    class Broken:
+        name = "broken"
+
+        def run(self, request: Request, patience: float) -> Iterator[Outcome]:
+            yield Outcome(0, "")
+
+    monkeypatch.setattr(choosing, "_MAKERS", {"bubblewrap": lambda _: Broken()})
+    assert choosing.tried(CodeOptions()) == [
+        "bubblewrap: a program that prints a line ended with Outcome(status=0, output='')"
+    ]
+
+
+def test_a_run_without_a_sandbox_is_refused_before_it_begins(tmp_path: Path):
+    """By the worker, so before anything is judged; the sentence comes through."""
+    options = CodeOptions(sandbox="sandboxfusion", url="http://127.0.0.1:9")
+    with (
+        Grader((options,), WorkerOptions(count=1)) as grader,
+        pytest.raises(UsageError, match=r"none works here \(sandboxfusion: http://127.0.0.1:9"),
+    ):
+        grader.start(tmp_path / "log")
+
+
+class Server(BaseHTTPRequestHandler):
+    """Does what SandboxFusion's /run_code does with a program, or what `answers` say."""
+
+    answers: ClassVar[list[Any]] = []
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append({**question, "path": self.path})
+        answer = self.answers.pop() if self.answers else self._ran(question)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def _ran(self, question: dict[str, Any]) -> dict[str, Any]:
+        command = [sys.executable, "-c", question["code"]]
+        ran = subprocess.run(command, input=question["stdin"], capture_output=True, text=True)
+        result = {"status": "Finished", "return_code": 0, "stdout": ran.stdout}
+        return {"status": "Success", "message": "", "run_result": result}
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+ADD = "```\ndef add(a, b): return a + b\nif __name__ == '__main__': print(add(*eval(input())))\n```"
+CALLS = json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, 8]})
+
+
+def fusion(url: str, **options: Any) -> Code:
+    return Code(CodeOptions(sandbox="sandboxfusion", url=url, **options))
+
+
+def test_a_server_runs_what_bubblewrap_does(url: str):
+    verifier = fusion(url, partial=True)
+    assert verifier.sandbox.name == f"SandboxFusion at {url}"
+    verdict = verifier(ADD, CALLS)
+    assert (verdict.status, verdict.value) == (Status.WRONG, 0.5)
+    assert verdict.detail == "test 2 of 2: another result"
+    assert verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["3"]}').right
+    asserts = ["assert add(1, 2) == 3", "assert abs(add(1, 3) - 4) < .1", "assert add(1, 1) < 2"]
+    verdict = verifier(ADD, json.dumps(asserts))
+    assert verdict.value == pytest.approx(2 / 3) and verdict.detail == (
+        "test 3 of 3: another result"
+    )
+    question = Server.asked[-1]
+    assert question["path"] == "/run_code" and question["language"] == "python"
+
+
+def test_a_draft_in_a_thought_is_no_program(url: str):
+    verifier, draft = fusion(url), ADD.replace("a + b", "a * b")
+    assert not verifier(f"<think>{ADD}</think>{draft}", CALLS).right
+    one = '{"inputs": ["1, 2"], "outputs": ["3"]}'
+    assert verifier(f"<think>\n{draft}\n</think>\n{ADD}", one).right
+    assert verifier(f"<think>\n{ADD}\n</think>\nIt adds.", one).status is Status.NO_ANSWER
+
+
+def test_the_server_never_learns_what_is_expected(url: str):
+    verifier = fusion(url)
+    Server.asked.clear()
+    assert not verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["321123"]}').right
+    assert not verifier(ADD, '["assert add(1, 2) == 321123"]').right
+    assert not verifier(ADD, '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [321123]}').right
+    assert len(Server.asked) == 3 and "321123" not in json.dumps(Server.asked)
+
+
+FAILURES = {
+    "its own": ({"status": "SandboxError", "message": "full"}, "full"),
+    "no start": ({"status": "Failed", "run_result": None}, "ran nothing"),
+    "another form": ([], r"answered \[\]"),
+    "no table": ({"status": "Success", "run_result": "ready"}, "ran nothing"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_server_that_fails_is_no_verdict_unless_a_program_makes_it_fail(url: str, kind: str):
+    """Only the second time that it fails on a program, and runs another between."""
+    verifier, (answer, sentence) = fusion(url), FAILURES[kind]
+    ready = {"status": "Success", "run_result": {"stdout": '{"ready": true}'}}
+    Server.answers += [answer, answer]
+    with pytest.raises(SandboxError, match=sentence):
+        verifier(ADD, CALLS)
+    Server.answers += [answer, ready, answer]  # the last one first
+    verdict = verifier(ADD, CALLS)
+    assert verdict.status is Status.WRONG and "ended the sandbox" in str(verdict.detail)
+    Server.answers += [ready, answer]
+    assert verifier(ADD, '{"inputs": ["1, 2"], "outputs": ["3"]}').right
+
+
+def test_a_program_that_takes_too_long_is_unfinished(url: str):
+    verifier = fusion(url)
+    late = {"status": "TimeLimitExceeded", "stdout": ""}
+    Server.answers.append({"status": "Failed", "run_result": late})
+    with pytest.raises(Unfinished, match="not finished within 20 seconds"):
+        verifier(ADD, CALLS)
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "{", "7", '{"status": "0", "output": ""}', '{"status": 0}', "[" * 10_000]
+)
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "sandboxfusion"])
+def test_a_malformed_line_after_the_start_is_wrong(
+    url: str, line: str, sandbox: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A program that shares its judge's user can write into the judge's stream."""
+    if sandbox == "sandboxfusion":
+        verifier = fusion(url)
+        out = f'{{"ready": true}}\n{line}\n'
+        Server.answers.append({"status": "Success", "run_result": {"stdout": out}})
+    else:
+        told = ["sh", "-c", 'echo ready; echo "$0"', line]
+        stand_in = SimpleNamespace(run=lambda _, patience: outcomes(told, "", patience))
+        monkeypatch.setattr(judging, "choose", lambda _: stand_in)
+        verifier = Code(CodeOptions())
+    verdict = verifier(ADD, CALLS)
+    assert verdict.status is Status.WRONG
+    assert verdict.detail == "test 1 of 2: the program ended the sandbox"
+
+
+REMEMBERING = """
+import os
+before = [place for place in ('.', '/tmp') if os.path.lexists(place + '/left')]
+for place in ('.', '/tmp'):
+    try:
+        os.makedirs(place + '/left/inside')
+        open(place + '/left/inside/file', 'w').close()
+        os.symlink('/', place + '/left/link')
+    except OSError: pass
+print(os.getcwd(), before)
+"""
+
+
+def test_a_server_that_says_less_than_was_asked_passes_nothing(url: str):
+    verifier = fusion(url)
+    Server.answers.append({"status": "Success", "run_result": {"stdout": '{"ready": true}'}})
+    verdict = verifier(ADD, CALLS)
+    assert not verdict.right and verdict.detail == "test 1 of 2: the program ended the sandbox"
+
+
+def test_scores(url: str):
+    """Partial credit, the program and the reason in the parts, and what the user is told."""
+    options = CodeOptions(sandbox="sandboxfusion", url=url, partial=True, weight=2.0)
+    texts = [ADD, "no code", ADD.replace("a + b", "a * b")]
+    answers = [Answer(Problem("p", "Add.", CALLS), t, [1], FinishReason.STOP) for t in texts]
+    with Grader((options,), WorkerOptions(count=1)) as grader:
+        said = grader.start()
+        half, none, wrong = grader.scores(answers)
+    assert said == [f"programs run in SandboxFusion at {url}"]
+    assert (half.status, half.reward, half.parts["code"]) == (Status.WRONG, 1.0, 0.5)
+    assert half.parts["answer"].startswith("def add(a, b): return a + b\\n")
+    assert half.parts["extra/code"] == "test 2 of 2: another result"
+    assert none == Score(Status.NO_ANSWER, 0.0, {"code": 0.0}, none.logged)
+    assert (wrong.reward, wrong.parts["extra/code"]) == (0.0, "test 1 of 2: another result")
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "wasm", "sandboxfusion"])
+def test_no_test_sees_what_another_has_left(url: str, sandbox: str):
+    """The program makes a folder in each of three tests, and finds none of an earlier test."""
+    own = REMEMBERING.replace(", '/tmp')", ",)") if sandbox == "sandboxfusion" else REMEMBERING
+    options = CodeOptions(sandbox=sandbox, url=url)  # type: ignore[arg-type]
+    try:
+        verifier = Code(options)
+    except UsageError as error:
+        pytest.skip(str(error))
+    jobs = [{"stdin": ""}] * 3
+    told = [outcome.output.split() for outcome in verifier.sandbox.run(Request(own, jobs), 60.0)]
+    assert [before for _, before in told] == ["[]"] * 3
+    assert sandbox != "sandboxfusion" or not any(Path(folder).exists() for folder, _ in told)
+
+
+def test_requests_have_one_form():
+    text = Limits(5, 1 << 29).text(Request("print(1)", [{"stdin": ""}]))
+    assert json.loads(text)["limits"]["memory"] == 536870912
+    assert LONGEST_OUTPUT == 4 * 2**20

@@ -1,0 +1,198 @@
+"""Two measurements, paired by problem: numbers by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.evals.command import _data
+from mugrpo.extensions.evals.comparing import Measurement, compare, stored
+from mugrpo.extensions.evals.tables import comparison_table, markdown
+from mugrpo.rollouts.intervals import interval
+
+
+def result(name: str, rights: dict[str, int], samples: int = 4, **other: Any) -> dict[str, Any]:
+    problems = [
+        {"id": id_, "right": right, "judged": samples, "samples": samples}
+        for id_, right in rights.items()
+    ]
+    return {
+        "suite": name,
+        "title": name.upper(),
+        "samples": samples,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "per_problem": problems,
+        "measures": {f"avg@{samples}": [0.0, 0.0, 1.0]},
+        **other,
+    }
+
+
+def measurement(name: str, *results: dict[str, Any]) -> Measurement:
+    return Measurement(name, {result["suite"]: result for result in results})
+
+
+def test_differences_are_by_problem():
+    """Shares 1, 1/2, 0, 0 against 1, 1, 1/2, 0: differences 0, 1/2, 1/2, 0.
+
+    Their mean is 1/4 and their standard error 0.288675 / 2 = 0.144338; Student's t with 3 degrees
+    of freedom has the quantile 3.182446, so half the interval is 0.459348.
+    """
+    first = measurement("A", result("a", {"w": 4, "x": 2, "y": 0, "z": 0}))
+    second = measurement("B", result("a", {"z": 0, "y": 2, "x": 4, "w": 4}))  # in another order
+    compared = compare(first, second)
+    (one,) = compared.benchmarks
+    assert one.first is not None and one.second is not None
+    assert (one.first[0], one.second[0], one.difference.problems) == (3 / 8, 5 / 8, 4)
+    assert one.first[1:] == pytest.approx(interval([1, 0.5, 0, 0], samples=4))
+    assert one.second[1:] == pytest.approx(interval([1, 1, 0.5, 0], samples=4))
+    assert one.difference.value == 0.25
+    assert one.difference.low == pytest.approx(0.25 - 0.459348, abs=1e-5)
+    assert one.difference.high == pytest.approx(0.25 + 0.459348, abs=1e-5)
+    assert one.holm == one.difference.p_value and not compared.overall
+    text = comparison_table(compared)
+    assert "1 comparison, paired by problem" in text and "+0.250 (-0.209 to +0.709)" in text
+
+
+def test_pooled_rows_weigh_problems_or_benchmarks():
+    """Differences 1/4 on each of two problems, and 1 on a single one: means 1/2 and 5/8."""
+    first = measurement("A", result("a", {"x": 0, "y": 1}), result("b", {"z": 0}))
+    second = measurement("B", result("a", {"x": 1, "y": 2}), result("b", {"z": 4}))
+    by_problem, by_benchmark = compare(first, second).overall
+    assert by_problem.difference.value == pytest.approx((1 / 4 + 1 / 4 + 1) / 3)
+    assert by_benchmark.difference.value == pytest.approx((1 / 4 + 1) / 2)
+    assert by_problem.first is not None and by_problem.second is not None
+    assert (by_problem.first[0], by_problem.second[0]) == pytest.approx((1 / 12, 7 / 12))
+    assert by_problem.second[1:] == pytest.approx(interval([1 / 4, 1 / 2, 1], samples=4))
+    assert by_benchmark.first is None and by_benchmark.second is None
+    assert [by_problem.title, by_benchmark.title] == [
+        "all problems, equally weighted",
+        "mean over benchmarks",
+    ]
+
+
+def test_the_pooled_interval_is_that_of_the_mean_number_of_responses():
+    """Two problems of 4 responses and one of 1: nine responses to three problems."""
+    one, four = result("b", {"z": 1}, samples=1), result("a", {"x": 4, "y": 4})
+    (pooled, _) = compare(measurement("A", four, one), measurement("B", four, one)).overall
+    assert pooled.first == pytest.approx((1.0, *interval([1, 1, 1], samples=3)))
+
+
+def test_problems_without_a_verdict_are_left_out_and_told():
+    """The share of x is not known in A: what is left is 1/4 against 1/2."""
+    first, second = result("a", {"x": 0, "y": 1}), result("a", {"x": 4, "y": 2})
+    first["per_problem"][0]["judged"] = 0
+    compared = compare(measurement("A", first), measurement("B", second))
+    (one,) = compared.benchmarks
+    assert one.first is not None and one.second is not None
+    assert (one.first[0], one.second[0], one.difference.problems) == (1 / 4, 1 / 2, 1)
+    assert compared.notes == ["a: problems without a verdict in one of the two, left out: 1."]
+    first["per_problem"][1]["judged"] = 0
+    with pytest.raises(UsageError, match="a: no problem has a verdict in both"):
+        compare(measurement("A", first), measurement("B", second))
+
+
+def test_limits_on_tokens_may_differ_and_are_told():
+    first, second = (result("a", {"x": 1}, max_new_tokens=limit) for limit in (512, 448))
+    compared = compare(measurement("A", first), measurement("B", second))
+    assert compared.notes == ["a: a response has at most 512 tokens in A, 448 in B."]
+
+
+def test_p_values_are_those_of_all_comparisons_together():
+    """Holm: of two p-values the smaller is doubled, the larger is at least that."""
+    first = measurement(
+        "A", result("a", dict.fromkeys("uvwxyz", 1)), result("b", {"x": 2, "y": 1, "z": 0})
+    )
+    rights = {"u": 2, "v": 3, "w": 2, "x": 2, "y": 3, "z": 2}
+    second = measurement("B", result("a", rights), result("b", {"x": 3, "y": 1, "z": 1}))
+    small, large = compare(first, second).benchmarks
+    assert small.difference.p_value < large.difference.p_value / 2
+    assert small.holm == pytest.approx(2 * small.difference.p_value)
+    assert large.holm == pytest.approx(large.difference.p_value)
+
+
+def test_problems_of_one_side_only_are_told():
+    first = measurement("A", result("a", {"x": 1, "y": 1, "z": 4}))
+    second = measurement("B", result("a", {"w": 0, "x": 2, "y": 2}))
+    compared = compare(first, second)
+    assert compared.benchmarks[0].difference.problems == 2
+    assert compared.notes == ["a: problems that only one of the two has, left out: 2."]
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (result("b", {"x": 1}), "A has a and B has b: nothing to compare"),
+        (result("a", {"y": 1}), "a: the two measurements share no problem"),
+        (result("a", {"x": 1}, temperature=0.6), "a: the temperature differs, 1.0 in A and 0.6 in"),
+        (result("a", {"x": 1}, samples=2), "a: responses per problem differs, 4 in A and 2 in B"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(other: dict[str, Any], sentence: str):
+    with pytest.raises(UsageError, match=sentence):
+        compare(measurement("A", result("a", {"x": 1})), measurement("B", other))
+
+
+def test_stored_results_are_named_by_folder_or_by_run_and_update(tmp_path: Path):
+    run = tmp_path / "run"
+    for update, right in ((0, 1), (64, 3)):
+        folder = run / "benchmarks" / "a" / f"update-{update:06d}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(result("a", {"x": right})))
+    (run / "config.json").write_text(json.dumps({"provenance": {}}))
+
+    def right(name: str) -> int:
+        count: int = stored(name).results["a"]["per_problem"][0]["right"]
+        return count
+
+    assert (right(f"{run}@0"), right(f"{run}@64"), right(str(run))) == (1, 3, 3)
+    assert right(str(run / "benchmarks")) == 3
+    with pytest.raises(UsageError, match="after @ comes the number of updates"):
+        stored(f"{run}@last")
+    with pytest.raises(UsageError, match="has no results of these suites"):
+        stored(str(run), ["b"])
+    (folder / "result.json").write_text("{")
+    with pytest.raises(UsageError, match="makes it again from the stored responses"):
+        stored(str(run))
+
+
+def test_a_folder_may_have_an_at_in_its_name(tmp_path: Path):
+    folder = tmp_path / "me@home" / "results"
+    for update in (0, 64):
+        file = folder / "a" / f"update-{update:06d}" / "result.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(result("a", {"x": 1}, update=update)))
+    found = [stored(name).results["a"]["update"] for name in (f"{folder}", f"{folder}@0")]
+    assert found == [64, 0]
+    with pytest.raises(UsageError, match="has no results in"):
+        stored(str(tmp_path / "you@home" / "results"))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "files"),
+    [
+        ("x.jsonl", "a", {"a": "x.jsonl"}),
+        ("lr=1/x.jsonl", "a", {"a": "lr=1/x.jsonl"}),
+        ("a=lr=1/x.jsonl", "a", {"a": "lr=1/x.jsonl"}),
+        ("a=x.jsonl,b=y=z.jsonl", "ab", {"a": "x.jsonl", "b": "y=z.jsonl"}),
+    ],
+)
+def test_data_is_a_path_unless_it_begins_with_a_suite(text: str, names: str, files: dict[str, str]):
+    assert _data(text, list(names)) == {name: Path(file) for name, file in files.items()}
+
+
+def test_data_of_an_unknown_suite_is_refused():
+    with pytest.raises(UsageError, match="--data c=x: write NAME=FILE with NAME among a, b"):
+        _data("c=x", ["a", "b"])
+
+
+def test_tables_line_up_and_bars_in_names_stay_in_their_cell():
+    assert markdown(["a", "b"], [["x|y", "1"]]).splitlines() == [
+        "| a    | b |",
+        "| ---- | - |",
+        "| x\\|y | 1 |",
+    ]

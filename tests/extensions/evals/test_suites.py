@@ -1,0 +1,233 @@
+"""Suites: the packaged files, groups, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.evals import options as suites
+from mugrpo.extensions.evals.options import Suite, load_suites, packaged
+
+BENCHMARKS = ("aime24", "aime25", "aime26", "amc23", "amc24", "gsm8k", "math500", "svamp")
+MINE = """
+title = "Sums"
+max_new_tokens = 64
+
+[task]
+data = "sums.jsonl"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    """Return a function that writes a suite's file and returns its path."""
+
+    def write(text: str = MINE, name: str = "mine.toml") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def refusal(words: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        load_suites(words)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def names(words: str) -> list[str]:
+    return [suite.name for suite in load_suites(words)]
+
+
+# ---- the packaged files ----
+
+
+def test_the_packaged_suites_are_the_benchmarks_and_two_groups():
+    assert packaged() == sorted([*BENCHMARKS, "math", "small"])
+    assert names("math") == ["aime24", "aime25", "amc23", "amc24", "math500"]
+    assert names("small") == ["gsm8k", "svamp"]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_convention_of_a_packaged_suite_has_its_source(name):
+    [suite] = load_suites(name)
+    options, task = suite.options, suite.options.task
+    sourced = {"data", "revision", "prompt_template", "rewards"}
+    sourced |= {"samples", "max_new_tokens", "temperature", "top_p"}
+    sourced |= {"answer_pattern"} if task.answer_pattern else set()
+    sourced |= {"system_prompt"} if task.system_prompt else set()
+    assert options.conventions.keys() == sourced
+    for of, source in options.conventions.items():
+        assert re.search(r"https://|arXiv \d{4}\.\d{5}|Inferred|^1, the distribution", source), of
+        assert "\n" not in source and not source.startswith(" ") and "  " not in source
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_packaged_suite_pins_a_commit_and_asks_in_chat_form(name):
+    [suite] = load_suites(name)
+    task = suite.options.task
+    assert re.fullmatch(r"[\w-]+/[\w-]+", task.data) and task.split
+    assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
+    assert suite.options.prompt.form == "chat" and task.system_prompt is None
+    assert task.rewards[0].name == "math"
+
+
+# Samples, limit, temperature and top-p as the field runs them.
+@pytest.mark.parametrize(
+    ("words", "sampling"),
+    [
+        ("aime24,aime25,aime26,amc23,amc24", (32, 32768, 0.6, 0.95)),
+        ("math500", (4, 32768, 0.6, 0.95)),
+        ("gsm8k,svamp", (1, 2048, 1.0, 1.0)),
+    ],
+)
+def test_sampling_is_that_of_the_field(words, sampling):
+    for _, o in ((suite.name, suite.options) for suite in load_suites(words)):
+        assert (o.samples, o.max_new_tokens, o.temperature, o.top_p) == sampling
+        assert o.problems is None
+
+
+def test_the_graders_of_all_suites_are_set_in_one_place(monkeypatch, file):
+    monkeypatch.setitem(
+        suites._DEFAULTS["task"], "rewards", ("math", {"name": "exact", "weight": 0})
+    )
+    for suite in load_suites(f"math500,{file()}"):
+        assert [(r.name, r.weight) for r in suite.options.task.rewards] == [
+            ("math", 1.0),
+            ("exact", 0.0),
+        ]
+    [own] = load_suites(file(MINE + "rewards = 'numeric'\n", "own.toml"))
+    assert [reward.name for reward in own.options.task.rewards] == ["numeric"]
+
+
+def test_loading_suites_does_not_load_torch():
+    code = (
+        "import sys; from mugrpo.extensions.evals.options import load_suites; load_suites('math');"
+        "assert not {'torch', 'transformers', 'datasets', 'pyarrow'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ---- files and groups of one's own ----
+
+
+def test_a_file_is_a_suite_with_the_name_of_the_file(file):
+    [suite] = load_suites(file(name="sums.toml"))
+    options = suite.options
+    assert (suite.name, options.title, options.max_new_tokens) == ("sums", "Sums", 64)
+    assert (options.samples, options.temperature, options.top_p) == (1, 1.0, 1.0)
+    assert options.prompt.form == "chat" and options.task.prompt_template == "{prompt}"
+
+
+def test_another_option_of_the_prompt_leaves_the_form(file):
+    [suite] = load_suites(file(MINE + "[prompt]\noverlong = 'drop'\n"))
+    assert (suite.options.prompt.form, suite.options.prompt.overlong) == ("chat", "drop")
+    [plain] = load_suites(file(MINE + "[prompt]\nform = 'plain'\n"))
+    assert plain.options.prompt.form == "plain"
+
+
+def test_groups_of_groups_and_files_beside_them_are_expanded_once(file):
+    file()
+    group = file('title = "All"\nsuites = ["small", "mine.toml", "aime24", "gsm8k"]\n', "all.toml")
+    expected = ["svamp", "gsm8k", "mine", "aime24"]
+    assert names(f"svamp, {group},aime24,") == expected
+    assert names(f"svamp,{group},{Path(group).parent / 'mine.toml'}") == expected
+
+
+def test_two_files_of_the_same_name_are_refused(file):
+    sentence = refusal(f"gsm8k,{file(name='gsm8k.toml')}")
+    assert sentence.startswith("two suites are called gsm8k, ")
+    assert sentence.endswith("rename one file, because results are kept by name")
+
+
+def test_a_group_that_contains_itself_is_refused(file):
+    outer = file('title = "A"\nsuites = ["inner.toml"]\n', "outer.toml")
+    file('title = "B"\nsuites = ["outer.toml"]\n', "inner.toml")
+    assert refusal(outer) == f"{outer}: the group contains itself"
+
+
+# ---- what is refused ----
+
+
+def test_an_unknown_suite_is_refused_with_the_nearest_name_and_the_list(tmp_path):
+    listed = "aime24, aime25, aime26, amc23, amc24, gsm8k, math, math500, small, svamp"
+    own = "and a suite of your own is named by its file, such as mine.toml"
+    assert refusal("math-500") == (
+        f"there is no suite 'math-500'; did you mean math500? There are {listed}, {own}"
+    )
+    assert refusal("zzz") == f"there is no suite 'zzz'; choose among {listed}, {own}"
+    assert refusal(" ,") == f"no suite is named; choose among {listed}, or name a file"
+    assert refusal(f"gsm8k,{tmp_path}/none.toml") == f"there is no suite file {tmp_path}/none.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (f"temperatur = 0.5\n{MINE}", "there is no option temperatur; did you mean temperature?"),
+        (
+            MINE + "prompt_colum = 'q'\n",
+            "there is no option task.prompt_colum; did you mean task.prompt_column?",
+        ),
+        (
+            MINE + "[prompt]\nforms = 'chat'\n",
+            "there is no option prompt.forms; did you mean prompt.form?",
+        ),
+        (f"samples = 0\n{MINE}", "samples = 0: input should be greater than or equal to 1"),
+        (f"top_p = 0\n{MINE}", "top_p = 0: input should be greater than 0"),
+        (f"top_p = 1.5\n{MINE}", "top_p = 1.5: input should be less than or equal to 1"),
+        (f"temperature = 0\n{MINE}", "temperature = 0: input should be greater than or equal to"),
+        ("title = 'T'\nmax_new_tokens = 1\n", "task.data must be given"),
+        ("task = 1\ntitle = 'T'\nmax_new_tokens = 1\n", "task = 1: it should be a table"),
+        ("[task]\ndata = 'd.jsonl'\n", "title must be given; max_new_tokens must be given"),
+        (
+            MINE + "eval_split = 'test'\n",
+            "task.eval_split divides the problems of a run, and a suite asks all of them",
+        ),
+        (MINE + "train_problems = 3\n", "task.train_problems divides the problems of a run"),
+        (
+            MINE + "[conventions]\ntop_b = 'x'\n",
+            "conventions has top_b, which is no option; did you mean top_p?",
+        ),
+        (MINE + "[conventions]\ntop_p = ' '\n", "conventions.top_p is empty"),
+        ("title = 'T'\nsuites = []\n", "suites = (): tuple should have at least 1 item"),
+        (
+            "title = 'T'\nsuites = ['gsm8k']\nsamples = 3\n",
+            "there is no option samples; choose among title, suites",
+        ),
+        ("title = ", "Invalid value"),
+    ],
+)
+def test_a_fault_in_a_file_is_named_with_the_way_out(file, text, fault):
+    path = file(text)
+    sentence = refusal(path)
+    assert sentence.startswith(f"{path}: ") and fault in sentence
+
+
+# ---- flags ----
+
+
+def test_flags_replace_a_suites_own_values_and_nothing_else():
+    [suite] = load_suites("math500")
+    assert suite.adjusted() == suite
+    changed = suite.adjusted(problems=10, samples=2, temperature=1, top_p=1.0)
+    expected = {"problems": 10, "samples": 2, "temperature": 1.0, "top_p": 1.0}
+    before, after = suite.options.model_dump(), changed.options.model_dump()
+    sources = {name: why for name, why in before["conventions"].items() if name not in expected}
+    assert after == {**before, **expected, "conventions": sources} and changed.name == "math500"
+    assert before["conventions"].keys() - sources.keys() == {"samples", "temperature", "top_p"}
+    assert suite.adjusted(max_new_tokens=5).options.max_new_tokens == 5
+
+
+def test_flags_have_the_bounds_of_the_file(file):
+    [suite] = load_suites(file())
+    with pytest.raises(UsageError, match=r"^suite mine: samples = 0: input should be greater than"):
+        suite.adjusted(samples=0)
+    assert isinstance(suite.adjusted(samples=1), Suite)

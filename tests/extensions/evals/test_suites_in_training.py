@@ -1,0 +1,173 @@
+"""Benchmark suites during training: when they are measured, and which checkpoint is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.config.kept import CheckpointOptions, EvaluationOptions, SuiteUse
+from mugrpo.config.load import build_config
+from mugrpo.config.run import RunConfig
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.metrics import read_metrics
+from mugrpo.report import write_report
+from mugrpo.stages.measures import measuring_due, suites_due
+from mugrpo.tasks.chain import running_states
+from tests.runs import CONFIG, Command, finished, killed, write_config
+
+pytest_plugins = ["tests.run_fixtures"]
+
+SUITE = """
+title = "Short chains"
+samples = 2
+max_new_tokens = 48
+[task]
+data = "{data}"
+rewards = [{{ name = "regex", pattern = "=(\\\\d)$" }}]
+workers.count = 1
+[prompt]
+form = "plain"
+"""
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Overrides that measure two suites: `short` every two updates, `rare` at both ends."""
+    folder = tmp_path_factory.mktemp("suites")
+    rows = [
+        {"prompt": p, "answer": str(running_states(p)[-1])}
+        for p in (f"{a}+{b}-1+2+2-1+1-2=" for a in (1, 2, 3) for b in (1, 2))
+    ]
+    (folder / "six.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("short", "rare"):
+        (folder / f"{name}.toml").write_text(SUITE.format(data=folder / "six.jsonl"))
+    uses = f'[{{name="{folder}/short.toml", every=2}}, {{name="{folder}/rare.toml"}}]'
+    return ("--evaluation.suites", uses)
+
+
+@pytest.fixture(scope="module")
+def measured(suites: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run with these suites. Tests only read it."""
+    run = tmp_path_factory.mktemp("measured") / "run"
+    finished(run, *suites)
+    return run
+
+
+def lines_of(run: Path, kind: str) -> dict[int, dict[str, Any]]:
+    """Return update -> line, without what differs from run to run."""
+    lines = (line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == kind)
+    return {
+        line["update"]: {k: v for k, v in line.items() if not k.startswith("time/")}
+        for line in lines
+    }
+
+
+def test_each_suite_has_its_period_and_both_ends():
+    uses = (SuiteUse(name="a", every=2), SuiteUse(name="b"), SuiteUse(name="c", every=5))
+    config = RunConfig.model_validate(
+        {
+            "schedule": {"stages": 1, "batches_per_stage": 7},
+            "evaluation": {"suites": [use.model_dump() for use in uses]},
+        }
+    )
+    due = {update: [use.name for use in suites_due(config, update)] for update in range(8)}
+    assert due == {
+        **{0: ["a", "b", "c"], 1: [], 2: ["a"], 3: [], 4: ["a"]},
+        **{5: ["c"], 6: ["a"], 7: ["a", "b", "c"]},
+    }
+
+
+def test_ranks_hand_the_policy_over_whenever_something_is_measured():
+    """Held-out problems every 4 updates, a suite every 3: after 0, 3, 4, 6, 8, 9 and 10 of 10."""
+    raw = {
+        "schedule": {"stages": 1, "batches_per_stage": 10},
+        "evaluation": {"every": 4, "suites": [{"name": "gsm8k", "every": 3}]},
+    }
+    config = RunConfig.model_validate(raw)
+    assert [u for u in range(11) if measuring_due(config, u)] == [0, 3, 4, 6, 8, 9, 10]
+
+
+@pytest.mark.long
+def test_suites_change_nothing_but_what_is_measured(
+    reference: Path, measured: Path, tmp_path: Path
+):
+    """Every line of the run without suites is in the run with them, with the same numbers."""
+    run = measured
+    assert [*lines_of(run, "suite/short")] == [0, 2, 4, 6]
+    assert [*lines_of(run, "suite/rare")] == [0, 6]
+    for kind in ("refresh", "update", "evaluation"):
+        assert lines_of(run, kind) == lines_of(reference, kind)
+    # The same suite under two names: other seeds, hence other responses.
+    short, rare = lines_of(run, "suite/short")[0], lines_of(run, "suite/rare")[0]
+    assert short["problems"] == rare["problems"] == 6 and short["samples"] == 2
+    assert short["temperature"] == 1.3  # as the run trains
+    assert short != rare
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert "short against updates" in page and "rare against updates" in page
+
+
+@pytest.mark.parametrize(
+    ("place", "nth"),
+    [
+        pytest.param("suite sampled", 2, marks=pytest.mark.long),
+        ("suite scored", 3),
+        pytest.param("suite without metrics line", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_run_that_is_killed_while_it_measures_ends_the_same(
+    suites: tuple[str, ...], measured: Path, tmp_path: Path, place: str, nth: int
+):
+    run = tmp_path / "run"
+    killed(run, place, nth, *suites)
+    finished(run, *suites)
+    for kind in ("suite/short", "suite/rare", "update"):
+        assert lines_of(run, kind) == lines_of(measured, kind)
+
+
+@pytest.mark.long
+def test_the_best_checkpoint_is_kept_although_only_the_newest_is(
+    suites: tuple[str, ...], tmp_path: Path
+):
+    """`keep` is 1 and nothing is saved at stage ends, so only `best` asks for updates 2 and 4."""
+    run = tmp_path / "run"
+    options = ("--checkpoint.every", "0", "--checkpoint.keep", "1", "--checkpoint.best", "short")
+    finished(run, *suites, *options)
+    measured = lines_of(run, "suite/short")
+    best = max((2, 4, 6), key=lambda update: (measured[update]["accuracy"], -update))
+    saved = {int(path.name[7:]) for path in (run / "checkpoints").glob("update-*")}
+    assert best in saved and 6 in saved
+    assert len({line["accuracy"] for line in measured.values()}) > 1, "the choice must matter"
+
+
+def test_options_that_contradict_each_other_are_refused():
+    use = {"name": "gsm8k"}
+    for raw, sentence in (
+        ({"checkpoint": {"best": "gsm8k"}}, "is not among evaluation.suites"),
+        ({"evaluation": {"suites": [use, use]}}, "evaluation.suites has gsm8k twice"),
+        ({"evaluation": {"suites": [{**use, "evry": 3}]}}, "evaluation.suites.0.evry"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            build_config(raw, "mine.toml")
+    assert CheckpointOptions().best is None and EvaluationOptions().suites == ()
+
+
+@pytest.mark.parametrize(
+    ("use", "sentence"),
+    [
+        ('{name="gsm9k"}', "there is no suite 'gsm9k'"),
+        ('{name="math"}', "math is a group; name its suites (aime24"),
+        ('{name="gsm8k", data="missing.jsonl"}', "missing.jsonl"),
+    ],
+)
+def test_a_suite_that_cannot_be_read_stops_the_run_before_its_first_rollout(
+    use: str, sentence: str, tmp_path: Path, command: Command
+):
+    config = write_config(tmp_path, CONFIG)
+    ended = command(
+        *("train", config, "--run-dir", tmp_path / "run"), "--evaluation.suites", f"[{use}]"
+    )
+    assert ended.status == 2 and sentence in ended.err
+    assert not (tmp_path / "run" / "stages").exists()

@@ -1,0 +1,135 @@
+"""Rollouts as a data set: what `datasets` reads, and that an import has the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mugrpo.disk.records import Rollout, Score
+from mugrpo.disk.shards import ShardSet, read_rollouts, score_from_row
+from mugrpo.extensions.exchange import exporting
+from tests.extensions.exchange.imports import CONFIG, config_in, imported
+from tests.faults.harm import refused
+from tests.runs import Command, checkpoints
+
+pytest_plugins = ["tests.run_fixtures"]
+
+
+@pytest.fixture
+def exported(reference: Path, tmp_path: Path, command: Command) -> Path:
+    """The data set of a run's two stages, 24 rollouts each."""
+    ended = command("export", reference, tmp_path / "set")
+    assert ended.status == 0 and f"48 rollouts in {tmp_path / 'set'}\n" in ended.out
+    return tmp_path / "set"
+
+
+def on_disk(run_dir: Path, stage: int) -> list[tuple[Rollout, Score]]:
+    folders = [run_dir / f"stages/{stage:03d}" / kind for kind in ("rollouts", "scores")]
+    rollouts, scores = (ShardSet(folder, folder.name) for folder in folders)
+    pairs = []
+    for shard in rollouts.numbers():
+        rows = scores.open(shard).read().to_pylist()
+        pairs += zip(read_rollouts(rollouts, shard), map(score_from_row, rows), strict=True)
+    return pairs
+
+
+def bits(rollout: Rollout, score: Score) -> tuple[Any, ...]:
+    """Return what an import must keep."""
+    arrays = (rollout.prompt_ids, rollout.response_ids, rollout.behavior_logprobs)
+    facts = (rollout.seed, rollout.finish_reason, rollout.temperature, rollout.policy_step)
+    reward = np.float64(score.reward).tobytes()
+    return (*(array.tobytes() for array in arrays), *facts, reward, score.status, str(score.parts))
+
+
+def test_the_data_set_is_read_by_datasets(exported: Path, reference: Path):
+    rows = datasets.load_dataset(str(exported), split="train", cache_dir=str(exported / "cache"))
+    assert rows.column_names == list(exporting._MEANINGS)
+    expected = [(stage, *pair) for stage in (0, 1) for pair in on_disk(reference, stage)]
+    assert len(rows) == len(expected) == 48
+    for row, (stage, rollout, score) in zip(rows, expected, strict=True):
+        assert (row["stage"], row["problem_id"]) == (stage, rollout.problem_id)
+        assert row["response_ids"] == rollout.response_ids.tolist()
+        assert row["logprobs"] == rollout.behavior_logprobs.tolist()
+        assert (row["reward"], row["status"]) == (score.reward, score.status)
+        assert row["finish_reason"] == rollout.finish_reason
+        assert row["prompt"] == rollout.problem_id  # which is the text itself in this task
+        assert (row["answer"] == score.parts.get("answer")) == (score.reward == 1)
+
+
+@pytest.mark.parametrize("stages", [(0,), (1,), (0, 1)])
+def test_an_import_of_an_export_has_the_same_bits(
+    reference: Path, tmp_path: Path, command: Command, stages: tuple[int, ...]
+):
+    """Ids, logprobs and rewards, and what else is known of a rollout."""
+    only = ("--stage", stages[0]) if len(stages) == 1 else ()
+    assert command("export", reference, tmp_path / "set", *only).status == 0
+    text = CONFIG + (reference.parent / "config" / "tiny.toml").read_text().partition("[prompt]")[2]
+    text = text.replace(CONFIG, f"{CONFIG}\n[prompt]")
+    options = ("--run-dir", tmp_path / "run", "--rollouts.temperature", 1.3)
+    ended = command("import", config_in(tmp_path, text), tmp_path / "set", *options)
+    assert (ended.status, ended.err) == (0, "")
+    source = [bits(*pair) for stage in stages for pair in on_disk(reference, stage)]
+    assert sorted(bits(*pair) for pair in imported(tmp_path / "run").values()) == sorted(source)
+
+
+def test_the_card_names_the_files_and_every_column(exported: Path):
+    head = (exported / "README.md").read_text().split("---\n")[1]
+    assert "configs:\n- config_name: default\n  data_files:\n  - split: train\n" in head
+    assert "    path: data/*.parquet\n" in head
+    assert len(list((exported / "data").glob("*.parquet"))) == 6
+    for name in exporting._MEANINGS:
+        assert f"| `{name}` | " in (exported / "README.md").read_text()
+
+
+def test_a_folder_that_exists_is_refused(exported: Path, reference: Path, command: Command):
+    refused(command("export", reference, exported), f"{exported} exists already; name a new folder")
+
+
+def test_a_stage_that_the_run_does_not_have_is_refused(
+    reference: Path, tmp_path: Path, command: Command
+):
+    ended = command("export", reference, tmp_path / "set", "--stage", 99)
+    refused(ended, "--stage 99: the run has stages 0 to 1")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_that_appears_meanwhile_is_left_as_it_is(
+    reference: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    original = exporting._table
+
+    def table(*arguments: Any, **options: Any) -> Any:
+        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "set" / "theirs").touch()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(exporting, "_table", table)
+    refused(command("export", reference, tmp_path / "set"), "exists already; name a new folder")
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["theirs"]
+
+
+def test_a_run_without_scores_is_refused(run_dir: Path, tmp_path: Path, command: Command):
+    for manifest in run_dir.glob("stages/*/scores/manifest.json"):
+        stored = json.loads(manifest.read_text())
+        shards = ShardSet(manifest.parent, stored["kind"])
+        for shard in shards.numbers():
+            shards.forget(shard)
+    ended = command("export", run_dir, tmp_path / "set")
+    refused(ended, "has no scored rollouts to export", "`mugrpo score`")
+    assert not (tmp_path / "set").exists() and checkpoints(run_dir)
+
+
+def test_what_errors_said_can_be_left_out_and_nothing_else():
+    said = json.dumps({"mine": None, "reason": "mine: FileNotFoundError: /home/alice/key"})
+    own = json.dumps({"reason": 1.0})  # a reward of that name
+    statuses = ["error", "unfinished", "skipped", "right"]
+    table = pa.table({"status": statuses, "parts": [said] * 3 + [own], "sample": range(4)})
+    kept = exporting._without_reasons(table)
+    assert kept.column_names == table.column_names and kept["sample"] == table["sample"]
+    assert kept["parts"].to_pylist() == [json.dumps({"mine": None})] * 3 + [own]

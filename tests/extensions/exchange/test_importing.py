@@ -1,0 +1,570 @@
+"""Runs with rollouts from elsewhere: what they hold, what is refused, and what they are trained to.
+
+Each format has a file that its program's own code has written, or with the fields of its writer:
+
+    TRL 1.16       trl/trainer/grpo_trainer.py, GRPOTrainer.log
+    verl           b178a3c, verl/trainer/ppo/ray_trainer.py, RayPPOTrainer._dump_generations
+    open-instruct  e6c3044, open_instruct/rl_utils.py, RolloutRecord and _save_rollouts
+    prime-rl       559b447, src/prime_rl/monitors/file.py, FileMonitor.log_episodes, and of
+                   verifiers a60a606, verifiers/v1: episode.py, trace.py, graph.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import transformers
+
+from mugrpo.cli import main
+from mugrpo.disk.records import FinishReason, Status
+from mugrpo.extensions.exchange.foreign import FIELDS, FORMATS
+from tests.blocks import blocks, commands
+from tests.extensions.exchange.imports import (
+    CONFIG,
+    EOS,
+    GIVEN,
+    RESPONSES,
+    TOKENIZER,
+    Row,
+    by_text,
+    chat,
+    checked,
+    given_rows,
+    ids_of,
+    imported,
+    lines,
+    logprobs_of,
+    notes,
+    table,
+)
+from tests.faults.harm import refused
+from tests.runs import MODEL, ROOT, Command, final_weights, read_metrics
+
+pytest_plugins = ["tests.run_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_report")
+
+
+# ---- a plain table ----
+
+
+def test_ids_logprobs_and_rewards_of_a_table_are_used_as_given(take: Any, tmp_path: Path):
+    checked(take(table(**GIVEN)))
+    assert {key: notes(tmp_path / "run")[key] for key in ("format", "ids", "logprobs")} == {
+        "format": "table",
+        "ids": "given",
+        "logprobs": "given",
+    }
+    for row, rollout, score in given_rows(tmp_path / "run", **GIVEN):
+        assert rollout.finish_reason is FinishReason.STOP
+        assert score.reward == row["reward"]
+        assert score.status is (Status.RIGHT if row["reward"] else Status.WRONG)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_files_of_each_kind_give_the_same_run(take: Any, tmp_path: Path, kind: str):
+    rows = table(**GIVEN)
+    if kind == "csv":
+        rows = [
+            {k: json.dumps(v) if isinstance(v, list) else v for k, v in r.items()} for r in rows
+        ]
+    file = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        file.write_text(lines(rows))
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), file)
+    checked(take(file))
+    rollouts = [rollout for rollout, _ in imported(tmp_path / "run").values()]
+    assert sorted(r.behavior_logprobs.tolist() for r in rollouts) == sorted(
+        np.float32(values).tolist() for values in GIVEN["logprobs"]
+    )
+
+
+def test_other_columns_can_be_named_and_rewards_summed_with_weights(take: Any, tmp_path: Path):
+    rows = [
+        {"question": r["prompt"], "output": r["response"], "right": r["reward"], "short": 1.0}
+        for r in table()
+    ]
+    rows = [row | {"gold": RESPONSES[row["question"]][0][-1]} for row in rows]
+    columns = "prompt=question,response=output,reward=right+0.5*short,answer=gold"
+    checked(take(rows, "--columns", columns, "--policy", "chain"))
+    rewards = sorted(score.reward for _, score in imported(tmp_path / "run").values())
+    assert rewards == [0.5, 0.5, 1.5, 1.5]
+
+
+def test_made_ids_end_unless_they_are_as_many_as_a_response_may_have(take: Any, tmp_path: Path):
+    ended = checked(take(table(), "--policy", "chain", "--rollouts.max_new_tokens", 6))
+    assert "the ids of 4 responses are made by the tokenizer, and may differ" in ended.out
+    assert notes(tmp_path / "run")["ids"] == "made by the tokenizer for 4 rollouts"
+    for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
+        assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
+
+
+def test_a_finish_reason_says_whether_made_ids_ended(take: Any, tmp_path: Path):
+    reasons = ["stop", "length", "stop", "length"]
+    checked(take(table(finish_reason=reasons), "--policy", "chain"))
+    found = by_text(tmp_path / "run", TOKENIZER)
+    assert found["3+2=", "3+2=5"][0].response_ids.tolist() == [*ids_of("3+2=5"), EOS]
+    cut = found["3+2=", "3+2=6"][0]
+    assert cut.response_ids.tolist() == ids_of("3+2=6")
+    assert cut.finish_reason is FinishReason.LENGTH
+
+
+def test_a_named_policy_computes_the_logprobs_and_the_manifest_says_so(take: Any, tmp_path: Path):
+    """At the temperature of the config, also in place of logprobs that the file has."""
+    config = CONFIG.replace("[rollouts]", "[rollouts]\ntemperature = 1.3")
+    checked(take(table(**GIVEN), "--policy", MODEL, config=config))
+    assert notes(tmp_path / "run")["logprobs"] == f"computed by {MODEL}"
+    assert len(notes(tmp_path / "run")["logprobs_model_sha256"]) == 64
+    for (prompt, _), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
+        expected = logprobs_of(prompt, rollout.response_ids.tolist(), 1.3)
+        np.testing.assert_allclose(rollout.behavior_logprobs, expected, atol=1e-5)
+
+
+def test_an_imported_run_is_scored_again_compared_and_trained_on(
+    take: Any, tmp_path: Path, command: Command
+):
+    """The logprobs are those of the model, so that every ratio of the first update is 1."""
+    run_dir = tmp_path / "run"
+    rows = [row | {"reward": 1 - row["reward"]} for row in table()]  # the wrong way round
+    options = ("--policy", "chain", "--optimizer.lr", "1e-3", "--evaluation.every", 1)
+    assert "nothing is evaluated: no problem" in checked(take(rows, *options)).out
+    before = {key: rollout.response_ids.tolist() for key, (rollout, _) in imported(run_dir).items()}
+    checked(command("score", run_dir, "--stage", 0, "--again"))
+    for (_, text), (_, score) in by_text(run_dir, TOKENIZER).items():
+        right = text in [texts[0] for texts in RESPONSES.values()]
+        assert score.reward == float(right)
+    checked(command("bakeoff", run_dir, "--objectives", "mu-grpo,grpo"))
+    checked(command("optimize", run_dir))
+    assert final_weights(run_dir, 2) == final_weights(run_dir / "bakeoff/stage-000/mu-grpo", 2)
+    first = next(line for line in read_metrics(run_dir) if line["kind"] == "update")
+    for sign in ("negative", "positive"):
+        assert first[f"ratio/{sign}/max"] == pytest.approx(1, abs=1e-4)
+    after = {key: rollout.response_ids.tolist() for key, (rollout, _) in imported(run_dir).items()}
+    assert after == before
+
+
+def test_problems_of_the_configs_own_data_give_answers_and_are_held_out(
+    take: Any, tmp_path: Path, command: Command
+):
+    """Rollouts without answers answer one of the problems to train on, and one held out."""
+    own = {"data": {"2-1=": "1", "4+4=": "8"}, "eval_data": {"1+1=": "2", "3+2=": "5"}}
+    options: list[object] = ["--policy", "chain"]
+    for name, problems in own.items():
+        rows = [{"prompt": prompt, "answer": answer} for prompt, answer in problems.items()]
+        (tmp_path / f"{name}.jsonl").write_text(lines(rows))
+        options += [f"--task.{name}", tmp_path / f"{name}.jsonl"]
+    rows = [{k: v for k, v in row.items() if k != "answer"} for row in table()]
+    checked(take(rows, *options))
+    run_dir, answers = tmp_path / "run", {}
+    for name in ("problems", "held_out"):
+        stored = map(json.loads, (run_dir / f"{name}.jsonl").open())
+        answers[name] = {row["prompt"]: row["answer"] for row in stored}
+    assert answers == {"problems": {"3+2=": "5", "2-1=": "1"}, "held_out": {"1+1=": "2"}}
+    checked(command("score", run_dir, "--stage", 0, "--again"))
+    assert "problems: 1\n" in checked(command("evaluate", run_dir)).out
+
+
+def test_prompts_that_are_only_ids_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    rows = [
+        {"prompt_ids": [EOS, *ids_of("1=" + row["prompt"]), EOS, *ids_of("1=")], **row}
+        for row in table(**GIVEN)
+    ]
+    rows = [{k: v for k, v in row.items() if k not in ("prompt", "answer")} for row in rows]
+    known = ("--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0)
+    checked(take(rows, *known, config=CONFIG + chat(tmp_path, "<eos>1=")))
+    stored = map(json.loads, (tmp_path / "run" / "problems.jsonl").open())
+    assert {row["prompt"]: row["answer"] for row in stored} == {"3+2=": "5", "2-1=": "1"}
+
+
+def test_a_data_set_on_the_hub_is_a_table_unless_it_needs_code(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table(**GIVEN))
+    checked(take(Path("someone/rollouts")))
+    assert len(imported(tmp_path / "run")) == 4
+    (tmp_path / "run").rename(tmp_path / "loaded")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Dataset scripts are no longer supported, but found rollouts.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    parts = ("someone/rollouts is a data set with code of its own", "save its rows as a JSONL or")
+    refused(take(Path("someone/rollouts")), *parts)
+    assert not (tmp_path / "run").exists()
+
+
+# ---- TRL ----
+
+
+def written_by_trl(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, **logs: Any) -> Path:
+    """Have TRL's own code write a file of completions, without training a model."""
+    from trl import GRPOTrainer
+    from trl.trainer import grpo_trainer
+
+    monkeypatch.setattr(grpo_trainer, "is_rich_available", lambda: False)
+    monkeypatch.setattr(transformers.Trainer, "log", lambda *_: None)
+    trainer = object.__new__(GRPOTrainer)
+    (folder / "completions").mkdir(exist_ok=True)
+    trainer.__dict__ |= {
+        "model": SimpleNamespace(training=True),
+        "_metrics": {"train": {}},
+        "accelerator": SimpleNamespace(is_main_process=True),
+        "log_completions": True,
+        "log_unique_prompts": False,
+        "args": SimpleNamespace(report_to=[], output_dir=str(folder)),
+        "state": SimpleNamespace(global_step=step),
+        "_logs": {"extra": {}, "images": [], **logs},
+    }
+    trainer.log({})
+    return folder / "completions"
+
+
+def trl_logs(**rewards: list[float]) -> dict[str, Any]:
+    rows = table()
+    return {
+        "prompt": [row["prompt"] for row in rows],
+        "completion": [row["response"] for row in rows],
+        "rewards": rewards or {"right": [row["reward"] for row in rows]},
+        "advantages": [0.7, -0.7, 0.7, -0.7],
+        "extra": {"solution": [row["answer"] for row in rows]},
+    }
+
+
+def test_completions_of_trl(take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`solution` is an extra column, which a reward function has logged."""
+    folder = written_by_trl(tmp_path, monkeypatch, 3, **trl_logs())
+    assert [file.name for file in folder.iterdir()] == ["completions_00003.parquet"]
+    options = ("--format", "trl", "--policy", "chain")
+    ended = take(folder, *options)
+    refused(ended, "has 2 columns that may be rewards (right, solution)", "--columns reward=")
+    checked(take(folder, *options, "--columns", "reward=right,answer=solution"))
+    found = by_text(tmp_path / "run", TOKENIZER)
+    assert {key: score.reward for key, (_, score) in found.items()} == {
+        (row["prompt"], row["response"]): row["reward"] for row in table()
+    }
+    assert notes(tmp_path / "run")["format"] == "trl"
+
+
+def test_a_reward_function_of_trl_may_give_no_reward(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nan = float("nan")
+    logs = trl_logs(right=[1.0, nan, 1.0, 0.0], short=[0.5, nan, nan, 0.5])
+    folder = written_by_trl(tmp_path, monkeypatch, 1, **logs)
+    columns = "reward=right+2*short,answer=solution"
+    checked(take(folder, "--format", "trl", "--policy", "chain", "--columns", columns))
+    scores = {key[1]: score for key, (_, score) in by_text(tmp_path / "run", TOKENIZER).items()}
+    assert {text: score.reward for text, score in scores.items()} == {
+        "3+2=5": 2.0,
+        "3+2=6": None,
+        "2-1=1": 1.0,
+        "2-1=0": 1.0,
+    }
+    assert scores["3+2=6"].status is Status.SKIPPED
+
+
+def test_conversations_of_trl(
+    take: Any, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    """They have no answers: those of data are used, or a function scores them.
+
+    An export has conversations, too.
+    """
+    logs = trl_logs() | {"extra": {}}
+    logs["prompt"] = [[{"role": "user", "content": text}] for text in logs["prompt"]]
+    logs["completion"] = [[{"role": "assistant", "content": text}] for text in logs["completion"]]
+    folder = written_by_trl(tmp_path, monkeypatch, 1, **logs)
+    options = ("--format", "trl", "--policy", "chain")
+    config = CONFIG.replace("[task]", f"{chat(tmp_path, '')}\n[task]")
+    refused(take(folder, *options, config=config), "has no reference answer")
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    known = ("--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0)
+    checked(take(folder, *options, *known, config=config))
+    (tmp_path / "run").rename(tmp_path / "found")
+    (tmp_path / "rewards.py").write_text("def right(completions, **_):\n    return [1.0]\n")
+    own = config[config.index("rewards = ") : config.index("\nworkers")]
+    config = config.replace(own, f'rewards = ["{tmp_path / "rewards.py"}:right"]')
+    checked(take(folder, *options, config=config))
+    assert set(by_text(tmp_path / "run", TOKENIZER)) == {
+        (prompt, text) for prompt, texts in RESPONSES.items() for text in texts
+    }
+    checked(command("export", tmp_path / "run", tmp_path / "set"))
+    [file] = (tmp_path / "set" / "data").iterdir()
+    prompts = pq.read_table(file)["prompt"].to_pylist()
+    assert {json.dumps(prompt) for prompt in prompts} == {
+        json.dumps([{"role": "user", "content": prompt}]) for prompt in RESPONSES
+    }
+
+
+def test_a_batch_that_trl_logs_at_two_steps_is_one(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """TRL logs the last batch at every step, even if several steps train on it."""
+    for step in (1, 2):
+        folder = written_by_trl(tmp_path, monkeypatch, step, **trl_logs())
+    options = ("--format", "trl", "--policy", "chain", "--columns", "reward=right,answer=solution")
+    refused(take(folder, *options), "4 rows repeat others", "00002.parquet, row 1)", "keep")
+    ended = checked(take(folder, *options, "--duplicates", "drop"))
+    assert len(imported(tmp_path / "run")) == 4 and "4 rows are left out" in ended.out
+
+
+def test_equal_batches_that_are_kept_are_groups_of_their_own(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for step in (1, 2):
+        folder = written_by_trl(tmp_path, monkeypatch, step, **trl_logs())
+    columns = ("--columns", "reward=right,answer=solution", "--duplicates", "keep")
+    checked(take(folder, "--format", "trl", "--policy", "chain", *columns))
+    ids = {problem for problem, _ in imported(tmp_path / "run")}
+    assert len(imported(tmp_path / "run")) == 8
+    assert sorted(identity.partition("#")[2] for identity in ids) == ["", "", "1", "1"]
+
+
+# ---- verl ----
+
+
+def verl_rows(prompts: dict[str, str] | None = None) -> list[Row]:
+    """Return the lines of 7.jsonl: `input` is what the chat template wrote, decoded."""
+    return [
+        {
+            "input": (prompts or {}).get(row["prompt"], row["prompt"]),
+            "output": row["response"],
+            "gts": row["answer"],
+            "score": row["reward"],
+            "step": 7,
+            "acc": bool(row["reward"]),
+            "request_id": str(number),
+        }
+        for number, row in enumerate(table())
+    ]
+
+
+def test_rollouts_of_verl(take: Any, tmp_path: Path):
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "7.jsonl").write_text(lines(verl_rows()))
+    checked(take(folder, "--format", "verl", "--policy", "chain"))
+    found = by_text(tmp_path / "run", TOKENIZER)
+    assert {key: score.reward for key, (_, score) in found.items()} == {
+        (row["prompt"], row["response"]): row["reward"] for row in table()
+    }
+
+
+def test_prompts_of_verl_are_found_among_the_configs_problems(take: Any, tmp_path: Path):
+    """The dump lacks the template's special tokens; a run's prompt has them."""
+    data = [{"prompt": p, "answer": texts[0][-1]} for p, texts in RESPONSES.items()]
+    (tmp_path / "problems.jsonl").write_text(lines(data))
+    config = CONFIG + chat(tmp_path, "<eos>1=")
+    rows = verl_rows({prompt: f"1={prompt}1=" for prompt in RESPONSES})
+    options = ("--format", "verl", "--policy", "chain")
+    refused(take(rows, *options, config=config), "is the text that a chat template wrote")
+    own = config.replace(
+        "[task]", f'[task]\ndata = "{tmp_path / "problems.jsonl"}"\neval_share = 0.0'
+    )
+    checked(take(rows, *options, config=own))
+    prompts = {tuple(r.prompt_ids.tolist()) for r, _ in imported(tmp_path / "run").values()}
+    around = (EOS, *ids_of("1="))
+    assert prompts == {(*around, *ids_of(prompt), *around) for prompt in RESPONSES}
+
+
+# ---- open-instruct ----
+
+
+def open_instruct_rows() -> list[Row]:
+    return [
+        {
+            "step": 1,
+            "sample_idx": number,
+            "prompt_idx": number // 2,
+            "prompt_tokens": ids_of(row["prompt"]),
+            "response_tokens": row["response_ids"],
+            "reward": 10 * row["reward"],
+            "advantage": 1.0 - 2 * (number % 2),
+            "finish_reason": "stop",
+            "dataset": "chain",
+            "ground_truth": [row["answer"]],
+            "request_info": {"num_calls": 0, "tool_calleds": False, "tool_outputs": ""},
+            "logprobs": row["logprobs"],
+        }
+        for number, row in enumerate(table(**GIVEN))
+    ]
+
+
+def test_rollouts_of_open_instruct(take: Any, tmp_path: Path):
+    """The file of metadata beside them is not read."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "mine_rollouts_000000.jsonl").write_text(lines(open_instruct_rows()))
+    (folder / "mine_metadata.jsonl").write_text(lines([{"run_name": "mine"}]))
+    checked(take(folder, "--format", "open-instruct"))
+    found = by_text(tmp_path / "run", TOKENIZER)
+    for row in table(**GIVEN):
+        rollout, score = found[row["prompt"], row["response"]]
+        assert rollout.behavior_logprobs.tolist() == np.float32(row["logprobs"]).tolist()
+        assert rollout.response_ids.tolist() == row["response_ids"]
+        assert score.reward == 10 * row["reward"]
+    answers = [json.loads(text)["answer"] for text in (tmp_path / "run/problems.jsonl").open()]
+    assert answers == ["5", "1"]
+
+
+def test_responses_of_open_instruct_with_tools_are_refused(take: Any):
+    rows = open_instruct_rows()
+    rows[2]["request_info"]["tool_calleds"] = True
+    refused(take(rows, "--format", "open-instruct"), "line 3 called a tool")
+
+
+def test_logprobs_that_are_not_numbers_are_refused_or_computed(take: Any):
+    """open-instruct gives a response without tokens the end's token, with the logprob NaN."""
+    rows = open_instruct_rows()
+    rows[1] |= {"response_tokens": [EOS], "logprobs": [float("nan")]}
+    refused(take(rows, "--format", "open-instruct"), "line 2: it has the logprob nan")
+    checked(take(rows, "--format", "open-instruct", "--policy", "chain"))
+
+
+def test_a_response_that_stopped_without_its_token_is_told_of(take: Any):
+    rows = open_instruct_rows()
+    rows[0]["response_tokens"], rows[0]["logprobs"] = ids_of("3+2=5"), [-0.1] * 5
+    ended = checked(take(rows, "--format", "open-instruct"))
+    assert "warning: 1 responses are said to have ended, or are shorter" in ended.out
+
+
+# ---- prime-rl ----
+
+
+def prime_rl_episode(number: int, row: Row) -> Row:
+    """Return an episode as Episode.to_record gives it, without what is None."""
+    user = {"role": "user", "content": row["prompt"]}
+    nodes = [
+        {
+            "message": user,
+            "sampled": False,
+            "timestamp": 1.0,
+            "token_ids": ids_of(row["prompt"][:-1]),
+            "mask": [False] * (len(row["prompt"]) - 1),
+            "is_content": [],
+            "logprobs": [],
+        },
+        {  # the generation prompt comes first, and is not sampled
+            "parent": 0,
+            "message": {"role": "assistant", "content": row["response"]},
+            "sampled": True,
+            "timestamp": 2.0,
+            "token_ids": [*ids_of(row["prompt"][-1]), *row["response_ids"]],
+            "mask": [False] + [True] * len(row["response_ids"]),
+            "is_content": [],
+            "logprobs": row["logprobs"],
+            "advantages": [0.5] * len(row["response_ids"]),
+        },
+    ]
+    data = {"idx": number // 2, "prompt": row["prompt"], "answer": row["answer"]}
+    task = {"type": "ChainTask", "data": data, "key": str(number // 2), "hash": "0"}
+    trace = {
+        "version": 1,
+        "id": f"trace{number}",
+        "verifiers": {"version": "0.3.1"},
+        "task": task,
+        "agent": {"config": {}, "name": "agent", "trainable": True},
+        "tools": [],
+        "nodes": nodes,
+        "calls": [
+            {
+                "node": 1,
+                "model": "chain",
+                "sampling": {"temperature": 1.0},
+                "finish_reason": "stop",
+                "time": {"start": 1.0, "end": 2.0},
+            }
+        ],
+        "rewards": {
+            "right": {"score": row["reward"], "weight": 2.0},
+            "short": {"score": 1.0, "weight": 0.5},
+        },
+        "metrics": {},
+        "info": {},
+        "is_completed": True,
+        "ok": True,
+        "errors": [],
+    }
+    judge = trace | {"id": f"judge{number}", "agent": {"config": {}, "trainable": False}}
+    work = {"type": "train", "step": 4, "policy": {"start": 3, "end": 3}}
+    return {
+        "id": f"episode{number}",
+        "env": {"id": "chain"},
+        "task": task,
+        "group": {"id": f"group{number // 2}"},
+        "run": {"type": "train", "id": "run", "work": work},
+        "ok": True,
+        "errors": [],
+        "traces": [judge, trace],
+    }
+
+
+def prime_rl_rows() -> list[Row]:
+    return [prime_rl_episode(number, row) for number, row in enumerate(table(**GIVEN))]
+
+
+def test_rollouts_of_prime_rl(take: Any, tmp_path: Path):
+    """Of a run's folder only those that were trained on are read."""
+    folder = tmp_path / "rollouts" / "step_4" / "train"
+    for subset, rows in {"effective": prime_rl_rows(), "all": [{"traces": "broken"}]}.items():
+        (folder / subset).mkdir(parents=True)
+        (folder / subset / "traces.jsonl").write_text(lines(rows))
+    config = CONFIG + chat(tmp_path, "")
+    ended = take(tmp_path / "rollouts", "--format", "prime-rl")
+    refused(ended, "is a conversation; use --prompt.form chat")
+    checked(take(tmp_path / "rollouts", "--format", "prime-rl", config=config))
+    for row, _, score in given_rows(tmp_path / "run", **GIVEN):
+        assert score.reward == 2 * row["reward"] + 0.5
+
+
+def test_traces_of_prime_rl_with_several_turns_are_refused(take: Any):
+    rows = prime_rl_rows()
+    nodes = rows[1]["traces"][1]["nodes"]
+    nodes += [nodes[0] | {"parent": 1}, nodes[1] | {"parent": 2}]
+    refused(take(rows, "--format", "prime-rl"), "line 2", "several turns cannot be trained on")
+
+
+# ---- docs/exchange.md ----
+
+
+def test_the_commands_of_the_page_work(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    *files, example = blocks("docs/exchange.md")
+    monkeypatch.chdir(tmp_path)
+    assert [block.file for block in files] == ["rollouts.jsonl", "theirs.toml"]
+    for block in files:
+        Path(block.file).write_text(block.text)
+    for _, *words in commands(example.text):
+        checked(command(*words))
+    rewards = [score.reward for _, score in imported(tmp_path / "runs/theirs").values()]
+    assert sorted(rewards) == [0, 0, 1, 1]
+    assert final_weights(tmp_path / "runs/theirs", 2)
+    assert len(pq.read_table(tmp_path / "exported" / "data")) == 4
+
+
+def test_the_page_names_every_format_field_and_option(capsys: pytest.CaptureFixture[str]):
+    page = (ROOT / "docs" / "exchange.md").read_text()
+    for word in (*FORMATS, *FIELDS):
+        assert f"`{word}`" in page
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    own = capsys.readouterr().out.partition("options of a run")[0]
+    options = set(re.findall(r"^  (--[a-z-]+)", own, re.MULTILINE))
+    assert {"--policy", "--columns"} < options
+    assert [o for o in options - {"--run-dir"} if o not in page] == []

@@ -1,0 +1,429 @@
+"""What an import refuses, what it tells of, and what it leaves if it fails or is killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from mugrpo.disk.records import FinishReason, Status
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.extensions.exchange import importing
+from tests.extensions.exchange.imports import (
+    CONFIG,
+    EOS,
+    GIVEN,
+    TOKENIZER,
+    Row,
+    by_text,
+    checked,
+    config_in,
+    ids_of,
+    imported,
+    lines,
+    table,
+)
+from tests.faults.harm import contents, refused
+from tests.runs import Command, final_weights
+from tests.runs import mugrpo as mugrpo_process
+
+pytest_plugins = ["tests.run_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_report")
+
+
+# ---- bad input ----
+
+
+def changed(number: int, **values: Any) -> list[Row]:
+    rows = table(**GIVEN)
+    rows[number] |= values
+    return [{k: v for k, v in row.items() if v is not None} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        (
+            [{"prompt": "3+2=", "response": "5"}],
+            ("line 1 has no column 'reward'", "it has 'prompt', 'response'", "--columns reward="),
+        ),
+        (changed(1, prompt=None), ("line 2: it has neither a prompt nor prompt_ids",)),
+        (
+            changed(1, response_ids=[5, 16], logprobs=[-1, -1]),
+            ("line 2", "ids 5 to 16", "0 to 15", "model.path"),
+        ),
+        (changed(1, response_ids=[-1, 5], logprobs=[-1, -1]), ("line 2", "ids -1 to 5")),
+        (changed(1, logprobs=[-0.1]), ("line 2", "6 response ids with 1 logprobs", "--policy")),
+        (changed(1, logprobs=[-0.1] * 5 + [0.5]), ("line 2", "logprob 0.5", "not above 0")),
+        (changed(1, logprobs=[float("-inf")] * 6), ("line 2", "logprob -inf", "finite")),
+        (changed(1, logprobs=None), ("line 2 has no logprobs", "--policy PATH")),
+        (changed(1, reward=float("nan")), ("line 2", "reward", "nan", "finite number")),
+        (changed(1, reward=float("inf")), ("line 2", "reward", "inf", "finite number")),
+        (changed(1, reward=True), ("line 2", "reward", "True", "finite number")),
+        (changed(1, reward="high"), ("line 2", "high")),
+        (changed(1, response="", response_ids=None), ("line 2", "its response is empty")),
+        (changed(1, response_ids=[]), ("line 2", "not empty")),
+        (changed(1, response="3+2=\ud83d"), ("line 2", "surrogates not allowed")),
+        (changed(1, prompt="\ud83d"), ("line 2", "half a surrogate pair")),
+        (changed(1, logprobs=[-1e39] * 6), ("line 2", "logprob -1e+39", "finite")),
+        (changed(1, seed=-1), ("line 2", "seed", "-1")),
+        (changed(1, parts="[]"), ("line 2", "no JSON object")),
+        (changed(1, status="skipped"), ("line 2", "status 'skipped' has reward 0.0")),
+        (changed(1, status="fine"), ("line 2", "'fine' is not a valid Status")),
+        (changed(1, reward=10**400), ("line 2", "too large")),
+        (changed(1, seed=float("inf")), ("line 2", "infinity")),
+        (changed(1, seed=2.7), ("line 2", "seed", "2.7", "whole number")),
+        (changed(1, problem_id=" "), ("line 2", "its problem_id is blank")),
+        (changed(1, problem_id="\ud83d"), ("line 2", "surrogates not allowed")),
+        (changed(1, answer=float("nan")), ("line 2", "its answer is nan", "finite number")),
+        (changed(1, prompt=None, prompt_ids=[-5, 3]), ("line 2", "ids -5 to 3")),
+        (
+            changed(1, response_ids=[5, EOS, EOS], logprobs=[-1, -1, -1]),
+            ("line 2: its response goes on after the end-of-sequence token 1", "padding"),
+        ),
+        (changed(1, loss_mask=[1] * 6, turns=[9]), ("line 2", "ascending indices of the 6")),
+        (changed(1, loss_mask=[1] * 6, turns=[2**32]), ("line 2", "above 2^31")),
+        (changed(1, loss_mask=[1] * 6, turns=5), ("line 2", "a list that is not empty")),
+        (changed(1, temperature=0.7), ("line 2 was sampled at temperature 0.7", "--rollouts.temp")),
+        (changed(1, response_ids=[5] * 9, logprobs=[-1] * 9), ("line 2", "9 tokens", "= 8; raise")),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_and_can_be_left_out(
+    take: Any, tmp_path: Path, rows: list[Row], parts: tuple[str, ...]
+):
+    """Without it one group is left, of the other prompt: the row's group is cut away."""
+    refused(take(rows), *parts, "--bad drop")
+    assert not (tmp_path / "run").exists()
+    ended = take(rows, "--bad", "drop", "--group-size", 2)
+    if len(rows) == 1:
+        refused(ended, "no rollout is left", *parts[:1])
+        return
+    checked(ended)
+    assert len(imported(tmp_path / "run")) == 2 and "2 rows are left out" in ended.out
+
+
+def test_groups_of_unequal_size_are_refused_or_cut(take: Any, tmp_path: Path):
+    rows = [*table(**GIVEN), table(**GIVEN)[0] | {"response": "5", "logprobs": [-0.5] * 6}]
+    refused(take(rows), "groups of unequal", "1 of 2, 1 of 3", "--group-size N")
+    ended = checked(take(rows, "--group-size", 2))
+    assert len(imported(tmp_path / "run")) == 4
+    assert "1 rows are left out; the first" in ended.out and "line 5 is left over" in ended.out
+
+
+def test_groups_of_less_than_two_are_refused(take: Any):
+    refused(take(table(**GIVEN), "--group-size", 0), "--group-size 0: a group is two or more")
+    refused(take([table(**GIVEN)[0]]), "1 of 1", "two or more responses")
+
+
+def test_rows_that_are_there_twice_are_refused_dropped_or_kept(take: Any, tmp_path: Path):
+    rows = [*table(**GIVEN), *table(**GIVEN)]
+    refused(take(rows), "4 rows repeat others", "line 5)", "--duplicates drop", "--duplicates keep")
+    checked(take(rows, "--duplicates", "keep"))
+    assert len(imported(tmp_path / "run")) == 8
+    (tmp_path / "run").rename(tmp_path / "kept")
+    checked(take(rows, "--duplicates", "drop"))
+    assert len(imported(tmp_path / "run")) == 4
+
+
+def test_equal_responses_of_numbered_samples_are_different_samples(take: Any, tmp_path: Path):
+    rows = [table(**GIVEN)[0] | {"sample": number} for number in range(4)]
+    checked(take(rows))
+    assert len(imported(tmp_path / "run")) == 4
+    (tmp_path / "run").rename(tmp_path / "numbered")
+    refused(take([*rows, rows[0]]), "1 rows repeat others", "line 5)")
+
+
+def test_rollouts_without_answers_need_a_reward_that_needs_none(take: Any):
+    rows = [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)]
+    parts = ("line 1 has no reference answer, and the reward regex needs one", "task.data")
+    refused(take(rows), *parts, "--columns answer=COLUMN")
+    refused(take([*rows[:2], *table(**GIVEN)[2:]]), *parts)
+
+
+def test_prompts_that_the_configs_data_lacks_are_refused(take: Any, tmp_path: Path):
+    (tmp_path / "problems.jsonl").write_text(lines([{"prompt": "3+2=", "answer": "5"}]))
+    data = f'[task]\neval_share = 0.0\ndata = "{tmp_path / "problems.jsonl"}"'
+    ended = take(table(**GIVEN), config=CONFIG.replace("[task]", data))
+    refused(ended, "line 3: its prompt is none of those in task.data", "--bad drop")
+
+
+def test_too_few_groups_for_an_update_are_refused(take: Any):
+    ended = take(table(**GIVEN), "--schedule.problems_per_update", 3)
+    refused(ended, "have 2 groups", "schedule.problems_per_update = 3; lower that")
+
+
+def test_an_embedded_task_is_refused(take: Any):
+    ended = take(table(**GIVEN), config="seed = 1")
+    refused(ended, "need task.name = 'dataset', with task.rewards")
+
+
+def test_a_run_that_exists_is_left_as_it_is(take: Any, tmp_path: Path):
+    checked(take(table(**GIVEN)))
+    before = contents(tmp_path / "run")
+    refused(take(table()), f"{tmp_path / 'run'} exists already", "--run-dir")
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_folder_without_files_of_the_format_is_refused(take: Any, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    ended = take(tmp_path / "empty", "--format", "open-instruct")
+    refused(ended, "has no file *_rollouts_*.jsonl of the format open-instruct")
+
+
+def test_a_policy_with_fewer_ids_is_refused(take: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=7))
+    refused(take(table(), "--policy", "other"), "--policy other has 7 token ids", "the id 14")
+
+
+def test_text_that_ends_with_the_end_token_gets_no_second_one(take: Any, tmp_path: Path):
+    rows = table(finish_reason=["stop"] * 4)
+    rows = [row | {"response": row["response"] + "<eos>"} for row in rows]
+    checked(take(rows, "--policy", "chain"))
+    for (_, text), (rollout, _) in by_text(tmp_path / "run", TOKENIZER).items():
+        assert rollout.response_ids.tolist() == [*ids_of(text), EOS]
+        assert rollout.finish_reason is FinishReason.STOP
+
+
+def test_an_unknown_finish_reason_is_refused_if_the_ids_are_made(take: Any, tmp_path: Path):
+    """Given ids tell by themselves whether they have ended."""
+    reasons = ["stop", "eos_token", "length", "stop"]
+    ended = take(table(finish_reason=reasons), "--policy", "chain")
+    refused(ended, "line 2: its finish_reason 'eos_token' is neither stop nor length", "--bad drop")
+    checked(take(table(finish_reason=reasons, **GIVEN)))
+    assert len(imported(tmp_path / "run")) == 4
+
+
+def test_a_response_shorter_than_the_longest_without_an_end_is_told_of(take: Any):
+    rows = table(**GIVEN)
+    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5}
+    assert "warning: 1 responses are said to have ended, or are shorter" in checked(take(rows)).out
+
+
+def test_a_response_as_long_as_may_be_or_cut_needs_no_end(take: Any):
+    rows = table(**GIVEN)
+    rows[0] |= {"response_ids": ids_of("3+2=5"), "logprobs": [-0.1] * 5, "finish_reason": "length"}
+    rows[1] |= {"response_ids": ids_of("3+2=6++3"), "logprobs": [-0.1] * 8, "response": "3+2=6++3"}
+    assert "warning" not in checked(take(rows)).out
+
+
+def test_ids_that_stand_for_another_text_are_told_of(take: Any):
+    """Special tokens do not make a text another one."""
+    rows = table(**GIVEN)
+    rows[0]["response"] += "<eos>"
+    rows[2]["response"] = "2-1=2"
+    ended = checked(take(rows))
+    assert "the ids of 1 responses stand for another text" in ended.out and "line 3)" in ended.out
+
+
+def test_prompt_ids_that_the_run_would_not_make_are_told_of(take: Any):
+    own = [ids_of(row["prompt"]) for row in table()]
+    other = [[EOS, *ids] if number > 1 else ids for number, ids in enumerate(own)]
+    ended = checked(take(table(prompt_ids=other, **GIVEN)))
+    assert "the prompts of 1 groups have other ids than the run gives" in ended.out
+    assert "line 3)" in ended.out
+
+
+def test_prompt_ids_that_the_run_would_make_are_not_told_of(take: Any):
+    own = [ids_of(row["prompt"]) for row in table()]
+    assert "warning" not in checked(take(table(prompt_ids=own, **GIVEN))).out
+
+
+def test_groups_that_do_not_fill_a_batch_are_told_of(take: Any, tmp_path: Path):
+    rows = [*table(**GIVEN), *(row | {"prompt": "1+1="} for row in table(**GIVEN)[:2])]
+    ended = checked(take(rows, "--schedule.problems_per_update", 2))
+    assert "3 groups of 2 rollouts, for 1 batches\n1 of the groups do not fill a batch" in ended.out
+    assert len(imported(tmp_path / "run")) == 4
+
+
+def test_a_temperature_in_single_precision_is_that_of_the_config(take: Any, tmp_path: Path):
+    values = pa.array([0.7] * 4, pa.float32())
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(table(**GIVEN)).append_column("temperature", values), file)
+    checked(take(file, "--rollouts.temperature", 0.7))
+    assert {r.temperature for r, _ in imported(tmp_path / "run").values()} == {0.7}
+
+
+def test_empty_cells_of_csv_are_missing(take: Any, tmp_path: Path):
+    header = "prompt,response,reward,answer,finish_reason,temperature,seed,status\n"
+    rows = '"3+2=","3+2=5",1,5,,,,\n"3+2=","3+2=6",,5,,1.0,7,skipped\n'
+    (tmp_path / "rows.csv").write_text(header + rows)
+    checked(take(tmp_path / "rows.csv", "--policy", "chain"))
+    found = {rollout.seed: score for rollout, score in imported(tmp_path / "run").values()}
+    assert (found[0].reward, found[0].status) == (1.0, Status.RIGHT)
+    assert (found[7].reward, found[7].status) == (None, Status.SKIPPED)
+
+
+def test_parts_may_be_an_object(take: Any, tmp_path: Path):
+    checked(take(table(parts=[{"judge": n} for n in range(4)], **GIVEN)))
+    parts = [score.parts for _, score in imported(tmp_path / "run").values()]
+    assert sorted(part["judge"] for part in parts) == [0, 1, 2, 3]
+
+
+def test_a_prompt_of_several_problems_is_told_apart_by_id_or_answer(take: Any, tmp_path: Path):
+    data = [("a", "3+2=", "5"), ("b", "3+2=", "6"), ("c", "2-1=", "1")]
+    data_rows = [dict(zip(("id", "prompt", "answer"), one, strict=True)) for one in data]
+    (tmp_path / "problems.jsonl").write_text(lines(data_rows))
+    options: list[object] = ["--task.data", tmp_path / "problems.jsonl", "--task.eval_share", 0.0]
+    options += ["--task.id_column", "id"]
+    rows = [{k: v for k, v in row.items() if k != "answer"} for row in table(**GIVEN)]
+    ended = take(rows, *options)
+    refused(ended, "line 1: its prompt is that of 2 problems in task.data", "problem_id nor its")
+    for known in ({"problem_id": "b"}, {"answer": "6"}):
+        checked(take([row | known for row in rows[:2]], *options))
+        assert {r.problem_id for r, _ in imported(tmp_path / "run").values()} == {"b"}
+        (tmp_path / "run").rename(tmp_path / f"by_{next(iter(known))}")
+
+
+def test_a_held_out_problem_with_the_prompt_of_a_rollout_is_not_evaluated_on(
+    take: Any, tmp_path: Path
+):
+    data = [{"prompt": "3+2=", "answer": "5"}, {"prompt": "3+2=", "answer": "6"}]
+    for name, some in {"own": [{"prompt": "1+1=", "answer": "2"}], "held": data}.items():
+        (tmp_path / f"{name}.jsonl").write_text(lines(some))
+    files = ("--task.data", tmp_path / "own.jsonl", "--task.eval_data", tmp_path / "held.jsonl")
+    ended = checked(take(table(**GIVEN)[:2], *files))
+    assert "nothing is evaluated" in ended.out
+    assert not (tmp_path / "run" / "held_out.jsonl").exists()
+
+
+def test_two_answers_to_one_problem_are_refused(take: Any):
+    rows = [row | {"problem_id": row["prompt"]} for row in table(**GIVEN)]
+    rows[1]["answer"] = "6"
+    refused(take(rows), "line 2 has the answer '6', but earlier rows", "problem_id", "'5'")
+
+
+def test_two_responses_of_one_sample_are_refused(take: Any):
+    """As if the files of two runs were one."""
+    rows = [row | {"sample": number % 2} for number, row in enumerate(table(**GIVEN))]
+    rows += [row | {"reward": 0.5} for row in rows]
+    for what in ("refuse", "drop", "keep"):
+        ended = take(rows, "--duplicates", what)
+        refused(ended, "line 5 and", "line 1 are both sample 0 of one group", "one run at a time")
+
+
+@pytest.mark.parametrize(
+    "option", ["eval_data", "system_prompt", "prompt_template", "answer_pattern", "split"]
+)
+def test_options_for_data_that_is_not_named_are_refused(take: Any, option: str):
+    """They would do nothing: the prompts of the rollouts are taken as they are."""
+    ended = take(table(**GIVEN), f"--task.{option}", "({prompt})")
+    refused(ended, f"task.{option} is for problems of your own", "name them with task.data")
+
+
+def test_an_answer_that_the_reward_numeric_cannot_use_is_named_by_its_row(take: Any):
+    config = CONFIG.replace('{ name = "regex", pattern = "=([0-9])$" }', '{ name = "numeric" }')
+    ended = take(table(**GIVEN) + [table(**GIVEN)[0] | {"answer": "x"}] * 2, config=config)
+    refused(ended, "rows repeat others")
+    rows = [*table(**GIVEN)[:2], *(row | {"answer": "x"} for row in table(**GIVEN)[2:])]
+    refused(take(rows, config=config), "line 3 has the reference answer 'x'", "reward numeric")
+
+
+def test_a_policy_with_fewer_ids_than_a_prompt_is_refused(
+    take: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The prompts have the id of "=", 14; the responses do not."""
+    monkeypatch.setattr(importing, "load_policy", lambda _: SimpleNamespace(vocab_size=9))
+    rows = [row | {"response": row["response"][-1]} for row in table()[:2]]
+    refused(take(rows, "--policy", "other"), "--policy other has 9 token ids", "the id 14")
+
+
+def test_a_run_that_appears_meanwhile_is_left_as_it_is(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Logprobs may take hours, in which another command can begin a run of this name."""
+    original = importing.write_rollouts
+
+    def write(*arguments: Any, **options: Any) -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "config.json").write_text("another run's")
+        original(*arguments, **options)
+
+    monkeypatch.setattr(importing, "write_rollouts", write)
+    refused(take(table(**GIVEN)), f"{tmp_path / 'run'} exists already; name a new folder")
+    assert contents(tmp_path / "run") == {Path("config.json"): b"another run's"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "run", "theirs.toml"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ("reward=reward,reward=answer", "names a field twice"),
+        ("reward=half*reward", "a weight must be a number"),
+    ],
+)
+def test_columns_that_have_two_meanings_or_none_are_refused(take: Any, columns: str, part: str):
+    refused(take(table(**GIVEN), "--columns", columns), f"--columns {columns}", part)
+
+
+def test_the_code_of_an_imported_run_is_known_and_does_not_run(take: Any, tmp_path: Path):
+    (tmp_path / "rewards.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    own = '{ name = "regex", pattern = "=([0-9])$" }'
+    config = CONFIG.replace(own, f'["{tmp_path / "rewards.py"}:right"]')
+    checked(take(table(**GIVEN), config=config))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_unknown_field_of_columns_is_refused(take: Any):
+    ended = take(table(), "--columns", "question=prompt")
+    refused(ended, "'question' is not one of the fields, which are prompt, response", "FIELD=COL")
+
+
+def test_an_import_that_fails_midway_leaves_nothing(
+    take: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    original, calls = importing.write_rollouts, []
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        original(*arguments, **options)
+
+    monkeypatch.setattr(importing, "write_rollouts", fail)
+    with pytest.raises(KeyboardInterrupt):
+        take(table(**GIVEN), "--rollouts.shard_rollouts", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "theirs.toml"]
+
+
+@pytest.mark.parametrize("place", ["half a rollout shard", "half a score shard"])
+def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
+    take: Any, tmp_path: Path, place: str
+):
+    (tmp_path / "r.jsonl").write_text(lines(table(**GIVEN)))
+    words = ("import", config_in(tmp_path), tmp_path / "r.jsonl", "--run-dir", tmp_path / "run")
+    assert mugrpo_process(*words, at=place).status == -signal.SIGKILL
+    assert not (tmp_path / "run").exists()
+    checked(take(tmp_path / "r.jsonl"))
+
+
+def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path):
+    checked(take(table(**GIVEN)))
+    recorded = RunDir(tmp_path / "run").journal.entries()
+    assert set(recorded) == {
+        "config.json",
+        "metrics.jsonl",
+        "stages/000/rollouts/manifest.json",
+        "stages/000/scores/manifest.json",
+    }
+
+
+def test_an_imported_run_is_pushed_and_pulled_with_its_problems(
+    take: Any, tmp_path: Path, command: Command
+):
+    """Their new place is named once, as the config has the old one."""
+    checked(take(table(**GIVEN)))
+    checked(command("push", tmp_path / "run", tmp_path / "store"))
+    checked(command("pull", tmp_path / "store", tmp_path / "pulled"))
+    shutil.rmtree(tmp_path / "run")
+    refused(command("optimize", tmp_path / "pulled"), "there is no data file")
+    data = ("--task.data", tmp_path / "pulled" / "problems.jsonl", "--force")
+    checked(command("optimize", tmp_path / "pulled", "--until", 1, *data))
+    checked(command("optimize", tmp_path / "pulled"))
+    assert final_weights(tmp_path / "pulled", 2)

@@ -1,0 +1,154 @@
+"""Problems of reasoning-gym, or of a stand-in of its shape where it is not installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.config.load import build_config
+from mugrpo.disk.errors import UsageError
+from mugrpo.disk.records import Answer, FinishReason, Score, Status
+from mugrpo.extensions.gym import ReasoningGymOptions
+from mugrpo.extensions.gym.task import ReasoningGym
+from mugrpo.tasks.embedded import held_out
+
+STAND_IN = Path(__file__).with_name("reasoning_gym_stand_in.py")
+
+
+def task(**options: Any) -> ReasoningGym:
+    raw = {"dataset": "sums", "train_problems": 20, "eval_problems": 3, **options}
+    return ReasoningGym(ReasoningGymOptions(**raw))
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put the stand-in in the place of reasoning_gym, here and in worker processes."""
+    shutil.copy(STAND_IN, tmp_path / "reasoning_gym.py")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
+    yield
+    for name in ("reasoning_gym", "mugrpo.extensions.gym.scores"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def gym() -> Any:
+    return pytest.importorskip("reasoning_gym", reason="needs pip install 'mugrpo[reasoning-gym]'")
+
+
+def scores(of: ReasoningGym, log: Path, *said: str) -> list[Score]:
+    problem = of.train_problems()[0]
+    try:
+        of.prepare(log)
+        return list(of.score(Answer(problem, text, [], FinishReason.STOP) for text in said))
+    finally:
+        of.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_problems_are_distinct_and_split_by_a_hash():
+    first, again = task(), task()
+    assert first.train_problems() == again.train_problems()
+    assert first.train_problems() != task(seed=10_000).train_problems()
+    for problems, side, count in (
+        (first.train_problems(), False, 20),
+        (first.eval_problems(), True, 3),
+    ):
+        assert len({problem.prompt for problem in problems}) == len(problems) == count
+        assert all(held_out(str(problem.prompt)) == side for problem in problems)
+    problem = first.train_problems()[0]
+    a, b = map(int, str(problem.prompt).split("+"))
+    assert int(problem.answer) == a + b and problem.columns["entry"]["metadata"]["terms"] == [a, b]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_prompts_get_template_and_system_message():
+    asked = task(system_prompt="Be brief.", prompt_template="Add: {prompt}")
+    plain = task().train_problems()[0]
+    system, user = asked.train_problems()[0].prompt
+    assert system == {"role": "system", "content": "Be brief."}
+    assert user == {"role": "user", "content": f"Add: {plain.prompt}"}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_worker_scores_with_the_data_sets_own_config(tmp_path):
+    """0 without an answer, 0.25 + bonus for another number, 1 for the sum, an error for a word."""
+    of = task(config={"bonus": 0.5})
+    reference = of.train_problems()[0].answer
+    said = [
+        "no tags",
+        "<answer>-1</answer>",
+        f"<answer> {reference} </answer>",
+        "<answer>x</answer>",
+    ]
+    found = scores(of, tmp_path / "log", *said)
+    assert [(score.status, score.reward) for score in found] == [
+        (Status.WRONG, 0),
+        (Status.WRONG, 0.75),
+        (Status.RIGHT, 1),
+        (Status.ERROR, None),
+    ]
+    assert "invalid literal for int()" in found[3].parts["reason"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_of_a_response_is_the_answer():
+    from mugrpo.extensions.gym.scores import extracted
+
+    text = "<answer>1</answer> no:\n<answer>\n2</answer>\nso 2 \n"
+    parts = ("tags", "last_line", "last_word", "all")
+    forms = {part: extracted(text, part) for part in parts}
+    assert forms == {"tags": "2", "last_line": "so 2", "last_word": "2", "all": text.strip()}
+    assert extracted([{"role": "assistant", "content": "4"}], "last_line") == "4"
+    words = [extracted(said, "last_word") for said in ("1 + 2 = 3.", "3", "so\n3 \n", "it is .")]
+    assert words == ["3", "3", "3", None]
+    assert [extracted(" \n", part) for part in parts] == [None] * 4
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dataset": "sum"}, "no data set 'sum'; did you mean 'sums'?"),
+        ({"dataset": "composite"}, "make every one a source of task.name = 'mixture'"),
+        ({"config": {"largest": 0}}, "is refused by the data set sums: largest must be positive"),
+        ({"config": {"most": 0}}, "is refused by the data set sums: "),
+        ({"config": {"largest": 3}}, "task.train_problems = 20, but 96 problems of sums have"),
+    ],
+)
+def test_what_reasoning_gym_cannot_make_is_refused(options, sentence):
+    with pytest.raises(UsageError) as refused:
+        task(**options).train_problems()
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["seed", "size"])
+def test_seed_and_size_have_options_of_their_own(name):
+    raw = {"name": "reasoning-gym", "dataset": "sums", "config": {name: 1}}
+    with pytest.raises(UsageError, match=f"{name} is set by task"):
+        build_config({"task": raw}, "test")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UsageError, match="pip install 'mugrpo\\[reasoning-gym\\]'"):
+        task().train_problems()
+
+
+def test_the_real_package_scores_its_own_references_as_right(gym, tmp_path):
+    """chain_sum gives len(reference) / len(answer) if the answer only contains the reference."""
+    easy = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    of = task(dataset="chain_sum", config=easy)
+    reference = of.train_problems()[0].answer
+    expected = gym.get_score_answer_fn("chain_sum")(f"is {reference}", {"answer": reference})
+    said = (f"<answer>{reference}</answer>", f"<answer>is {reference}</answer>", reference)
+    found = scores(of, tmp_path / "log", *said)
+    assert [score.reward for score in found] == [1, expected, 0]

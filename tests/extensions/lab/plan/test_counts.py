@@ -1,0 +1,109 @@
+"""The counts by hand, and against PyTorch's own counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
+
+from mugrpo.extensions.lab.plan.counts import Cost, Group, Shape, causal, decoded, passed, prefill
+
+# hidden 4, one layer, 2 heads of 3, one KV head, feed-forward 5, vocabulary 7.
+TINY = Shape(
+    hidden=4, layers=1, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocab=7, tied=True
+)
+
+
+def test_parameters_are_those_of_the_matrices():
+    # query 4x6, key and value 4x3 each, output 6x4, gate, up and down 4x5 each
+    assert TINY.linear_parameters == 24 + 12 + 12 + 24 + 20 + 20 + 20 == 132
+    assert TINY.parameters == 132 + 28
+
+
+def test_a_forward_pass_by_hand():
+    # Five tokens, causal: 15 pairs; logits at two of them.
+    assert causal(5) == 15
+    cost = TINY.forward(5, causal(5), 2)
+    # 2 x 132 x 5; scores and values: 2 x (2 heads x 3) x 15 each; 2 x 4 x 7 x 2
+    assert cost.flop == 1320 + 2 * 2 * 6 * 15 + 112
+    assert cost.bytes == 4 * (132 + 28)
+    assert TINY.backward(5, causal(5), 2) == cost * 2
+
+
+def test_a_decode_step_reads_weights_and_cache_by_hand():
+    # Two slots with caches of 3 and 4 keys, including the new ones.
+    cost = TINY.decode_step(2, 7)
+    assert cost.flop == 2 * 132 * 2 + 4 * 6 * 7 + 2 * 28 * 2
+    # A key and a value of 3 numbers a token: 7 read, 2 written.
+    assert cost.bytes == 4 * 160 + 2 * 4 * 3 * (7 + 2)
+
+
+def test_adamw_moves_seven_numbers_a_parameter_and_clipping_three():
+    assert TINY.adamw() == Cost(14 * 160, 40 * 160)
+
+
+def test_work_of_groups_by_hand():
+    # A prompt of 3 tokens with responses of 1 and 4, whose last tokens are not fed.
+    groups = [Group(3, [1, 4])]
+    plain = passed(groups, shared=False)
+    assert (plain.tokens, plain.positions) == (3 + 6, 1 + 4)
+    assert plain.pairs == causal(3) + causal(6)
+    shared = passed(groups, shared=True)
+    assert (shared.tokens, shared.positions) == (3 + 3, 1 + 3)
+    assert shared.pairs == causal(6)
+    assert prefill(groups, shared=True).tokens == 3
+    assert prefill(groups, shared=False).positions == 2
+    steps = decoded(groups)
+    assert (steps.tokens, steps.pairs) == (3, 4 + 5 + 6)
+
+
+def test_prefill_and_decode_are_one_shared_forward_pass():
+    groups = [Group(5, [2, 7, 7]), Group(9, [1, 1, 3])]
+    whole = passed(groups, shared=True)
+    parts = prefill(groups, shared=True), decoded(groups)
+    for name in ("tokens", "pairs", "positions"):
+        assert getattr(whole, name) == sum(getattr(part, name) for part in parts)
+
+
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig,  # grouped queries, tied embeddings
+    "qwen2": Qwen2Config,  # biases
+}
+
+
+@pytest.mark.parametrize("form", CONFIGS)
+def test_counts_equal_pytorchs_counter(form):
+    config = CONFIGS[form](
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=96,
+        tie_word_embeddings=form == "llama",
+        attn_implementation="eager",  # its products are plain matmuls, which the counter knows
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config) if form == "llama" else _model(config)
+    batch, length = 2, 17
+    ids = torch.randint(0, 96, (batch, length))
+    with FlopCounterMode(display=False) as forward:
+        logits = model(input_ids=ids, use_cache=False).logits
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    shape = Shape.of(config)
+    # Eager attention computes every pair, future ones too.
+    work = (batch * length, batch * length * length, batch * length)
+    assert forward.get_total_flops() == pytest.approx(shape.forward(*work).flop, rel=0.02)
+    assert backward.get_total_flops() == pytest.approx(shape.backward(*work).flop, rel=0.02)
+    parameters = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert shape.parameters == parameters
+
+
+def _model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

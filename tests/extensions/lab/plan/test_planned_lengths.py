@@ -1,0 +1,68 @@
+"""Lengths from files, from runs and from assumptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.lab.plan.lengths import Lengths, Seen, assumed, from_file, from_run
+
+
+def test_the_newest_lengths_that_are_not_newer_count():
+    seen = tuple(Seen(update, np.array([1]), np.array([[update + 1]])) for update in (0, 4, 12))
+    known = Lengths(seen, "a test")
+    assert [known.at(update).update for update in (0, 3, 4, 11, 12, 99)] == [0, 0, 4, 4, 12, 12]
+
+
+def test_every_group_is_drawn_before_any_is_drawn_again():
+    seen = Seen(0, np.arange(1, 6), np.arange(10).reshape(5, 2) + 1)
+    prompts, responses = Lengths((seen,), "a test").draw(0, 10, 2)
+    assert sorted(prompts[:5]) == sorted(prompts[5:]) == [1, 2, 3, 4, 5]
+    assert (responses[:, 1] == 2 * prompts).all()  # groups stay whole
+    _, four = Lengths((seen,), "a test").draw(0, 5, 4)
+    assert four.shape == (5, 4)
+
+
+def test_assumed_lengths_have_the_median_and_the_tail_that_are_asked_for():
+    known = assumed(10_000, prompt=100, median=200, sigma=0.5)
+    marks = np.quantile(known.seen[0].responses, [0.5, 0.8413])
+    assert marks[0] == pytest.approx(200, rel=0.02)
+    assert marks[1] == pytest.approx(200 * np.exp(0.5), rel=0.02)  # one sigma above
+    assert "99 %" in known.described()
+    cut = assumed(200, prompt=100, median=200, sigma=0.5)
+    assert cut.seen[0].responses.max() == 200 and "50.0% cut" in cut.described().replace(
+        "49.9", "50.0"
+    )
+
+
+def test_a_file_has_a_number_in_each_line(tmp_path: Path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("3\n5\n8\n")
+    prompts, responses = from_file(file, 8, prompt=7).draw(0, 3, 1)
+    assert sorted(responses[:, 0]) == [3, 5, 8] and set(prompts) == {7}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("3\nmany\n", "a number of tokens in each line"),
+        ("", "no lengths of at least one token"),
+        ("3\n0\n", "no lengths of at least one token"),
+        ("3\n9\n", r"a response of 9 tokens, but the longest is 8; raise --rollouts.max_new"),
+    ],
+)
+def test_bad_lengths_are_refused(tmp_path: Path, text: str, sentence: str):
+    file = tmp_path / "lengths.txt"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=sentence):
+        from_file(file, 8, prompt=7)
+
+
+def test_a_median_above_the_limit_and_a_run_without_rollouts_are_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="--median-tokens 300 must be between 1 and"):
+        assumed(200, prompt=1, median=300, sigma=None)
+    with pytest.raises(UsageError, match="has no rollouts to read lengths from; run"):
+        from_run(tmp_path)

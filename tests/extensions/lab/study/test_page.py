@@ -1,0 +1,164 @@
+"""The table, page and figures of a study, with numbers by hand."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.lab.study.command import show_study
+from mugrpo.extensions.lab.study.figures import draw
+from mugrpo.extensions.lab.study.outcome import outcome
+from mugrpo.extensions.lab.study.page import compared, table, write_page
+from mugrpo.extensions.lab.study.spec import load_study
+from mugrpo.report.embed import png, svg_file, vega_lite
+from mugrpo.report.readable import TIMES
+from tests.extensions.lab.study.builders import evaluation, run_data, study_file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return study_file(tmp_path)
+
+
+def rows(accuracies: dict[str, list[float]], seconds: dict[str, list[float]]) -> list[Any]:
+    made = []
+    for method, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            run = run_data(evaluations=[evaluation(0, 0.1), evaluation(4, accuracy)])
+            row = {"axis/method": method, "seed": seed, **outcome(run)}
+            row["training_seconds"] = seconds[method][seed]
+            made.append(row)
+    return made
+
+
+@pytest.fixture
+def finished() -> list[Any]:
+    return rows(
+        {"plain": [0.5, 0.6, 0.7], "other": [0.9, 0.9]},
+        {"plain": [10.0, 10.0, 10.0], "other": [20.0, 5.0]},
+    )
+
+
+def test_a_table_by_hand(file, finished):
+    """.5, .6, .7: standard deviation .1; 4.303 x .1 / sqrt 3 = .248. None reached 0.9."""
+    study, _ = load_study(file)
+    head, _, plain, other = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table(study, finished).splitlines()
+    )
+    assert head[:3] == ["method", "runs", "accuracy on held-out problems"]
+    assert plain == ["plain", "3", "0.600 ± 0.248", "10 ± 0", ""]
+    # 20 and 5: standard deviation 15 / sqrt 2, times 12.706 / sqrt 2
+    assert other == ["other", "2", "0.900 ± 0.000", f"12.5 ± {12.706 * 7.5:.1f}", "4 ± 0"]
+
+
+def test_a_comparison_goes_seed_by_seed_and_times_are_ratios(file, finished):
+    """Differences .4 and .3, ratios 2 and 1/2, whose logarithms have mean 0."""
+    study, _ = load_study(file)
+    *_, line = compared(study, finished).splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:3] == ["other", "2", f"+0.350 ± {12.706 * 0.05:.3f}"]
+    # The logarithms' standard deviation is sqrt 2 log 2; exp(-+12.706 log 2) = 2^-+12.706
+    assert cells[3:] == [f"x 1 (1.5{TIMES}10⁻⁴ to {2**12.706:,.0f})", ""]
+    assert pytest.approx(1.5e-4, rel=0.01) == 2**-12.706
+
+
+def test_equivalence_has_a_column_of_p_values(file, finished):
+    """Differences .4 and .3: t = (.5 - .35) / .05 = 3 with one degree, p = 1/2 - atan(3) / pi."""
+    study, _ = load_study(file)
+    tested = study.model_copy(update={"equivalence": 0.5})
+    head, _, line = compared(tested, finished).splitlines()
+    assert head.endswith("| accuracy within ±0.5, p |")
+    assert line.endswith(f"| {0.5 - math.atan(3) / math.pi:.3f} |")
+    *_, line = compared(tested, finished[:4]).splitlines()  # one pair
+    assert line.endswith("|  |")
+
+
+def test_a_rank_correlation_is_a_sentence_of_the_page(file, finished):
+    study, _ = load_study(file)
+    told = study.model_copy(update={"correlate": (("accuracy", "training_seconds"),)})
+    text = write_page(told, file, finished, 6).read_text()
+    # accuracies .5 .6 .7 .9 .9, seconds 10 10 10 20 5
+    assert (
+        "rank correlation of accuracy on held-out problems with seconds of training over 5" in text
+    )
+    assert "Spearman" not in write_page(study, file, finished, 6).read_text()
+
+
+def test_a_column_of_ratios_has_a_geometric_mean(file):
+    file.write_text(file.read_text().replace('"training_seconds"', '"ratio/negative/max"'))
+    study, _ = load_study(file)
+    some = rows({"plain": [0.5, 0.5], "other": [0.5]}, {"plain": [1.0, 1.0], "other": [1.0]})
+    for row, ratio in zip(some, (10.0, 1000.0, 40.0), strict=True):
+        row["ratio/negative/max"] = ratio
+    assert "| 100 (" in table(study, some) and "| 40 |" in table(study, some)
+    assert "| x 4 |" in compared(study, some)
+
+
+def test_a_level_that_some_seeds_reach_says_how_many(file):
+    study, _ = load_study(file)
+    some = rows({"plain": [0.9, 0.6]}, {"plain": [1.0, 1.0]})
+    assert "4 (1 of 2)" in table(study, some)
+
+
+def test_the_page_has_question_table_pictures_and_findings(file, finished):
+    study, cells = load_study(file)
+    page = write_page(study, file, finished, len(cells))
+    text = page.read_text()
+    for part in ("# Two methods", "Which?", "5 of 6 runs", table(study, finished), "None."):
+        assert part in text
+    for name in ("curves", "final"):
+        assert f"({name}.svg)" in text
+        picture = ET.parse(page.with_name(f"{name}.svg")).getroot()
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        words = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}text")]
+        assert "plain" in words and "other" in words
+    before = {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
+    write_page(study, file, finished, len(cells))
+    assert before == {file.name: file.read_bytes() for file in page.parent.glob("*.svg")}
+
+
+def rows_in(chart: Any, name: str) -> list[Any]:
+    spec = vega_lite(chart)
+    layers = spec.get("layer") or spec["hconcat"][0]["layer"]
+    (found,) = [one for one in layers if one.get("name") == name]
+    return spec["datasets"][found["data"]["name"]]
+
+
+def test_every_seed_is_drawn_beside_the_mean_and_its_interval(file, finished):
+    """.5, .6, .7 have .6 with .248 on either side; .9 and .9 have no width."""
+    study, _ = load_study(file)
+    final = draw(study, study.figures[1], finished)
+    assert [row["x"] for row in rows_in(final, "seeds")] == [0.5, 0.6, 0.7, 0.9, 0.9]
+    plain, other = rows_in(final, "means")
+    assert [plain[k] for k in ("x", "low", "high")] == pytest.approx([0.6, 0.352, 0.848], abs=5e-4)
+    assert [other[k] for k in ("x", "low", "high")] == pytest.approx([0.9, 0.9, 0.9])
+    curves = draw(study, study.figures[0], finished)
+    lines = [row for row in rows_in(curves, "lines") if row["run"] == "plain"]
+    assert [(row["series"], row["y"]) for row in lines] == [
+        ("seeds", [0.1, 0.5]),
+        ("seeds", [0.1, 0.6]),
+        ("seeds", [0.1, 0.7]),
+        ("mean", [0.1, 0.6]),
+    ]
+    (band,) = [row for row in rows_in(curves, "bands") if row["run"] == "plain"]
+    assert band["x"] == [0, 4] and band["y"] == pytest.approx([0.1, 0.352], abs=5e-4)
+    assert band["y2"] == pytest.approx([0.1, 0.848], abs=5e-4)
+
+
+def test_a_picture_is_light_and_dark_and_a_png_needs_no_browser(file, finished):
+    study, _ = load_study(file)
+    drawn = draw(study, study.figures[1], finished)
+    assert "@media screen and (prefers-color-scheme: dark)" in svg_file(drawn)
+    assert "var(--run-0)" in svg_file(drawn) and " id=" not in svg_file(drawn)
+    assert png(drawn)[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_nothing_to_show_says_what_to_do(file):
+    with pytest.raises(UsageError, match=r"no cell of .* is finished; `mugrpo study run"):
+        show_study(file)

@@ -1,0 +1,304 @@
+"""A study of four tiny cells that is stopped after the first, continued, and shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from mugrpo.cli import main
+from mugrpo.disk.errors import Interrupted, UsageError
+from mugrpo.disk.run_dir import RunDir
+from mugrpo.extensions.lab.study import command as command_module
+from mugrpo.extensions.lab.study.command import run_study, show_study
+from mugrpo.extensions.lab.study.outcome import Results
+from mugrpo.extensions.lab.study.page import RESULTS, folder_of
+from mugrpo.extensions.lab.study.running import Cells, share_first_stage
+from mugrpo.extensions.lab.study.spec import load_study
+from mugrpo.model.hardware import with_precision
+from mugrpo.processes.stopping import StopFlag
+from mugrpo.run.opening import open_run
+from mugrpo.run.progress import Progress
+from tests.faults.harm import refused
+from tests.runs import ENVIRONMENT, ROOT, Command, checkpoints, mugrpo, read_metrics, write_config
+from tests.waiting import until
+
+pytest_plugins = ["tests.run_fixtures"]
+
+STUDY = """
+title = "Rates"
+question = "Which?"
+base = "{base}"
+seeds = [10, 11]
+columns = ["accuracy", "training_seconds"]
+[set]
+evaluation.every = 3
+checkpoint.every = 0
+[axes.rate]
+low = {{ optimizer.lr = 1e-9 }}
+high = {{ optimizer.lr = 1e-3 }}
+"""
+
+
+class Studied(NamedTuple):
+    file: Path
+    work: Path
+    first: list[str]  # lines printed until it was stopped
+    second: list[str]
+
+
+def forked(self: Cells, words: Sequence[str], log: Path, threads: int) -> str | None:
+    """Do what `Cells._process` does with the tests' fork server: one second instead of five."""
+    ended = mugrpo(*words)
+    log.write_text(ended.out + ended.err)
+    return None if ended.status == 0 else ended.err
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Studied:
+    """A study run with one cell at a time, stopped by a signal after the first, and run again."""
+    home = tmp_path_factory.mktemp("study")
+    file = home / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(home)))
+    said: list[list[str]] = [[], []]
+    stop = StopFlag()
+
+    def stopping(sentence: str) -> None:
+        said[0].append(sentence)
+        if sentence.startswith("[1/4]"):
+            stop.signal_name = "SIGTERM"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cells, "_process", forked)
+        with pytest.raises(Interrupted):
+            run_study(file, home / "work", 1, keep=True, say=stopping, stop=stop)
+        run_study(file, home / "work", 2, keep=True, say=said[1].append, stop=StopFlag())
+    return Studied(file, home / "work", *said)
+
+
+def cells(studied: Studied) -> dict[str, Any]:
+    rows = Results(folder_of(studied.file) / RESULTS).rows
+    return {row["cell"]: row for row in rows}
+
+
+@pytest.mark.parametrize(("status", "fault"), [(0, None), (4, None), (3, "stopped")])
+def test_a_run_that_learned_nothing_is_a_result_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, fault: str | None
+):
+    start = subprocess.Popen
+    code = f"print('stopped'); raise SystemExit({status})"
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", code], **options)
+    )
+    cells: Any = SimpleNamespace(_stopping=lambda: False)
+    log = tmp_path / "log"
+    assert Cells._process(cells, ["train"], log, 1) == (fault and f"{fault} ({log})")
+
+
+def test_a_first_stage_that_one_cell_began_is_finished_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their learning rates differ. The study was stopped, and its axes were put in another
+    order, after the rollouts were made."""
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    study, (low, high, *_) = load_study(file)
+    assert low.first_stage == high.first_stage and low.config.optimizer != high.config.optimizer
+    results = Results(tmp_path / RESULTS)
+    options: Any = {"keep": True, "aligned": False, "say": print, "stop": StopFlag()}
+    cells = Cells(Path(study.base), [low, high], results, tmp_path / "work", **options)
+    commands: list[str] = []
+
+    def forked_once(self: Cells, words: Sequence[str], log: Path, threads: int) -> str | None:
+        commands.append(words[0])
+        return "stopped" if len(commands) == 2 else forked(self, words, log, threads)
+
+    monkeypatch.setattr(Cells, "_process", forked_once)
+    assert cells._first_stage(low) == f"first stage of {low}: stopped"
+    assert cells._first_stage(high) is None
+    assert commands == ["generate", "score", "generate", "score"]
+
+
+def test_a_finished_cell_is_not_run_again(studied: Studied):
+    assert studied.first[0] == "0 of 4 cells are finished"
+    assert [line[:5] for line in studied.first[1:]] == ["[1/4]"]
+    assert studied.second[0] == "1 of 4 cells are finished"
+    assert sorted(line[:5] for line in studied.second[1:]) == ["[2/4]", "[3/4]", "[4/4]"]
+    assert len(cells(studied)) == 4
+    assert "4 of 4 runs" in show_study(studied.file)
+
+
+def test_the_command_shows_the_table_and_has_nothing_left_to_run(studied: Studied, capsys):
+    assert main(["study", "show", str(studied.file)]) == 0
+    shown = capsys.readouterr().out
+    assert shown == show_study(studied.file) + "\n" and "| high | 2 |" in shown
+    page = folder_of(studied.file) / "README.md"
+    page.unlink()
+    work = ["--work", str(studied.work), "--jobs", "1"]
+    assert main(["study", "run", str(studied.file), *work]) == 0
+    assert capsys.readouterr().out == f"4 of 4 cells are finished\n{page}\n"
+    assert page.read_text().startswith("# Rates")
+
+
+def test_a_stopped_study_says_how_to_go_on(monkeypatch, capsys):
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Interrupted("stopped by SIGINT")
+
+    file = str(ROOT / "studies" / "demo.toml")
+    monkeypatch.setattr(command_module, "run_study", stopped)
+    assert main(["study", "run", file, "--work", "w", "--jobs", "1", "--keep"]) == 3
+    said = capsys.readouterr().err
+    assert "stopped by SIGINT" in said
+    assert said.endswith(f"resume with: mugrpo study run {file} --work w --jobs 1 --keep\n")
+
+
+def test_a_cell_is_the_run_that_its_config_makes(studied: Studied, tmp_path: Path, monkeypatch):
+    """`mugrpo train` by hand, without a shared first stage, gives the same accuracies."""
+    study, all_ = load_study(studied.file)
+    cell = next(c for c in all_ if str(c) == "high, seed 11")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    assert main(["train", study.base, "--run-dir", str(tmp_path / "run"), *cell.overrides]) == 0
+    with open_run(tmp_path / "run", progress=Progress()) as run:
+        assert run.config == with_precision(cell.config)[0]
+    by_hand = Results(tmp_path / "cells.parquet").add(cell, tmp_path / "run")
+    shown = cells(studied)[cell.name]
+    for key in ("accuracy", "best", "updates", "stages", "rollouts", "config"):
+        assert by_hand[key] == shown[key]
+    ours, theirs = ([(p["update"], p["accuracy"]) for p in r["curve"]] for r in (by_hand, shown))
+    assert ours == theirs and [u for u, _ in ours] == [0, 3, 6]
+
+
+def test_cells_of_one_seed_share_the_files_of_their_first_rollouts(studied: Studied):
+    def files(rate: str, seed: int, stage: int) -> dict[str, int]:
+        folder = RunDir(studied.work / "cells" / rate / f"seed-{seed}").shards(stage, "rollouts")
+        return {p.name: p.stat().st_ino for p in sorted(folder.glob("*.parquet"))}
+
+    for seed in (10, 11):
+        assert files("low", seed, 0) == files("high", seed, 0) != {}
+        assert files("low", seed, 1).keys() == files("high", seed, 1).keys() != set()
+        assert files("low", seed, 1) != files("high", seed, 1)
+    assert files("low", 10, 0) != files("low", 11, 0)
+
+
+def test_the_time_of_shared_rollouts_counts_for_every_cell(studied: Studied):
+    for seed in (10, 11):
+        low, high = (cells(studied)[f"{rate}/seed-{seed}"] for rate in ("low", "high"))
+        assert low["seconds/generate"] > 0 and high["seconds/generate"] > 0
+        assert low["rollouts"] == high["rollouts"] == 48
+
+
+def test_a_stage_is_shared_only_once_and_its_source_is_not_touched(
+    studied: Studied, tmp_path: Path
+):
+    source = RunDir(studied.work / "cells" / "low" / "seed-10")
+    target = RunDir(tmp_path / "run")
+    share_first_stage(source, target)
+    manifest = target.shards(0, "rollouts") / "manifest.json"
+    os.replace(_copy(manifest), manifest)  # as publishing does
+    manifest.write_text("{}")
+    share_first_stage(source, target)
+    assert manifest.read_text() == "{}"
+    assert "shards" in (source.shards(0, "rollouts") / "manifest.json").read_text()
+
+
+def test_a_shared_first_stage_that_fails_says_that_no_cell_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    monkeypatch.setattr(Cells, "_process", lambda *_: "broken")
+    _, failed = run_study(file, tmp_path / "work", 1, keep=False, say=print, stop=StopFlag())
+    assert len(failed) == 3 and failed[0].startswith("first stage of ")  # one for each seed
+    assert failed[-1] == "no cell was run, because a first stage that cells share failed"
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_study_without_jobs_is_refused(tmp_path: Path, command: Command, jobs: int):
+    file = tmp_path / "rates.toml"
+    file.write_text(STUDY.format(base=write_config(tmp_path)))
+    refused(command("study", "run", file, "--jobs", jobs), f"--jobs {jobs}: at least one cell")
+    assert not (tmp_path / "work").exists()
+
+
+def _copy(file: Path) -> Path:
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(file.read_bytes())
+    return copy
+
+
+@pytest.mark.long
+def test_a_cell_that_fails_is_reported_and_the_others_go_on(tmp_path: Path, monkeypatch):
+    """A rate of 1e30 leaves no finite loss, so that run stops and gives no numbers."""
+    file = tmp_path / "rates.toml"
+    base = write_config(tmp_path)
+    broken = "1e30, optimizer.nonfinite_limit = 1, rollouts.temperature = 1.2"
+    file.write_text(STUDY.format(base=base).replace("1e-9", broken))
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    said: list[str] = []
+    _, failed = run_study(file, tmp_path / "work", 2, keep=False, say=said.append, stop=StopFlag())
+    assert [sentence[:22] for sentence in failed] == [
+        "low, seed 10: mugrpo: ",
+        "low, seed 11: mugrpo: ",
+    ]
+    assert sum("high, seed" in sentence for sentence in said) == 2
+    assert "| low | 0 |  |  |" in show_study(file)
+
+
+@pytest.mark.long
+def test_a_study_that_is_stopped_saves_the_current_run(tmp_path: Path, monkeypatch):
+    """The signal is passed on, so the newest checkpoint is of the update of the last line."""
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    file, stop = tmp_path / "rates.toml", StopFlag()
+    text = STUDY.format(base=write_config(tmp_path))
+    file.write_text(text.replace("[set]", "[set]\nschedule.stages = 200\n"))
+    run = tmp_path / "work" / "cells" / "low" / "seed-10"
+
+    def stopping() -> None:
+        until(lambda: any(line["kind"] == "update" for line in read_metrics(run)))
+        stop.signal_name = "SIGTERM"
+
+    watch = Thread(target=stopping, daemon=True)
+    watch.start()
+    with pytest.raises(Interrupted):
+        run_study(file, tmp_path / "work", 1, keep=True, say=print, stop=stop)
+    assert checkpoints(run)[-1] == read_metrics(run)[-1]["update"] < 600
+    assert not Results(folder_of(file) / RESULTS).rows
+
+
+@pytest.mark.long
+def test_a_study_with_the_column_alignment_measures_it_in_every_cell(tmp_path: Path, monkeypatch):
+    """At the last checkpoint within the first stage, after 2 of 3 updates. With a KL term there is
+    nothing to measure, and the cell has a row all the same."""
+    monkeypatch.setattr(Cells, "_process", forked)
+    file = tmp_path / "rates.toml"
+    text = STUDY.format(base=write_config(tmp_path)).replace("checkpoint.every = 0", "")
+    text = text.replace('"training_seconds"', '"alignment"')
+    text = text.replace("optimizer.lr = 1e-9", 'reference.name = "kl"')
+    file.write_text(text.replace("[axes.rate]", "checkpoint.every = 1\n[axes.rate]"))
+    work = tmp_path / "work"
+    run_study(file, work, 1, keep=True, say=lambda _: None, stop=StopFlag())
+    rows = Results(folder_of(file) / RESULTS).rows
+    assert [row["seed"] for row in rows if row["alignment"] is None] == [10, 11]
+    for row in (row for row in rows if row["axis/rate"] == "high"):
+        measured = RunDir(work / "cells" / row["cell"]).alignment(0) / "alignment.json"
+        first, last = json.loads(measured.read_text())
+        assert (first["staleness"], last["staleness"]) == (1, 2)
+        assert row["alignment"] == last["cosine"] and abs(row["alignment"]) <= 1
+        assert row["alignment/negative"] == last["negative"]
+    assert "alignment" in show_study(file)
+
+
+def test_two_studies_cannot_use_the_same_work_folder(studied: Studied):
+    with (
+        RunDir(studied.work).locked(),
+        pytest.raises(UsageError, match="is locked by"),
+    ):
+        run_study(studied.file, studied.work, 1, keep=True, say=print, stop=StopFlag())

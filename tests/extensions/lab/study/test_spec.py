@@ -1,0 +1,173 @@
+"""Reading a study's file into cells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mugrpo.config.load import load_config
+from mugrpo.disk.errors import UsageError
+from mugrpo.extensions.lab.study.outcome import outcome
+from mugrpo.extensions.lab.study.spec import _COLUMNS, _PATTERNS, Cell, load_study
+from mugrpo.report.read import read_runs
+from tests.runs import ROOT
+
+pytest_plugins = ["tests.run_fixtures"]
+
+BASE = """
+preset = "mu-grpo"
+[schedule]
+stages = 2
+batches_per_stage = 3
+[optimizer]
+lr = 1e-3
+"""
+STUDY = """
+title = "T"
+question = "Q"
+base = "{base}"
+seeds = [4, 5]
+[set]
+optimizer.lr = 2e-3
+[axes.method]
+"GRPO!" = {{ preset = "grpo", schedule.batches_per_stage = 4 }}
+veto = {{ veto.kappa = 0.5 }}
+[axes.rate]
+low = {{ }}
+high = {{ optimizer.lr = 1.0 }}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text(BASE)
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY.format(base=tmp_path / "base.toml"))
+    return study
+
+
+def replaced(file: Path, old: str, new: str) -> Path:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    return file
+
+
+def test_a_cell_is_the_base_then_set_then_the_values_then_the_seed(file):
+    study, cells = load_study(file)
+    assert study.seeds == (4, 5) and len(cells) == 8
+    assert [str(c) for c in cells[:3]] == [
+        "GRPO!, low, seed 4",
+        "GRPO!, high, seed 4",
+        "veto, low, seed 4",
+    ]
+    made = [
+        (c.seed, c.config.preset, c.config.schedule.batches_per_stage, c.config.optimizer.lr)
+        for c in cells[:4]
+    ]
+    assert made == [
+        (4, "grpo", 4, 2e-3),
+        (4, "grpo", 4, 1.0),
+        (4, "mu-grpo", 3, 2e-3),
+        (4, "mu-grpo", 3, 1.0),
+    ]
+    assert {c.config.schedule.stages for c in cells} == {2}
+    assert [c.config.veto.knobs.get("kappa") for c in cells[:4]] == [None, None, 0.5, 0.5]
+
+
+def test_the_command_line_makes_the_same_config_from_the_base(file):
+    study, cells = load_study(file)
+    for cell in cells:
+        assert load_config(Path(study.base), cell.overrides) == cell.config
+
+
+def test_folders_are_named_after_the_values_and_differ(file):
+    _, cells = load_study(file)
+    assert cells[0].name == "grpo/low/seed-4"
+    assert len({c.name for c in cells}) == 8
+
+
+def first_stages(cells: list[Cell]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        found.setdefault(cell.first_stage, []).append(str(cell))
+    return found
+
+
+def test_cells_share_a_first_stage_if_seed_model_sampler_and_problems_are_the_same(file):
+    """The learning rate, the veto and the number of stages do not matter; the stage's groups do."""
+    replaced(file, "veto.kappa = 0.5", "veto.kappa = 0.5, schedule.stages = 7")
+    _, cells = load_study(file)
+    assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
+    replaced(file, "schedule.batches_per_stage = 4", "schedule.batches_per_stage = 3")
+    _, cells = load_study(file)
+    assert sorted(map(len, first_stages(cells).values())) == [4, 4]
+    replaced(file, "low = { }", "low = { rollouts.temperature = 0.9 }")
+    _, cells = load_study(file)
+    assert sorted(map(len, first_stages(cells).values())) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seeds = [4, 5]", "seeds = [4]", r"seeds: .*at least 2"),
+        ("seeds = [4, 5]", "seeds = [4, 4]", r"seeds \[4, 4\] contain a duplicate"),
+        ('title = "T"', "", r"title: Field required"),
+        ('question = "Q"', 'question = "Q"\nsede = 1', r"sede: Extra inputs"),
+        ("optimizer.lr = 1.0", "optimizer.lr = -1.0", r"high: optimizer\.lr = -1"),
+        (
+            "veto.kappa = 0.5",
+            "vetto.kappa = 0.5",
+            r"veto, low: there is no option vetto; did you mean veto",
+        ),
+        ('"GRPO!"', '"Veto?"', r"axes\.method has a value 'Veto\?' .* rename it"),
+        ('"GRPO!"', '"!"', r"axes\.method has a value '!' .* rename it"),
+        ('question = "Q"', 'question = "Q"\nbaseline = {method = "x"}', r"baseline\.method = 'x'"),
+    ],
+)
+def test_a_bad_study_is_refused_in_one_sentence(file, old, new, message):
+    with pytest.raises(UsageError, match=message):
+        load_study(replaced(file, old, new))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('columns = ["acuracy"]', "there is no column 'acuracy'; did you mean 'accuracy'?"),
+        ('columns = ["seconds/generat"]', "did you mean 'seconds/generate'?"),
+        ('columns = ["updates_to_high"]', "there is no column 'updates_to_high'"),
+        ('correlate = [["accuracy", "allignment"]]', "did you mean 'alignment'?"),
+        ('columns = ["flurb"]', "choose among accuracy, best, "),
+    ],
+)
+def test_a_misspelt_column_is_refused_with_the_nearest_one(file, line, sentence):
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        load_study(replaced(file, 'title = "T"', f'title = "T"\n{line}'))
+
+
+def test_every_column_of_a_runs_results_is_known(reference: Path):
+    (run,) = read_runs([reference])
+    for column in outcome(run).keys() - {"curve"}:
+        assert column in _COLUMNS or re.fullmatch(_PATTERNS, column), column
+
+
+def test_a_figure_of_a_missing_axis_is_refused(file):
+    file.write_text(
+        file.read_text()
+        + '[[figures]]\nname = "f"\ntitle = "F"\nkind = "curves"\nlines = "color"\n'
+    )
+    with pytest.raises(UsageError, match="figure f: there is no axis 'color'"):
+        load_study(file)
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "studies").glob("*.toml")))
+def test_the_projects_studies_have_enough_seeds(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    study, cells = load_study(ROOT / "studies" / name)
+    seeds = len(study.seeds)
+    if seeds < 5:  # it looks for what is worth five seeds, and its page says so
+        text = f"{study.setting} {study.findings}".lower().replace("\n", " ")
+        assert {2: "two seeds", 3: "three seeds"}[seeds] in text
+    assert len({c.name for c in cells}) == len(cells)

@@ -1,0 +1,316 @@
+"""Bakeoffs: several methods on one stage's stored rollouts.
+
+The run's own method gives the run's own bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mugrpo.disk.publishing import seal_folder, sealed_folder_fault
+from mugrpo.extensions.lab.bakeoff import table
+from mugrpo.report.read import read_runs
+from tests.faults.harm import accepted, contents, resume_words
+from tests.runs import (
+    Command,
+    assert_same,
+    checkpoints,
+    final_weights,
+    finished,
+    mugrpo,
+    read_metrics,
+    unfinished,
+)
+
+pytest_plugins = ["tests.run_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_report")
+
+OWN = "mu-grpo"  # the tiny run's own method
+BOTH = ("--objectives", "mu-grpo,grpo")
+
+
+@pytest.fixture
+def run(reference: Path, tmp_path: Path) -> Path:
+    """A finished run."""
+    return Path(shutil.copytree(reference, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def compared(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with two methods on its first stage. Tests read or copy it."""
+    run_dir = tmp_path_factory.mktemp("compared") / "run"
+    shutil.copytree(reference, run_dir)
+    ended = mugrpo("bakeoff", run_dir, *BOTH)
+    assert (ended.status, ended.err) == (0, "")
+    return run_dir
+
+
+def home(run_dir: Path, stage: int = 0) -> Path:
+    return run_dir / f"bakeoff/stage-{stage:03d}"
+
+
+def updates(run_dir: Path) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run_dir) if line["kind"] == "update"]
+
+
+def untimed(text: str) -> list[str]:
+    """Return the lines of a table without their last column, the seconds."""
+    return [line.rpartition(" | ")[0] for line in text.splitlines()]
+
+
+def test_every_method_has_the_runs_own_rollouts_scores_and_plan(compared: Path):
+    for name in ("mu-grpo", "grpo"):
+        for kind in ("rollouts", "scores", "plan"):
+            link = home(compared) / name / "stages/000" / kind
+            assert link.is_symlink() and not os.readlink(link).startswith("/")
+            assert link.resolve() == (compared / "stages/000" / kind).resolve()
+    assert untimed((home(compared) / "table.md").read_text())[0].startswith("| method | accuracy")
+    assert (home(compared) / "report.html").stat().st_size > 0
+
+
+def test_methods_differ_only_through_their_updates(compared: Path):
+    """The first update is on-policy, where no ratio is clipped or vetoed; grpo clips the third."""
+    own, other = (updates(home(compared) / name) for name in ("mu-grpo", "grpo"))
+    assert [line["update"] for line in own] == [1, 2, 3]
+    assert own[0]["grad_norm"] == other[0]["grad_norm"]
+    assert own[2]["clipped_fraction"] == 0 and other[2]["clipped_fraction"] > 0
+    assert [line["lr"] for line in own] == [line["lr"] for line in other]
+
+
+@pytest.mark.parametrize(("stage", "last"), [(0, 3), (1, 6)])
+def test_the_runs_own_method_ends_in_the_runs_own_bits(
+    run: Path, command: Command, stage: int, last: int
+):
+    before = contents(run)
+    ended = command("bakeoff", run, "--stage", stage, "--objectives", OWN)
+    assert (ended.status, ended.err) == (0, "")
+    arm = home(run, stage) / OWN
+    assert final_weights(arm, last) == final_weights(run, last)
+    expected = [line for line in updates(run) if line["update"] <= last]
+    assert updates(arm) == expected
+    scores = {
+        line["update"]: line["accuracy"]
+        for line in read_metrics(run)
+        if line["kind"] == "evaluation"
+    }
+    row = (home(run, stage) / "table.md").read_text().splitlines()[-1]
+    cells = [cell.strip() for cell in row.split("|")[1:4]]
+    assert [cell[:5] for cell in cells[1:]] == [f"{scores[u]:.3f}" for u in (last - 3, last)]
+    after = {p: data for p, data in contents(run).items() if p.parts[0] != "bakeoff"}
+    assert after == before
+
+
+@pytest.mark.promise("bakeoff")
+def test_a_run_trains_to_the_same_bits_after_a_bakeoff(
+    run_dir: Path, command: Command, reference: Path
+):
+    """It was killed in its fifth update, so the stage that is compared is only half trained on."""
+    assert command("bakeoff", run_dir, "--stage", 1, *BOTH).status == 0
+    assert final_weights(home(run_dir, 1) / OWN) == final_weights(reference)
+    assert command("train", run_dir).status == 0
+    shutil.rmtree(run_dir / "bakeoff")
+    assert_same(run_dir, reference)
+
+
+def test_methods_on_a_stage_that_ended_early_make_the_updates_it_was_planned_for(
+    early: Path, tmp_path: Path, command: Command
+):
+    """The second of the stages 0-3, 3-5, 5-8: up to update 5 its own method repeats the run."""
+    run_dir = Path(shutil.copytree(early, tmp_path / "run"))
+    assert command("bakeoff", run_dir, "--stage", 1, "--objectives", OWN).status == 0
+    arm = home(run_dir, 1) / OWN
+    assert checkpoints(arm) == [2, 3, 4, 6, 7]
+    assert updates(arm)[:5] == updates(run_dir)[:5]
+    assert final_weights(arm, 4) == final_weights(run_dir, 4)
+
+
+def test_dynamic_sampling_gives_methods_the_groups_that_it_chose(tmp_path: Path, command: Command):
+    run_dir, names = tmp_path / "run", f"{OWN},dapo"
+    finished(run_dir, "--sampling.name", "dynamic", "--optimizer.lr", "3e-4")
+    assert command("bakeoff", run_dir, "--objectives", names).status == 0
+    assert final_weights(home(run_dir) / OWN, 3) == final_weights(run_dir, 3)
+    assert [line["zero_variance_share"] for line in updates(home(run_dir) / "dapo")] == [0.0] * 3
+
+
+@pytest.mark.promise("bakeoff")
+@pytest.mark.parametrize(
+    ("place", "nth", "act"),
+    [
+        ("before a publish", 1, "SIGKILL"),  # the first method's folder
+        ("gradient", 2, "SIGKILL"),
+        pytest.param("checkpoint", 2, "SIGKILL", marks=pytest.mark.long),
+        pytest.param("evaluation without metrics line", 1, "SIGKILL", marks=pytest.mark.long),
+        pytest.param("gradient", 5, "SIGKILL", marks=pytest.mark.long),
+        ("gradient", 6, "SIGTERM"),
+    ],
+)
+def test_a_bakeoff_that_is_killed_and_run_again_gives_the_same_table(
+    compared: Path, run: Path, command: Command, place: str, nth: int, act: str
+):
+    ended = mugrpo("bakeoff", run, *BOTH, at=place, nth=nth, act=act)
+    words = ["bakeoff", str(run), *BOTH]
+    if act == "SIGTERM":
+        assert ended.status == 3
+        words = resume_words(ended)
+    else:
+        assert ended.status == -signal.SIGKILL
+    assert not (home(run) / "table.md").exists()
+    assert command(*words).status == 0
+    tables = [untimed((home(d) / "table.md").read_text()) for d in (run, compared)]
+    assert tables[0] == tables[1]
+    for name in ("mu-grpo", "grpo"):
+        arms = home(run) / name, home(compared) / name
+        assert final_weights(arms[0], 3) == final_weights(arms[1], 3)
+        assert read_metrics(arms[0]) == read_metrics(arms[1])
+    assert unfinished(run) == ()
+
+
+def test_a_temporary_checkpoint_is_copied_because_the_run_removes_it(run: Path, command: Command):
+    """Those after updates 2 and 3 are; stage 1 begins with the second. Others are links."""
+    for update in (2, 3):
+        folder = run / f"checkpoints/update-{update:06d}"
+        stored = json.loads((folder / "stages.json").read_text())
+        (folder / "stages.json").write_text(json.dumps({**stored, "temporary": True}))
+        (folder / "sha256.json").unlink()
+        seal_folder(folder)
+    accepted(run)
+    assert command("bakeoff", run, "--stage", 1, "--objectives", "grpo").status == 0
+    method = home(run, 1) / "grpo"
+    assert checkpoints(method) == [3, 4, 6]  # 4 and 6 are its own
+    first = method / "checkpoints/update-000003"
+    assert not first.is_symlink() and sealed_folder_fault(first) is None
+    shutil.rmtree(run / "checkpoints/update-000003")
+    assert command("evaluate", method, "--update", 3).status == 0
+
+
+def test_trained_methods_are_not_trained_again_even_if_the_run_is_moved(
+    compared: Path, tmp_path: Path, command: Command
+):
+    moved = Path(shutil.copytree(compared, tmp_path / "elsewhere", symlinks=True))
+    before = {p: p.stat().st_mtime_ns for p in home(moved).glob("*/checkpoints/*/*.safetensors")}
+    assert len(before) == 2 * 2 * 2  # two methods' model and optimizer after updates 2 and 3
+    ended = command("bakeoff", moved, *BOTH)
+    assert ended.status == 0
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert (home(moved) / "table.md").read_text() == (home(compared) / "table.md").read_text()
+    assert (home(moved) / "grpo/stages/000/rollouts").resolve().is_relative_to(moved.resolve())
+
+
+def test_stored_logprobs_are_made_by_the_first_method_and_read_by_the_others(
+    run: Path, tmp_path: Path, command: Command
+):
+    methods = []
+    for cap in (1, 2):
+        methods.append(tmp_path / f"cap{cap}.toml")
+        options = f'preset = "grpo"\n[correction]\nname = "truncated"\ncap = {cap}.0\n'
+        methods[-1].write_text(options)
+    made = run / "stages/000/trainer_behavior_logprobs"
+    assert command("bakeoff", run, "--objectives", methods[0]).status == 0
+    before = {path.name: path.stat().st_ino for path in made.iterdir()}
+    assert len(before) == 3 + 1  # shards and manifest
+    assert command("bakeoff", run, "--objectives", f"{methods[0]},{methods[1]}").status == 0
+    assert {path.name: path.stat().st_ino for path in made.iterdir()} == before
+    assert (home(run) / "cap2/stages/000/trainer_behavior_logprobs").resolve() == made.resolve()
+
+
+@pytest.mark.long
+def test_all_means_every_preset_with_those_of_the_same_parts_once(run: Path, command: Command):
+    """On-policy and sample-reuse are grpo with another schedule; here the schedule is the run's."""
+    ended = command("bakeoff", run, "--stage", 1, "--objectives", "all", "--evaluation.every", 0)
+    assert (ended.status, ended.err) == (0, "")
+    names = {folder.name for folder in home(run, 1).iterdir() if folder.is_dir()}
+    assert {"mu-grpo", "grpo", "dapo", "m2po", "gspo", "topr"} <= names
+    assert names.isdisjoint({"on-policy", "sample-reuse"})
+    assert f"({len(names)} of {len(names)})" in ended.out
+    rows = (home(run, 1) / "table.md").read_text().splitlines()[2:]
+    assert {row.split(" | ")[0].removeprefix("| ") for row in rows} == names
+    assert all(checkpoints(home(run, 1) / name)[-1] == 6 for name in names)
+
+
+def test_a_method_is_a_run_that_can_be_reported_repaired_and_evaluated(
+    compared: Path, tmp_path: Path, command: Command
+):
+    run_dir = Path(shutil.copytree(compared, tmp_path / "run", symlinks=True))
+    arm = home(run_dir) / "grpo"
+    for target in (run_dir, arm):
+        assert command("repair", target).out == "no damage found\n"
+    run_data, arm_data = read_runs([run_dir, arm])
+    assert [len(data.updates) for data in (run_data, arm_data)] == [6, 3]
+    assert run_data.notes == arm_data.notes == []
+    assert command("evaluate", arm, "--update", 2).status == 0
+    model = arm / "checkpoints/update-000003/model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    assert command("repair", arm).out.endswith("goes on and makes what it needs again\n")
+    assert command("bakeoff", run_dir, *BOTH).status == 0
+    assert final_weights(arm, 3) == final_weights(home(compared) / "grpo", 3)
+
+
+@pytest.mark.long
+def test_a_run_and_a_method_are_drawn_in_one_report(
+    compared: Path, tmp_path: Path, command: Command
+):
+    page = tmp_path / "page.html"
+    assert command("report", compared, home(compared) / "grpo", "--out", page).status == 0
+    assert "2 runs compared" in page.read_text()
+
+
+# ---- the table ----
+
+
+def update(number: int, kl: float, tv: float, ratio: float | None, seconds: float, **shares: float):
+    return {
+        "kind": "update",
+        "update": number,
+        "kl_behavior": kl,
+        "tv_token": tv,
+        "ratio/negative/max": ratio,
+        "time/update": seconds - 0.5,
+        "time/read": 0.5,
+        **shares,
+    }
+
+
+def evaluation(number: int, accuracy: float | None, low: float = 0.1, high: float = 0.75):
+    return {
+        "kind": "evaluation",
+        "update": number,
+        "accuracy": accuracy,
+        "accuracy_low": low,
+        "accuracy_high": high,
+    }
+
+
+def test_the_table_by_hand():
+    before = [evaluation(4, 0.25), update(4, 9.0, 0.9, 9.0, 90.0, clipped_fraction=0.9)]
+    worse = [
+        *before,
+        update(5, 0.0, 0.0, 1.0, 1.0, clipped_fraction=0.0, vetoed_fraction=0.05),
+        update(6, 0.5, 0.04, 3.5, 2.0, clipped_fraction=0.1, vetoed_fraction=0.05),
+        update(7, 0.01234, 0.02, None, 9.0, clipped_fraction=0.3, vetoed_fraction=0.1),
+        evaluation(7, 0.2),
+    ]
+    better = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
+    same = [*before, update(5, 0.125, 0.25, None, 3.0), evaluation(5, 0.5, 0.125)]
+    unknown = [*before, update(5, 0.125, 0.25, 2.0, 3.0), evaluation(5, None)]
+    none = list(before)
+    lines = {"worse": worse, "z": same, "a": better, "unknown": unknown}
+    head, rule, *rows = table(lines, 4).splitlines()
+    assert head.count("|") == rule.count("|") == 9
+    # The interval is that of the evaluation's line. Of the worse one: shares 0.05, 0.15 and 0.4 of
+    # three updates; the middle one of 1, 2 and 9 seconds.
+    before_, after_ = "0.250 (0.100 to 0.750)", "0.500 (0.125 to 0.750)"
+    assert rows == [
+        f"| a | {before_} | {after_} | 0.125 | 0.25 |  | 0.0% | 3 |",
+        f"| z | {before_} | {after_} | 0.125 | 0.25 |  | 0.0% | 3 |",
+        f"| worse | {before_} | 0.200 (0.100 to 0.750) | 0.0123 | 0.02 | 3.5 | 20.0% | 2 |",
+        f"| unknown | {before_} | unknown | 0.125 | 0.25 | 2 | 0.0% | 3 |",
+    ]
+    (only,) = table({"none": none}, 4).splitlines()[2:]
+    assert only == f"| none | {before_} | {before_} |  |  |  |  |  |"
