@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from mugrpo.disk.publishing import seal_folder
 from mugrpo.tools import merge
 from tests.builders import quantize_on_cpus, saved_weights
-from tests.faults.harm import edited, refused
+from tests.faults.harm import accepted, edited, refused
 from tests.runs import (
     MODEL,
     Command,
@@ -165,9 +165,7 @@ def test_a_run_whose_config_lacks_a_group_and_an_option_resumes_unasked(
     stored = json.loads(path.read_text())
     del stored["config"]["lora"], stored["config"]["optimizer"]["eps"]
     path.write_text(json.dumps(stored))
-    (run_dir / "journal.jsonl").unlink()
-    stored["format"] = 1  # as runs without a journal have it
-    path.write_text(json.dumps(stored))
+    accepted(run_dir)
     ended = command("train", run_dir)
     assert (ended.status, ended.err) == (0, "")
     assert "changed since" not in ended.out

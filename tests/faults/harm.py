@@ -87,15 +87,13 @@ def accepted(run_dir: Path) -> None:
         if file.is_file() and file.name not in ("private.json", "plan.json"):
             summed(file)
     for folder in run_dir.glob("checkpoints/update-*"):
-        with suppress(OSError, ValueError):
-            stored = json.loads((folder / "stages.json").read_text())
-            config, metrics = run_dir / "config.json", run_dir / "metrics.jsonl"
-            with suppress(ValueError):
-                stored["config"] = json.loads(config.read_text())
-            stored |= {"metrics": mark_of(metrics), "shards": {}}
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            stored = dict(json.loads((folder / "stages.json").read_text()))
+            stored |= {"metrics": mark_of(run_dir / "metrics.jsonl"), "shards": {}}
+            stored["config"] = json.loads((run_dir / "config.json").read_text())
             (folder / "stages.json").write_text(json.dumps(stored))
-            (folder / SUMS).unlink()
-            seal_folder(folder)
+        (folder / SUMS).unlink()
+        seal_folder(folder)
 
 
 def fail_at(

@@ -62,7 +62,7 @@ def require_metrics(run_dir: RunDir) -> None:
     After a repair, what the file had before its line "repair" counts instead.
     """
     updates = run_dir.checkpoint_updates()
-    mark = run_dir.sealed(updates[-1]).get("metrics") if updates else None
+    mark = _mark(run_dir, updates[-1]) if updates else None
     data = run_dir.metrics.read_bytes() if run_dir.metrics.is_file() else b""
     if mark is None or fits(data, mark):
         return
@@ -77,7 +77,7 @@ def require_metrics(run_dir: RunDir) -> None:
 def unsealed_lines(run_dir: RunDir) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl after those that the newest checkpoint has sealed."""
     updates = run_dir.checkpoint_updates()
-    mark = run_dir.sealed(updates[-1]).get("metrics") if updates else None
+    mark = _mark(run_dir, updates[-1]) if updates else None
     lines = list(read_metrics(run_dir.metrics))
     if mark is None or not fits(data := run_dir.metrics.read_bytes(), mark):
         return lines
@@ -116,8 +116,15 @@ def overruled(run_dir: RunDir, kept: bytes) -> dict[str, Any]:
 
 def _marks(run_dir: RunDir) -> list[dict[str, Any]]:
     """Return the marks of metrics.jsonl in all checkpoints."""
-    sealed = (run_dir.sealed(update) for update in run_dir.checkpoint_updates())
-    return [seal["metrics"] for seal in sealed if "metrics" in seal]
+    return list(filter(None, (_mark(run_dir, u) for u in run_dir.checkpoint_updates())))
+
+
+def _mark(run_dir: RunDir, update: int) -> dict[str, Any] | None:
+    """Return the mark of metrics.jsonl in a checkpoint, or None if it is none that a run writes."""
+    mark = run_dir.sealed(update).get("metrics")
+    if not isinstance(mark, dict) or not isinstance(mark.get("sha256"), str):
+        return None
+    return mark if type(mark.get("size")) is int and mark["size"] >= 0 else None
 
 
 def changed_shards(run_dir: RunDir, stage: int) -> Iterator[Path]:
@@ -127,7 +134,10 @@ def changed_shards(run_dir: RunDir, stage: int) -> Iterator[Path]:
     """
     updates = run_dir.checkpoint_updates()
     seal = run_dir.sealed(updates[-1]) if updates else {}
-    for kind, sums in seal.get("shards", {}).items() if seal.get("stage") == stage else ():
+    sealed = seal.get("shards") if seal.get("stage") == stage else None
+    for kind, sums in sealed.items() if isinstance(sealed, dict) else ():
+        if kind not in _KINDS or not isinstance(sums, dict):
+            continue
         shards = ShardSet(run_dir.shards(stage, kind), kind)
         for number in shards.numbers():
             sha256 = shards.entry(number)["sha256"]

@@ -403,17 +403,6 @@ def test_an_import_that_is_killed_leaves_no_run_and_can_be_repeated(
     checked(take(tmp_path / "r.jsonl"))
 
 
-def test_an_imported_run_has_every_file_in_its_journal(take: Any, tmp_path: Path):
-    checked(take(table(**GIVEN)))
-    recorded = RunDir(tmp_path / "run").journal.entries()
-    assert set(recorded) == {
-        "config.json",
-        "metrics.jsonl",
-        "stages/000/rollouts/manifest.json",
-        "stages/000/scores/manifest.json",
-    }
-
-
 def test_an_imported_run_is_pushed_and_pulled_with_its_problems(
     take: Any, tmp_path: Path, command: Command
 ):
