@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mugrpo.disk.publishing import with_sum
 from mugrpo.disk.records import FinishReason, Rollout
-from mugrpo.disk.run_dir import RunDir
+from mugrpo.disk.run_dir import FORMAT, RunDir
 from mugrpo.disk.shards import ShardSet, write_rollouts
 
 HOSTILE = (
@@ -44,12 +45,12 @@ def write_config(root: Path, *, document: dict[str, Any] | None = None, **schedu
         },
     }
     provenance = {"mugrpo": "0.1.0", "torch": "2.13.0", "git_revision": None}
-    stored = {"format": 1, "config": options, "provenance": provenance, **(document or {})}
-    (root / "config.json").write_text(json.dumps(stored))
+    stored = {"format": FORMAT, "config": options, "provenance": provenance, **(document or {})}
+    (root / "config.json").write_text(json.dumps(with_sum(stored)))
 
 
 def write_metrics(root: Path, lines: Sequence[dict[str, Any]], *, torn: str = "") -> None:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps(with_sum(line)) + "\n" for line in lines)
     (root / "metrics.jsonl").write_text(text + torn)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mugrpo.disk.errors import UsageError
+from mugrpo.disk.publishing import with_sum
 from mugrpo.run import follower as module
 from mugrpo.run.follower import Follower
 from mugrpo.run.state import Bar, Sign
@@ -56,7 +57,7 @@ def publish(root: Path, stage: int, **rows: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         entry = {"rows": count, "bytes": 1, "sha256": "", "groups": [1] if kind == "plan" else 1}
         shards = {"kind": kind, "shards": {"0": entry} if count else {}}
-        (folder / "manifest.json").write_text(json.dumps(shards))
+        (folder / "manifest.json").write_text(json.dumps(with_sum(shards)))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from mugrpo.config.stages import NegativeRatio, ScheduleOptions
 from mugrpo.disk.errors import RunStopped, UsageError
+from mugrpo.disk.publishing import without_sum
 from mugrpo.disk.run_dir import RunDir
 from mugrpo.disk.shards import ShardSet
 from mugrpo.processes.driver import began
@@ -218,7 +219,7 @@ class _Lines:
                     break
                 self._offset += len(text)
                 try:
-                    line = dict(json.loads(text))
+                    line = without_sum(json.loads(text))
                     self._add(line["kind"], int(line["update"]), line)
                 except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                     self.unreadable += 1

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mugrpo.disk.records import FinishReason, Status
-from mugrpo.disk.run_dir import RunDir
 from mugrpo.extensions.exchange import importing
 from tests.extensions.exchange.imports import (
     CONFIG,
