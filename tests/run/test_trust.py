@@ -16,7 +16,7 @@ import mugrpo
 from mugrpo.config.load import load_config
 from mugrpo.run import trust
 from tests.faults.case import CONFIG, GOOD
-from tests.faults.harm import refused, summed
+from tests.faults.harm import accepted, refused, summed
 from tests.runs import Command, write_config
 from tests.runs import mugrpo as in_a_process
 
@@ -153,7 +153,7 @@ def test_a_received_run_connects_to_nobody_without_a_yes(
         kept = stored["config"][group] if group != "engine" else {}
         stored["config"][group] = {**kept, **options}
         (run_dir / "config.json").write_text(json.dumps(stored))
-        summed(run_dir / "config.json")
+        accepted(run_dir)  # it is finished: its checkpoints have a copy
         for name, words in COMMANDS.items():
             ended = command(name, run_dir, *words, "--force")
             refused(ended, f"{run_dir} {UNKNOWN}", f"{group}.", here, "approve it with --trust\n")
@@ -211,7 +211,7 @@ def test_the_arms_of_a_bakeoff_are_runs_like_others(
     stored = json.loads(arm.read_text())
     stored["config"]["objective"] = {"name": "file", "path": str(folder / "their_code.py")}
     arm.write_text(json.dumps(stored))
-    summed(arm)
+    accepted(arm.parent)
     refused(command("train", arm.parent), UNKNOWN, "objective.path")
     assert not (folder / "ran").exists()
 
@@ -296,7 +296,7 @@ def test_every_option_that_runs_or_connects_to_something_is_named():
         "objective.path = /mine.py",
         "prompt.chat_template = /chat.jinja",
         "environment = /game.py:Game",
-        f"task.rewards = {Path('judge.py').absolute()}:f",
+        "task.rewards = judge.py:f",
         "task.rewards = module:h",
         "task.rewards.url = http://box",
         "engine.hand_over = sh restart.sh -v",
